@@ -24,6 +24,7 @@ MODULES = {
     "jaxcoll.io": "files",
     "jaxcoll.io.msccl": "programs of MSCCL",
     "jaxcoll.draw": "drawings",
+    "jaxcoll.pages": "interactive pages",
     "jaxcoll.finder": "the search for networks of a size and degree",
     "jaxcoll.tune": "tuning by measured times",
     "jaxcoll.aot": "compiling for machines that are not here",
@@ -85,7 +86,7 @@ def _kinds(name: str) -> str:
 def _synthesizer(name: str) -> str:
     made = SYNTHESIZERS[name]
     module = inspect.getdoc(inspect.getmodule(made)) or ""
-    tried = name in REGISTRY and bool(REGISTRY[name].variants)
+    tried = name in REGISTRY and bool(REGISTRY[name].variants())
     use = "`auto` tries it." if tried or name == "auto" else "By name only: `auto` leaves it out."
     lines = [
         f"# {name}",

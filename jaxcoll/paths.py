@@ -15,7 +15,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.hops import hops_from
+from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
 
@@ -129,6 +129,7 @@ class Edges:
 
     def reverse(self, link_image: np.ndarray) -> Edges:
         """Every edge reversed, link i having become ``link_image[i]``."""
+        # Edges stay in order; the links of each are read from the last to the first.
         edge_of = np.repeat(np.arange(len(self)), self.hops)
         order = np.lexsort((-np.arange(len(self.path_link)), edge_of))
         return Edges(self.dst, self.src, self.path_ptr, link_image[self.path_link][order])
@@ -209,6 +210,7 @@ def distances_from_ranks(topology: Topology, lengths: np.ndarray) -> np.ndarray:
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
     """The sum of alpha along a path of least latency from rank u to rank v, in seconds, exact."""
+    # Floats choose the path: two that differ by rounding alone are equally good. Its sum is exact.
     graph = latency_graph(topology)
     _, parent = sp.csgraph.dijkstra(graph, indices=u, return_predecessors=True)
     total = Fraction(0)
@@ -344,6 +346,8 @@ def _grow(links, source, wanted, tree):
         end = last
         for k in range(first, last):
             u = queue[k]
+            # A vertex found in this layer may still be reached more cheaply from another vertex of
+            # the layer before, so its parent is settled only when the layer ends.
             for i in range(ptr[u], ptr[u + 1]):
                 v = links.dst[link[i]]
                 through = total[u] + cost[link[i]]

@@ -12,7 +12,8 @@ from jaxcoll.cli.functions import arguments_of, load_function, said_of
 from jaxcoll.cli.networks import NetworkName, named_network
 from jaxcoll.cli.quantities import SIZE
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import print_json, working
+from jaxcoll.cli.terminal import print_json
+from jaxcoll.progress import working
 
 
 class MeshShape(click.ParamType):
@@ -60,11 +61,8 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
         graph = tensorstate.trace(step, arguments)
-    with working("searching") as progress:
-        found = tensorstate.search(
-            graph, mesh=mesh, topology=topology,
-            progress=lambda *state: progress.note("searching"), **options,
-        )  # fmt: skip
+    with working("searching"):
+        found = tensorstate.search(graph, mesh=mesh, topology=topology, **options)
     if output is not None:
         from jaxcoll.io.files import write_bytes
 

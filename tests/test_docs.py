@@ -98,8 +98,9 @@ def test_two_lines_of_the_step_are_changed():
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_links_lead_to_files(page):
+    """Those into reference/ lead to pages that are made from the code: tests/test_site.py."""
     for target in re.findall(r"\]\(([^)#:]+)\)", text(page)):
-        assert (DOCS / target).is_file()
+        assert target.startswith("reference/") or (DOCS / target).is_file()
 
 
 ROOT = DOCS.parent

@@ -49,6 +49,12 @@ def test_every_command_and_public_name_is_described(generated):
         assert f":: jaxcoll.{name}\n" in names or f"`jaxcoll.{name}` is `" in names
 
 
+def test_links_lead_to_pages_made_from_the_code(generated):
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(reference/([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (generated / target).is_file(), page.name
+
+
 def test_every_page_stands_in_the_contents():
     contents = re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}

@@ -24,7 +24,7 @@ EXEMPT = {
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
-    "jaxcoll/synth/building/reversal.py": {"_steps": KERNEL},
+    "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
     "jaxcoll/synth/forestcoll/packing/alternating_paths.py": {"search": KERNEL, "follow": KERNEL},
@@ -45,8 +45,7 @@ EXEMPT = {
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},
-    "jaxcoll/tune/training_step/entry.py": {"online": PUBLIC},
-    "jaxcoll/tune/training_step/online_tuner.py": {"__init__": PARTS},
+    "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
     "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
     "tensorstate/step_search.py": {"search": PUBLIC},
 }

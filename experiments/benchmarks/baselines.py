@@ -20,8 +20,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import REGISTRY, SYNTHESIZERS, Portfolio, Synthesizer, synthesize
-from jaxcoll.synth.auto import taken_by_auto
-from jaxcoll.synth.registry import told
+from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.topology import Topology
 
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
@@ -74,7 +73,7 @@ def results_of(
     for count, variant in itertools.product(chunks, variants):
         made: dict[Synthesizer, Schedule] = {}
         for size, nbytes in SIZES.items():
-            synthesizer = told(variant, nbytes)
+            synthesizer = variant.with_nbytes(nbytes)
             try:
                 if synthesizer not in made:
                     made[synthesizer] = synthesize(
@@ -86,7 +85,7 @@ def results_of(
             schedule = made[synthesizer]
             seconds = simulate(schedule, nbytes, model).time
             found[size].append(
-                Result(seconds, schedule.num_messages, count, taken_by_auto(schedule))
+                Result(seconds, schedule.num_messages, count, chosen_by_auto(schedule))
             )
     if refusal and not all(found.values()):
         raise refusal
@@ -96,8 +95,7 @@ def results_of(
 def _variants(name: str, model: str) -> Sequence[Synthesizer]:
     if name == Portfolio.name:
         return [Portfolio(model=model, tolerance=0)]
-    entry = REGISTRY[name]
-    return (*entry.variants, *entry.uncut) or [SYNTHESIZERS[name]()]
+    return REGISTRY[name].variants(fixed=True) or [SYNTHESIZERS[name]()]
 
 
 def measure(

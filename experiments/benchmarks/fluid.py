@@ -25,7 +25,7 @@ from experiments.benchmarks.report import report
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.topologies import torus
 from jaxcoll.topology import Topology
 
@@ -159,7 +159,7 @@ def measure(
             "fluid us": seconds * 1e6,
             "bound us": bound(topology, kind, nbytes).time * 1e6,
             "default us": simulate(schedule, nbytes).time * 1e6,
-            "took": taken_by_auto(schedule),
+            "took": chosen_by_auto(schedule),
         }
 
 

@@ -25,8 +25,7 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.auto import taken_by_auto
-from jaxcoll.synth.registry import told
+from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology
 
@@ -204,7 +203,7 @@ class Run:
     @property
     def chosen(self) -> str:
         """The algorithm that auto took; empty for every other one."""
-        return taken_by_auto(self.schedule)
+        return chosen_by_auto(self.schedule)
 
     @property
     def of_ideal(self) -> float:
@@ -236,7 +235,7 @@ def measure(
                 for nbytes in sizes:
                     found = []
                     for synthesizer, k in tried:
-                        case = told(synthesizer, nbytes), k
+                        case = synthesizer.with_nbytes(nbytes), k
                         if case not in made:
                             made[case] = synthesize(
                                 topology, "all_reduce", case[0], chunks=k, seed=seed

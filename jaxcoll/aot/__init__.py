@@ -5,11 +5,10 @@
     aot.summarize(compiled).in_flight
 
 This shows that a program compiles, which messages are in flight together, and how much memory it
-takes. It times nothing. Read in this order: ``targets`` (the devices), ``compiling``, ``hlo`` (the
+takes. It times nothing. Read in this order: ``targets`` (the devices), ``hlo`` (the
 text of a compiled program), ``replica_groups``, ``summary``.
 """
 
-from jaxcoll.aot.compiling import compile_for
 from jaxcoll.aot.hlo import Instruction, Module, parse
 from jaxcoll.aot.summary import Burst, Summary, summarize, summarize_module
 from jaxcoll.aot.targets import (
@@ -17,6 +16,7 @@ from jaxcoll.aot.targets import (
     GPUS,
     TPUS,
     Target,
+    compile_for,
     is_available,
     requirements,
     target,

@@ -6,7 +6,7 @@
 - ``cuts``: sets of vertices that a network is narrow around, and the data that crosses them;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Section 4.2);
 - ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
-  narrow ones (``narrow_links``);
+  narrow ones;
 - ``flows_over_time``: data on its way to one rank, and cuts over time that bound it;
 - ``needs``: the share of a buffer that goes from rank to rank;
 - ``yardsticks``: steps, and the TACOS paper's Ideal;

@@ -1,4 +1,12 @@
-"""How long the links take for data that goes from rank to rank, whatever the routes."""
+"""How long the links take for data that goes from rank to rank, whatever the routes.
+
+Any lengths of the links give a bound: bytes times distance over what the links carry at once. Good
+lengths show which links are the narrow ones. The best are the dual variables of a linear program,
+the least time in which all data flow to where they are needed (Shahrokhi and Matula, 1990). Where
+it is small it is solved. Elsewhere the lengths climb: along shortest paths some links are loaded
+for longer than others, and those become longer. Whatever lengths come out, the bound by them is
+proved by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +14,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
-from jaxcoll.bounds.narrow_links import FLOWS, narrow_links
+from jaxcoll.numerics import highs
 from jaxcoll.paths import least_distances
 from jaxcoll.topology import Topology
 
+# Flows (sources times links) up to which the program is solved: a tenth of a second.
+FLOWS = 2**12
+# What the climb may cost, in sources times links times steps, and its most steps.
+_CLIMB, _STEPS = 2**20, 64
+# A step aims at so much more than the best so far; less after so many that gained little.
+_AIM, _LESS, _PATIENCE, _LITTLE = 0.3, 0.6, 5, 0.002
+# Of each step's direction, this part of the last is kept; no link is shorter than this share.
+_KEPT, _SHORTEST = 0.6, 1e-6
 # Lengths of links that are looked at; most networks have fewer bandwidths.
 _MOST_LENGTHS = 8
 
@@ -86,3 +103,96 @@ def lengths_of(
     yield speeds[0] / topology.bandwidth, "seconds per byte"
     for most in speeds[:-1][: _MOST_LENGTHS - 2]:
         yield ones * (topology.bandwidth <= most), f"links of up to {most:g} B/s"
+
+
+def narrow_links(topology: Topology, nbytes: np.ndarray, flows: int = FLOWS) -> np.ndarray | None:
+    """Lengths of the links, float64 of shape (links,); None where they take too much work.
+
+    Args:
+        nbytes: bytes that go from rank u to rank v, float64 of shape (ranks, ranks).
+        flows: sources times links up to which the program is solved.
+    """
+    size = int((nbytes > 0).any(axis=1).sum()) * topology.num_links
+    if size <= flows:
+        return _solved(topology, nbytes)
+    steps = min(_STEPS, _CLIMB // size)
+    return _climbed(topology, nbytes, steps) if steps > 1 else None
+
+
+def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
+    """The dual variables of the program: minimize T, a flow of each source on each link."""
+    sources = np.flatnonzero((nbytes > 0).any(axis=1))
+    count, vertices, links = len(sources), topology.num_vertices, topology.num_links
+    # Solvers like numbers near 1.
+    room = np.maximum(topology.bandwidth / np.median(topology.bandwidth), 1e-9)
+    need = np.zeros((count, vertices))
+    need[:, : topology.num_ranks] = nbytes[sources] / nbytes[sources].sum(axis=1).max()
+    need[np.arange(count), sources] = -np.inf
+    flow = np.arange(count * links)
+    source, link = flow // links, flow % links
+    into = links + source * vertices + topology.dst[link]
+    out = links + source * vertices + topology.src[link]
+    rows = np.concatenate([link, into, out, np.arange(links)])
+    columns = np.concatenate([flow, flow, flow, np.full(links, len(flow))])
+    ones = np.ones(len(flow))
+    matrix = sp.coo_matrix(
+        (np.concatenate([ones, ones, -ones, -room]), (rows, columns)),
+        (links + count * vertices, len(flow) + 1),
+    )
+    low = np.concatenate([np.full(links, -np.inf), need.ravel()])
+    high = np.concatenate([np.zeros(links), np.full(count * vertices, np.inf)])
+    try:
+        _, dual = highs.linear_program(np.append(np.zeros(len(flow)), 1.0), matrix, low, high)
+    except RuntimeError:  # links so unequal that the solver gives up: other lengths will do
+        return None
+    return np.maximum(-dual[:links], 0.0)
+
+
+def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
+    """Lengths by a subgradient method with the steps of Polyak ("Introduction to optimization",
+    1987): towards links that the shortest paths load for longer than the bound.
+    """
+    room = topology.bandwidth / topology.bandwidth.max()
+    demand = nbytes / nbytes.sum()
+    lengths = 1 / room / topology.num_links
+    best, found, aim, idle = 0.0, lengths, _AIM, 0
+    direction = np.zeros_like(lengths)
+    for _ in range(steps):
+        load = _loads(topology, lengths, demand)
+        time = float(load @ lengths)  # the lengths of all room add up to 1
+        idle = 0 if time > best * (1 + _LITTLE) else idle + 1
+        if time > best:
+            best, found = time, lengths
+        if idle > _PATIENCE:
+            lengths, aim, idle = found, aim * _LESS, 0
+        direction = load - time * room + _KEPT * direction
+        norm = float(direction @ direction)
+        if norm == 0:  # every link is loaded for as long: no lengths are better
+            break
+        lengths = lengths + (best * (1 + aim) - time) / norm * direction
+        lengths = np.maximum(lengths, _SHORTEST * lengths.mean())
+        lengths = lengths / float(lengths @ room)
+    return found
+
+
+def _loads(topology: Topology, lengths: np.ndarray, demand: np.ndarray) -> np.ndarray:
+    """What each link carries if everything takes a shortest path, float64 of shape (links,)."""
+    n, vertices = topology.num_ranks, topology.num_vertices
+    order = np.lexsort((lengths, topology.dst, topology.src))
+    pair = topology.src[order].astype(np.int64) * vertices + topology.dst[order]
+    shortest = order[np.append(True, pair[1:] != pair[:-1])]
+    ends = topology.src[shortest], topology.dst[shortest]
+    graph = sp.csr_matrix((lengths[shortest], ends), shape=(vertices, vertices))
+    apart, before = sp.csgraph.dijkstra(graph, indices=np.arange(n), return_predecessors=True)
+    link_of = sp.csr_matrix((shortest + 1, ends), shape=(vertices, vertices)).toarray()
+    carried = np.zeros((n, vertices))
+    carried[:, :n] = demand
+    load, source = np.zeros(topology.num_links + 1), np.arange(n)
+    # From the farthest vertex of each source inwards: data has come to a vertex that passes it on.
+    for vertex in np.argsort(-apart, axis=1, kind="stable").T:
+        parent = before[source, vertex]
+        moved = np.where(parent >= 0, carried[source, vertex], 0.0)
+        parent = np.maximum(parent, 0)
+        carried[source, parent] += moved
+        load += np.bincount(link_of[parent, vertex], weights=moved, minlength=len(load))
+    return load[1:]

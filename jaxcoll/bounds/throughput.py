@@ -163,7 +163,8 @@ def bottleneck(
     whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     gathering = range(n) if targets is None else sorted(targets)
-    # All vertices but one rank are a cut: the start of the search, often its end.
+    # All vertices but one rank are a cut: the start of the search, and often its end, since a rank
+    # behind few links is the usual bottleneck.
     alone = [r for r in gathering if whole[r] < total]
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
     last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
@@ -171,12 +172,17 @@ def bottleneck(
     network = network_with_source(topology)
     while True:
         rate = _rate(topology, links, whole, cut)
+        # In whole numbers, multiplied by the rate's denominator: a search over floats ends at a
+        # wrong cut, in silence, where bandwidths are large integers.
         capacity = [b * rate.denominator for b in links] + [w * rate.numerator for w in whole]
+        # From the last short target on: those before it were not short at a higher rate.
         turn = sorted(gathering, key=lambda target: (target < last, target))
         need = total * rate.numerator
         short = network.first_short(capacity, topology.num_vertices, turn, need)
         if short is None:
             break
+        # What the flow to a short target leaves on the side of the source is a cut that lets out
+        # less than its weight at this rate, so its own rate is lower: no cut comes twice.
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
     found = 1 / (rate * unit)
@@ -234,6 +240,8 @@ def fixed_k(
         short = short_of(capacity)
         if short is None:
             break
+        # The least scale that one more cut allows; scales only grow, so this ends at the least
+        # that all cuts allow, without a search among the candidates U = j / b of Algorithm 5.
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
         weight = sum(whole[v] for v in cut if v < n)
@@ -298,6 +306,8 @@ def balanced(topology: Topology) -> Topology:
 def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
     """Amounts of the links, lowered until as much leaves every vertex as enters it."""
     surplus, count = _surplus(topology, amounts), topology.num_vertices
+    # Source and sink of the flow that is taken away: vertices that let out too much, and those that
+    # take in too much.
     ends = (count, count + 1)
     uneven = [v for v in range(count) if surplus[v]]
     src = [*topology.src.tolist(), *(ends[0] if surplus[v] < 0 else v for v in uneven)]
@@ -377,6 +387,8 @@ def _fewest_trees(
     inverse: Fraction, links: Sequence[int], unit: Fraction, weights: tuple[int, ...]
 ) -> Scaling:
     """The least k and U with U/k = 1/x* and U b whole for all links (App. B.5.1)."""
+    # U b must be whole for every b, hence U a multiple of 1/gcd(b); and U = k inverse for a whole
+    # k. The least number that is both is the numerator over the gcd of all b and the denominator.
     scaled = inverse * unit
     common = math.gcd(scaled.denominator, *set(links))
     U = Fraction(scaled.numerator, common)

@@ -9,7 +9,8 @@ import click
 from jaxcoll.cli.networks import network_options
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
 from jaxcoll.cli.schedules import BUCKET, as_json, collective_argument, execution_option
-from jaxcoll.cli.terminal import Table, one_line, print_json, working
+from jaxcoll.cli.terminal import Table, one_line, print_json
+from jaxcoll.progress import working
 
 # Exact searches: minutes for nine ranks, so they are run by name only.
 _SEARCHES = ("sccl", "step_milp")

@@ -11,7 +11,8 @@ import click
 from jaxcoll.cli.functions import arguments_of, load_function, said_of, shape_of
 from jaxcoll.cli.quantities import size_text
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import print_json, working
+from jaxcoll.cli.terminal import print_json
+from jaxcoll.progress import working
 
 _EXAMPLES = ("v4:2x2x2", "v5e:4x8", "v5p:4x4x8", "v6e:4x4", "h100:16x8")
 

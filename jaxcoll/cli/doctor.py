@@ -14,7 +14,8 @@ from jaxcoll.cli.exploring import network_facts
 from jaxcoll.cli.networks import NetworkName, named_network
 from jaxcoll.cli.quantities import bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import one_line, print_json, working
+from jaxcoll.cli.terminal import one_line, print_json
+from jaxcoll.progress import working
 
 _NEEDED = ("jax", "jaxlib", "numpy", "scipy", "networkx", "numba", "highspy", "click")
 # Package -> its purpose, and how it is installed.

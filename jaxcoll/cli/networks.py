@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
-from jaxcoll.cli.terminal import working
+from jaxcoll.progress import working
 
 # Ranks up to which a family with a link between every two ranks is built, and all others: more
 # would take more memory than most machines have.

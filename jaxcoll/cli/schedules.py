@@ -9,7 +9,8 @@ import click
 from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, named_network, network_options
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
-from jaxcoll.cli.terminal import Table, print_json, working
+from jaxcoll.cli.terminal import Table, print_json
+from jaxcoll.progress import working
 
 KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all",

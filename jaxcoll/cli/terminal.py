@@ -1,62 +1,12 @@
-"""What commands print: lines, tables whose rows come as they are made, JSON, and progress.
-
-Progress is for a person who waits: a line on stderr that is overwritten, when stderr is a terminal,
-and nothing otherwise. Results are on stdout.
-"""
+"""What commands print on stdout: lines, tables whose rows come as they are made, JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
-
-# Seconds until a line says what is being waited for, and between its changes.
-_PATIENCE, _INTERVAL = 0.7, 0.5
-
-
-class Progress:
-    """The line of progress; ``note`` changes what it says."""
-
-    def __init__(self, what: str):
-        self.what = what
-
-    def note(self, what: str) -> None:
-        self.what = what
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[Progress]:
-    """While this runs, a terminal shows what is being done and for how long."""
-    progress = Progress(what)
-    if not sys.stderr.isatty():
-        yield progress
-        return
-    done, began = threading.Event(), time.monotonic()
-
-    def show() -> None:
-        wait = _PATIENCE
-        while not done.wait(wait):
-            seconds = time.monotonic() - began
-            sys.stderr.write(f"\r{progress.what[:100]} ({seconds:.0f} s)\x1b[K")
-            sys.stderr.flush()
-            wait = _INTERVAL
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield progress
-    finally:
-        done.set()
-        thread.join()
-        if time.monotonic() - began > _PATIENCE:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
 
 
 class Table:

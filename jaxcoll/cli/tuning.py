@@ -10,7 +10,8 @@ import click
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.quantities import SIZES, size_text, time_text
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import print_json, working
+from jaxcoll.cli.terminal import print_json
+from jaxcoll.progress import Progress, working
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -70,7 +71,7 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     rows: list[dict[str, Any]] = []
 
     def report(outcome) -> None:
-        progress.note(f"tuned {len(rows) + 1} of {len(collectives) * len(size)}")
+        progress(Progress(len(rows) + 1, len(collectives) * len(size), "tuned", outcome.seconds))
         row = {
             "collective": outcome.task.collective, "nbytes": outcome.task.nbytes,
             "seconds": outcome.seconds, "native_seconds": outcome.native_seconds,

@@ -40,7 +40,6 @@ from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals
-from jaxcoll.execute.blocks import divide, merge, move, sharded_as
 from jaxcoll.execute.calls import (
     AxisName,
     Call,
@@ -60,6 +59,7 @@ from jaxcoll.execute.calls import (
     vary,
 )
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.layout import divide, merge, move, sharded_as
 from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums

@@ -15,9 +15,8 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxcoll.devices.kinds import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.execute.choice.transports import TRANSPORTS, check_cliques, check_transport
-from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology

@@ -148,7 +148,7 @@ class FoundTopology:
         checks.choice(kind, kinds, "kind", TopologyError)
         if kind == "all_to_all":
             topology = self.digraph.topology(alpha, link_bandwidth)
-            synthesizer = REGISTRY["time_stepped"].make()
+            synthesizer = REGISTRY["time_stepped"]()
             schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
         else:
             schedule = self._all_gather(alpha, link_bandwidth)

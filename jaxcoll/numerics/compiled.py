@@ -10,6 +10,8 @@ choice, small problems never even import Numba, and the results are identical.
     the rate of a kernel: seconds of Python per element of its arguments, from its own calls
     a call runs as Python   if   spent so far + rate x elements <= what compiling takes
 
+What compiling takes is told by the kernel's bytecode and that of the kernels it calls: from 0.1 s
+to 9 (TACOS's matching by events). Time is CPU time, so that a busy machine compiles no earlier.
 Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms. A call within
 ``interpreted()`` always runs as Python.
 
@@ -25,6 +27,7 @@ import functools
 import os
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -38,9 +41,10 @@ FEW_SENDS = 2048
 # that is done a thousand times, and for programs in which no call may be slower than the others.
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
-# What a kernel waits for, in seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
-# kernel from the cache 0.02; compiling takes 0.3 to 4 with the kernels that it calls.
-_IMPORT, _LOAD, _COMPILE = 0.5, 0.02, 1.0
+# What a kernel waits for, in CPU seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
+# kernel from the cache 0.02; compiling takes 0.1 and 0.8 to 2.2 ms per instruction, measured on ten
+# kernels of 100 to 5,700 instructions with those that they call.
+_IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.3e-3
 # The season is longer than a process: from this many seconds on they are kept beside Numba's cache,
 # so that a kernel used for half a second in every process is compiled in the second or third.
 _NOTED, _SECONDS = 0.05, ".seconds"
@@ -102,18 +106,35 @@ class Kernel:
             return 0.0
         if "numba" not in sys.modules and Kernel._seconds_in_all <= _IMPORT:
             return _IMPORT
-        return _LOAD if self._is_cached else _COMPILE - self._earlier
+        if self._is_cached:
+            return _LOAD
+        return _COMPILE + _PER_INSTRUCTION * self._instructions - self._earlier
+
+    @functools.cached_property
+    def _instructions(self) -> int:
+        """Of the bytecode that compiling reads: the kernel's and, once each, those it calls."""
+        found, left = {self}, [self]
+        while left:
+            function = left.pop()._function
+            names, space = function.__code__.co_names, function.__globals__
+            values = [space[name] for name in names if name in space]
+            modules = [value for value in values if isinstance(value, types.ModuleType)]
+            values += [getattr(each, name, None) for each in modules for name in names]
+            called = {value for value in values if isinstance(value, Kernel)} - found
+            found |= called
+            left += called
+        return sum(len(each._function.__code__.co_code) // 2 for each in found)
 
     # Of all kernels: while Numba is not imported, what importing it must be worth.
     _seconds_in_all = 0.0
 
     def _as_python(self, args: tuple[Any, ...], elements: int) -> Any:
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             with interpreted():
                 return self._function(*args)
         finally:
-            seconds = time.perf_counter() - started
+            seconds = time.thread_time() - started
             Kernel._seconds_in_all += seconds
             self._seconds += seconds
             elements = max(elements, _FEW_ELEMENTS)

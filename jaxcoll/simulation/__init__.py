@@ -14,15 +14,12 @@ first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps 
 ``sum_orders`` replays additions instead of time. It knows the core types only, no synthesizer.
 """
 
-from jaxcoll.simulation.clock import Clock
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
-from jaxcoll.simulation.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.multicast import simulate_multicast
-from jaxcoll.simulation.schedules import simulate
-from jaxcoll.simulation.steady import steady_seconds
+from jaxcoll.simulation.schedules import simulate, steady_seconds
 from jaxcoll.simulation.sum_order import sum_orders
-from jaxcoll.simulation.timeline import MODELS, Timeline
+from jaxcoll.simulation.timeline import MODELS, PACKETS, WHOLE, Clock, Framing, Timeline
 
 __all__ = [
     "MODELS",

@@ -12,10 +12,8 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation import kernels
-from jaxcoll.simulation.clock import Clock
-from jaxcoll.simulation.framing import Framing
 from jaxcoll.simulation.schedules import durations, framed
-from jaxcoll.simulation.timeline import MODELS
+from jaxcoll.simulation.timeline import MODELS, Clock, Framing
 from jaxcoll.topology import Topology
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -13,12 +12,14 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
-from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
@@ -29,10 +30,6 @@ _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
-
-# Called after every schedule: how many were made, which one, and its seconds (None where the
-# synthesizer is not defined for the problem).
-Progress = Callable[[int, str, float | None], None]
 
 
 class _Climb:
@@ -114,12 +111,12 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    The registry (``jaxcoll.synth.registry``) states the variants. The next candidate is the one of
-    the least work, times how far from the bound its times say that it may be, times how seldom its
-    kind meets a bound: a variant with its fewest chunks, or one that may still win with more, as
-    long as those gain more than the tolerance. The search ends where a bound is met within the
-    tolerance, or where all the work allowed is done. Of schedules that take equally long the one
-    tried first is kept.
+    Every synthesizer states its own variants. The next candidate is the one of the least work,
+    times how far from the bound its times say that it may be, times how seldom its kind meets a
+    bound: a variant with its fewest chunks, or one that may still win with more, as long as those
+    gain more than the tolerance. The search ends where a bound is met within the tolerance, or
+    where all the work allowed is done. Of schedules that take equally long the one tried first is
+    kept.
 
     The certificate names the synthesizer that won, its time, the bound and the whole table.
 
@@ -136,22 +133,21 @@ class Portfolio(Synthesizer):
             is given.
         execution: the machine's charges on top of the links, or the backend whose shipped ones are
             meant; none when None.
-        progress: called with every candidate done; see ``Progress``.
 
     Raises:
         CollectiveError: a field out of range.
     """
 
-    nbytes: float = BUCKET_BYTES
+    nbytes: Number = BUCKET_BYTES
     model: str = "astra"
     names: tuple[str, ...] = ()
     tolerance: float = 0.01
     work: int | None = None
     execution: ExecutionCosts | str | None = None
-    progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "auto"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
@@ -164,128 +160,81 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
-        checks.optional(self.progress, checks.function, "progress", CollectiveError)
         checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
+        """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``."""
+        return self.answer(Problem(topology, collective, seed=seed), None)
+
+    def answer(self, problem: Problem, report: Report | None) -> Schedule:
+        """The fastest schedule, over chunk counts too where they are open; see ``Synthesizer``.
 
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
-        counts = (collective.chunks_per_shard,)
-        variants = self._variants(topology, fixed=True)
-        climbs = [_Climb(synthesizer, counts) for synthesizer in variants]
-        return self._race(topology, collective, seed, climbs)
-
-    def with_chunks_chosen(
-        self, topology: Topology, collective: Collective, seed: int = 0
-    ) -> Schedule:
-        """The fastest schedule over chunk counts too.
-
-        Args:
-            collective: its ``chunks_per_shard`` counts for nothing.
-
-        Raises:
-            CollectiveError: no candidate is defined for the problem, or a bad seed.
-            TopologyError: the collective is for another number of ranks.
-        """
-        one, started = dataclasses.replace(collective, chunks_per_shard=1), time.perf_counter()
-        if all(len(group) == 1 for group in collective.groups):
-            return self.synthesize(topology, one, seed)
-        seed = self.checked(topology, collective, seed)
-        climbs = [
-            _Climb(synthesizer, counts)
-            for synthesizer in self._variants(topology)
-            for counts in chunk_counts(synthesizer, topology, one)
-        ]
-        found = self._race(topology, one, seed, climbs)
-        provenance = found.provenance
-        return found.with_provenance(
-            dataclasses.replace(
-                provenance,
-                synthesizer=self.name,
-                parameters=self.parameters(),
-                seed=seed,
-                seconds=time.perf_counter() - started,
-            )
-        )
-
-    def _variants(self, topology: Topology, fixed: bool = False) -> tuple[Synthesizer, ...]:
-        """The variants to try; a synthesizer named on its own is tried even where auto omits it.
-
-        Args:
-            fixed: whether chunks are fixed.
-        """
-        names = self.names or tuple(REGISTRY)
-        found = []
-        for name in names:
-            entry = REGISTRY[name]
-            variants = entry.variants or ((entry.make(),) if self.names else ())
-            variants += entry.uncut if fixed else ()
-            found += [entry.suited(each, topology) for each in variants]
-        return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
-
-    def _race(
-        self, topology: Topology, collective: Collective, seed: int, climbs: list[_Climb]
-    ) -> Schedule:
-        race = _Race(self, topology, collective, seed)
-        race.finish(climbs)
+        race = _Race(self, problem, report)
+        race.finish(self.candidates(problem))
         return race.certified()
 
+    def candidates(self, problem: Problem) -> list[_Climb]:
+        """The variants to try with their series of chunk counts, each once.
 
-def with_chunks_chosen(
-    synthesizer: Synthesizer,
-    topology: Topology,
-    collective: Collective,
-    nbytes: float,
-    seed: int,
-    execution: ExecutionCosts | None = None,
-) -> Schedule:
-    """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
+        A synthesizer named on its own is tried even where auto omits it.
+        """
+        found = []
+        for name in self.names or REGISTRY:
+            kind = REGISTRY[name]
+            variants = kind.variants(not problem.any_chunks) or ((kind(),) if self.names else ())
+            found += [each.suited(problem.topology).with_nbytes(self.nbytes) for each in variants]
+        return [
+            _Climb(synthesizer, counts)
+            for synthesizer in dict.fromkeys(found)
+            for counts in _counts(synthesizer, problem)
+        ]
 
-    Args:
-        collective: its ``chunks_per_shard`` counts for nothing.
-        nbytes: bytes of a rank's buffer to be fast for.
-        execution: as for ``Portfolio``.
+
+def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) -> Schedule:
+    """A synthesizer's fastest schedule of a problem, over chunk counts too where they are open.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined for the problem.
     """
-    one = dataclasses.replace(collective, chunks_per_shard=1)
-    series = chunk_counts(synthesizer, topology, one)
-    if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
-        race = _Race(Portfolio(nbytes, execution=execution), topology, one, seed)
-        race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
+    series = _counts(maker, problem)
+    if problem.any_chunks and not isinstance(maker, Portfolio) and series != ((1,),):
+        own: Number | None = getattr(maker, "nbytes", None) if maker.has_nbytes else None
+        nbytes = problem.nbytes or own or BUCKET_BYTES
+        race = _Race(Portfolio(nbytes, execution=problem.execution), problem, report)
+        race.finish([_Climb(maker, counts) for counts in series], ignore_work_limit=True)
         if race.schedule is not None:
             return race.schedule
-    return synthesizer.synthesize(topology, one, seed, nbytes)
+    return maker.made(problem, report)
+
+
+def _counts(synthesizer: Synthesizer, problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The series of chunk counts to try: those worth it, or the given count."""
+    if problem.any_chunks and not problem.has_nothing_to_do:
+        return synthesizer.worth_trying(problem)
+    return ((problem.collective.chunks_per_shard,),)
 
 
 class _Race:
     """The candidates tried so far on one problem, and the fastest schedule among them."""
 
-    def __init__(
-        self,
-        portfolio: Portfolio,
-        topology: Topology,
-        collective: Collective,
-        seed: int,
-    ) -> None:
-        self.portfolio, self.topology = portfolio, topology
-        self.collective, self.seed = collective, seed
+    def __init__(self, portfolio: Portfolio, problem: Problem, report: Report | None) -> None:
+        self.portfolio, self.report = portfolio, report
+        self.problem = dataclasses.replace(problem, nbytes=portfolio.nbytes)
         self.nbytes = as_fraction(portfolio.nbytes)
         self.execution = costs_of(portfolio.execution)
-        self.bound = bound(topology, collective, self.nbytes).time
+        self.bound = bound(problem.topology, problem.collective, self.nbytes).time
         if self.execution is not None:
-            self.bound += float(self.execution.least_seconds(collective))
+            self.bound += float(self.execution.least_seconds(problem.collective))
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
-        pairs = sum(len(group) ** 2 for group in collective.groups)
+        pairs = sum(len(group) ** 2 for group in problem.collective.groups)
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         in_all = max(_LEAST_IN_ALL, min(_IN_ALL_PER_PAIR * pairs, _MOST_IN_ALL))
         self.work: float = most if portfolio.work is None else portfolio.work
@@ -301,11 +250,11 @@ class _Race:
         """Whether a bound is met within the tolerance."""
         return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
 
-    def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
+    def finish(self, climbs: list[_Climb], ignore_work_limit: bool = False) -> None:
         """Try the candidates that may win, the cheap and promising first.
 
         Args:
-            whatever_it_takes: whether the fewest chunks are tried even where that is much work.
+            ignore_work_limit: whether the fewest chunks are tried even where that is much work.
         """
         tolerance = self.portfolio.tolerance
         while not self.is_over:
@@ -317,41 +266,36 @@ class _Race:
             ]
             if not climbs:
                 break
-            self.run(min(climbs, key=self._price), whatever_it_takes)
+            self.run(min(climbs, key=self._price), ignore_work_limit)
 
     def _price(self, climb: _Climb) -> float:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
         slow = max(1.0, climb.next / self.bound) if climb.tried else 1.0
-        return slow * entry_of(climb.synthesizer).put_off * self.work_of(climb)
+        return slow * climb.synthesizer.put_off * self.work_of(climb)
 
     def work_of(self, climb: _Climb, count: int | None = None) -> float:
         """The work that a chunk count of a climb takes, its next one when omitted."""
         key = (climb.synthesizer, climb.left[0] if count is None else count)
         if key not in self.works:
-            collective = dataclasses.replace(self.collective, chunks_per_shard=key[1])
-            work = entry_of(climb.synthesizer).work
-            self.works[key] = work(climb.synthesizer, self.topology, collective)
+            self.works[key] = climb.synthesizer.work(self.problem.with_chunks(key[1]))
         return self.works[key]
 
-    def run(self, climb: _Climb, whatever_it_takes: bool = False) -> None:
+    def run(self, climb: _Climb, ignore_work_limit: bool = False) -> None:
         """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
         synthesizer, count = climb.synthesizer, climb.left[0]
         if (synthesizer, count) in self.tried:  # by another series of the same synthesizer
             climb.record(count, self.tried[synthesizer, count])
             return
-        collective = dataclasses.replace(self.collective, chunks_per_shard=count)
         row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
         self.table.append(row)
         seconds = None
         work, allowed = self.work_of(climb), min(self.work, self.work_left)
-        if work > allowed and not (whatever_it_takes and not climb.tried):
+        if work > allowed and not (ignore_work_limit and not climb.tried):
             row["refused"] = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             climb.left = []
         else:
             try:
-                schedule = synthesizer.synthesize(
-                    self.topology, collective, self.seed, self.portfolio.nbytes
-                )
+                schedule = synthesizer.made(self.problem.with_chunks(count))
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:
@@ -365,9 +309,10 @@ class _Race:
                 self.work_left -= work
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
-        if self.portfolio.progress is not None:
+        if self.report is not None:
             label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} per shard"
-            self.portfolio.progress(len(self.table), label, seconds)
+            best = None if self.time is None else self.seconds
+            self.report(Progress(len(self.table), None, label, best, self.bound))
 
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.
@@ -377,7 +322,9 @@ class _Race:
         """
         if self.schedule is None or self.chosen is None:
             reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
-            raise CollectiveError(f"no candidate is defined for {self.collective}: {reasons}")
+            raise CollectiveError(
+                f"no candidate is defined for {self.problem.collective}: {reasons}"
+            )
         certificate = {
             "chosen": repr(self.chosen),
             "synthesizer": self.chosen.name,
@@ -388,12 +335,12 @@ class _Race:
             "execution": "" if self.execution is None else self.execution.backend,
             "table": tuple(self.table),
         }
-        said = self.schedule.provenance.certificate
+        claims = self.schedule.provenance.certificate
         return self.schedule.with_provenance(
-            Provenance(certificate={**certificate, "schedule": said} if said else certificate)
+            Provenance(certificate={**certificate, "schedule": claims} if claims else certificate)
         )
 
 
-def taken_by_auto(schedule: Schedule) -> str:
+def chosen_by_auto(schedule: Schedule) -> str:
     """The synthesizer whose schedule auto took; empty if auto did not make it."""
     return str(schedule.provenance.certificate.get("synthesizer", ""))

@@ -1,4 +1,8 @@
-"""The one call from a network and a collective to a proved schedule."""
+"""The one call from a network and a collective to a proved schedule.
+
+Its order: the problem, checked; the candidates, one or many; each solves or derives a schedule; the
+fastest is chosen; and that one is proved.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,18 @@ from collections.abc import Sequence
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, reporting
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
-from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
+from jaxcoll.simulation.execution_costs import ExecutionCosts
+from jaxcoll.synth.auto import Portfolio, fastest
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.registry import REGISTRY, bytes_of, told
-from jaxcoll.topology import Topology, connected
+from jaxcoll.synth.registry import REGISTRY
+from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-SYNTHESIZERS: dict[str, type[Synthesizer]] = {
-    **{name: entry.make for name, entry in REGISTRY.items()},
-    Portfolio.name: Portfolio,
-}
+SYNTHESIZERS: dict[str, type[Synthesizer]] = {**REGISTRY, Portfolio.name: Portfolio}
 
 
 def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
@@ -54,12 +57,13 @@ def synthesize(
     root: int | None = None,
     seed: int = 0,
     execution: ExecutionCosts | str | None = None,
+    progress: Wanted = None,
 ) -> Schedule:
     """A verified schedule of a collective on a network, the fastest found for a buffer's size.
 
     All that is not fixed is chosen by simulated time (link model "astra"): the synthesizer among
-    all in the registry, and the chunks per shard among the counts that its entry there states. The
-    same arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only
+    all in the registry, and the chunks per shard among the counts that it states itself. The same
+    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only
     synthesizer that is defined for them.
 
     Args:
@@ -75,40 +79,27 @@ def synthesize(
         seed: the same seed gives the same schedule.
         execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
             or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
+        progress: True for a line in the terminal, or a function, called after every candidate
+            with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
+            seconds so far and their bound.
 
     Raises:
         CollectiveError: the collective is ill-formed, nbytes is not above 0, or the synthesizer is
             not defined for the collective.
         TopologyError: the synthesizer is not defined for the network.
     """
-    connected(topology)
-    checks.instance(collective, (str, Collective), "collective", CollectiveError)
+    problem = Problem.stated(
+        topology, collective, chunks, groups, root, nbytes=nbytes, seed=seed, execution=execution
+    )
     maker = synthesizer_named(synthesizer)
-    checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
-    costs = costs_of(execution, CollectiveError)
-    if chunks is not None:
-        chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
     if nbytes is not None or isinstance(synthesizer, str):
-        maker = told(maker, BUCKET_BYTES if nbytes is None else nbytes)
-    if costs is not None and isinstance(maker, Portfolio):
-        maker = dataclasses.replace(maker, execution=costs)
-    if isinstance(collective, str):
-        count = 1 if chunks is None else chunks
-        what = Collective(collective, topology.num_ranks, count, groups, root)  # type: ignore[arg-type]
-    elif (chunks, groups, root) != (None, None, None):
-        raise CollectiveError(
-            "a Collective has its own chunks, groups and root; do not give them again"
-        )
-    else:
-        what = collective
-    if what.shares is not None and isinstance(maker, Portfolio) and not maker.names:
-        maker = ForestColl()
-    if isinstance(collective, Collective) or chunks is not None:
-        schedule = maker.synthesize(topology, what, seed, nbytes)
-    elif isinstance(maker, Portfolio):
-        schedule = maker.with_chunks_chosen(topology, what, seed)
-    else:
-        size = bytes_of(maker) if nbytes is None else nbytes
-        schedule = with_chunks_chosen(maker, topology, what, size or BUCKET_BYTES, seed, costs)
+        maker = maker.with_nbytes(BUCKET_BYTES if nbytes is None else nbytes)
+    if isinstance(maker, Portfolio):
+        if problem.execution is not None:
+            maker = dataclasses.replace(maker, execution=problem.execution)
+        if problem.collective.shares is not None and not maker.names:
+            maker = ForestColl()
+    with reporting(progress, "synthesizing", CollectiveError) as report:
+        schedule = fastest(maker, problem, report)
     verify(schedule)
     return schedule

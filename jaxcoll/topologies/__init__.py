@@ -8,13 +8,19 @@ Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of
 
 from jaxcoll.topologies import generative
 from jaxcoll.topologies.complete import fully_connected, star, switch
-from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
-from jaxcoll.topologies.dragonfly import dragonfly
-from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
+from jaxcoll.topologies.gpu_clusters import (
+    DGX1_CIRCLES,
+    dgx1,
+    dgx2,
+    dgx_a100,
+    dgx_h100,
+    mi250,
+    nvswitch_hosts,
+)
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
 from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
 from jaxcoll.topologies.product import product
-from jaxcoll.topologies.routers import behind_routers, flattened_butterfly
+from jaxcoll.topologies.routers import behind_routers, dragonfly, flattened_butterfly
 from jaxcoll.topologies.switch_tiers import bigraph, fat_tree, leaf_spine
 
 __all__ = [

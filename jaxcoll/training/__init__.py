@@ -1,6 +1,6 @@
 """Training: gradients and optimizer states reduced by schedules; public as ``jc.optax``.
 
 Read in this order: ``transforms`` (the public gradient transformations), ``overlap`` (sums that
-advance during the backward pass), ``own_gradients`` (gradients of one rank's part of the batch),
+advance during the backward pass), ``leaf_sums`` (gradients of a rank's own part),
 ``sharded_optimizer`` and ``sharded_state`` (ZeRO). Buckets of gradients are ``execute.buckets``.
 """

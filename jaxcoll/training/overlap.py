@@ -36,8 +36,7 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training.leaf_sums import LeafSums
-from jaxcoll.training.own_gradients import check_options
+from jaxcoll.training.leaf_sums import LeafSums, check_options
 
 
 def overlap(

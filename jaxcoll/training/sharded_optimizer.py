@@ -20,8 +20,7 @@ from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.numerics import checks
-from jaxcoll.training.leaf_sums import stay_apart
-from jaxcoll.training.own_gradients import check_options, check_own, names_of, tracked
+from jaxcoll.training.leaf_sums import check_options, check_own, names_of, stay_apart, tracked
 from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
 
 

@@ -26,9 +26,8 @@ import optax
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
-from jaxcoll.training.leaf_sums import LeafSums
+from jaxcoll.training.leaf_sums import LeafSums, check_options, check_own
 from jaxcoll.training.overlap import overlap
-from jaxcoll.training.own_gradients import check_options, check_own
 from jaxcoll.training.sharded_optimizer import zero
 from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
 

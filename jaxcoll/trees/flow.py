@@ -106,6 +106,7 @@ class TreeFlow:
     @functools.cached_property
     def load(self) -> tuple[int, ...]:
         """Trees on each link, each counted as often as it stands and as it crosses."""
+        # NumPy's integers wrap around in silence; Python's take over where a sum might reach that.
         whole = int(self.weight.sum()) * max(len(self.edge), 1) < _SAFE
         on_edge = np.zeros(len(self.edges), np.int64 if whole else object)
         weight = self.weight if whole else self.weight.astype(object)
@@ -261,5 +262,7 @@ def _grow(root, tree_ptr, edge, src, dst, depth, reached):
             u, v = src[edge[j]], dst[edge[j]]
             if reached[u] < 0 or reached[v] >= 0:
                 return j
+            # No edge into a rank that was reached, and one fewer than there are ranks: so a tree
+            # that passes reaches all of them, and has no circle.
             reached[v] = depth[j] = reached[u] + 1
     return -1

@@ -28,6 +28,7 @@ def lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Sc
     pieces = min(pieces, chunks)
     n = flow.topology.num_ranks
     # A message is a tree edge and a piece; it carries chunks first..last - 1 of its tree.
+    # Chunks go to pieces as evenly as whole numbers allow, so that no message is much longer.
     tree = np.repeat(np.arange(flow.num_trees), (n - 1) * pieces)
     row = np.repeat(np.arange(len(flow.edge)), pieces)
     piece = np.tile(np.arange(pieces), len(flow.edge))

@@ -58,6 +58,7 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         before: the tree edge that brings what each tree edge carries on, -1 at the root.
         weight: weight of each tree.
     """
+    # One event per link at the start, at time 0: the moment when it is first free.
     count, links = len(edge), len(pace)
     heap_ptr = queue_starts(edge, path_ptr, path_link, links) * pieces
     now = _Streams(

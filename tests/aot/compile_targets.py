@@ -25,9 +25,8 @@ from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_schedule
 from jaxcoll.execute.choice.transports import TRANSPORTS
-from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.synth import Bucket
 from jaxcoll.tune import tasks_of
 

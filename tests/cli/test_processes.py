@@ -76,10 +76,10 @@ def test_a_terminal_shows_what_is_awaited(tmp_path):
         "sys.exit(os.waitstatus_to_exitcode(code))"
     )
     waits = (
-        "import time; from jaxcoll.cli.terminal import working\n"
-        "with working('searching') as progress:\n"
+        "import time; from jaxcoll.progress import Progress, working\n"
+        "with working('searching') as report:\n"
         "    time.sleep(1)\n"
-        "    progress.note('nearly done')\n"
+        "    report(Progress(1, 2, 'nearly done', 0.002))\n"
         "    time.sleep(1)\n"
     )
     done = subprocess.run(
@@ -87,7 +87,7 @@ def test_a_terminal_shows_what_is_awaited(tmp_path):
         capture_output=True, text=True, check=True, cwd=ROOT, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert "searching (1 s)" in done.stdout
-    assert "nearly done" in done.stdout
+    assert "nearly done: 1 of 2, best 2 ms (" in done.stdout
     assert done.stdout.endswith("\x1b[K")
 
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
+from jaxcoll.execute.axes import permute_together
 from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.transports import (
@@ -25,7 +26,6 @@ from jaxcoll.execute.choice.transports import (
     clique_conflict,
     is_grouped,
 )
-from jaxcoll.execute.lowerings.grouped_permutes import permute_together
 from jaxcoll.tune import tasks_of
 from tests.execute.harness import mesh_of
 

@@ -18,6 +18,7 @@ from jaxcoll.execute.choice.defaults import default_topology, is_small
 from jaxcoll.numerics import compiled
 from jaxcoll.numerics.compiled import interpreted, kernel
 from jaxcoll.synth.registry import REGISTRY
+from jaxcoll.synth.tacos import bitset
 from jaxcoll.synth.tacos.bitset import count_bits, lowest_bit
 from jaxcoll.verifier import verify
 
@@ -41,9 +42,11 @@ def _both(x):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """As after the first kernel that was compiled, and without a wish to compile all."""
+    """As after the first kernel that was compiled; compiling any of them takes a second."""
     assert compiled.numba()
     monkeypatch.delenv(compiled.COMPILED_AT_ONCE, raising=False)
+    monkeypatch.setattr(compiled, "_COMPILE", 1.0)
+    monkeypatch.setattr(compiled, "_PER_INSTRUCTION", 0.0)
 
 
 def test_a_kernel_is_compiled_unless_it_is_interpreted(monkeypatch):
@@ -67,7 +70,7 @@ def test_a_kernel_is_compiled_unless_it_is_interpreted(monkeypatch):
 @pytest.mark.usefixtures("loaded")
 def test_a_kernel_is_compiled_once_python_took_as_long_as_compiling(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(compiled.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(compiled.time, "thread_time", lambda: clock[0])
 
     @kernel()
     def total(x):
@@ -81,6 +84,18 @@ def test_a_kernel_is_compiled_once_python_took_as_long_as_compiling(monkeypatch)
     # A fourth call would bring Python to 1.2 seconds, with the rate of those before.
     with pytest.raises(Exception, match=r"clock|setitem|reflected"):
         total(values)  # Numba cannot compile what it does to the clock
+
+
+@kernel()
+def _calls_both(x):
+    return _both(_both(x)) + bitset.draw_bit(x, 1, x)
+
+
+def test_compiling_takes_as_long_as_the_bytecode_of_a_kernel_and_of_those_it_calls():
+    own = len(_calls_both.__wrapped__.__code__.co_code) // 2
+    called = _both._instructions + bitset.draw_bit._instructions
+    assert _both._instructions > len(_both.__wrapped__.__code__.co_code) // 2  # it calls one itself
+    assert _calls_both._instructions == own + called  # once each
 
 
 @pytest.mark.usefixtures("loaded")
@@ -100,7 +115,7 @@ def test_the_first_call_is_python_only_for_few_elements(superlinear, few, many):
 @pytest.mark.usefixtures("loaded")
 def test_after_a_call_its_rate_decides_about_larger_ones(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(compiled.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(compiled.time, "thread_time", lambda: clock[0])
     seconds = {100: 0.01, 1000: 0.1}
 
     def made(superlinear):
@@ -126,8 +141,9 @@ from jaxcoll.numerics import compiled
 import kept
 
 compiled.numba()
+compiled._COMPILE, compiled._PER_INSTRUCTION = 1.0, 0.0
 clock, seconds = [0.0], float(sys.argv[1])
-time.perf_counter = lambda: clock.append(clock[-1] + seconds / 2) or clock[-1]
+time.thread_time = lambda: clock.append(clock[-1] + seconds / 2) or clock[-1]
 for _ in range(2):
     assert kept.one(1) == 2
 print(len(kept.one.signatures))
@@ -185,7 +201,7 @@ print("numba" in sys.modules)
     assert printed.stdout.split() == ["False"]
 
 
-@pytest.mark.parametrize("name", [name for name, entry in REGISTRY.items() if entry.variants])
+@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if kind.variants()])
 @pytest.mark.parametrize(
     ("kind", "chunks"), [("all_reduce", 1), ("all_gather", 3), ("all_to_all", 1)]
 )
@@ -198,7 +214,7 @@ def test_interpreted_kernels_give_the_same_schedules(name, kind, chunks):
         with interpreted(when):
             try:
                 wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
-                schedule = REGISTRY[name].variants[0].synthesize(default_topology(8), wanted)
+                schedule = REGISTRY[name].variants()[0].synthesize(default_topology(8), wanted)
                 verify(schedule)
                 digests.append(schedule.digest)
             except (CollectiveError, TopologyError) as error:

@@ -25,8 +25,8 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.auto import _Climb, taken_by_auto
-from jaxcoll.synth.registry import chunk_counts, told
+from jaxcoll.synth.auto import _Climb, chosen_by_auto
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.topologies import (
     dgx_a100,
     fully_connected,
@@ -52,7 +52,7 @@ def seconds(schedule, nbytes, model="astra"):
 # ---------------------------------------------------------------------- never worse than its parts
 
 
-PARTS = tuple(name for name, entry in REGISTRY.items() if entry.variants and name != "tacos")
+PARTS = tuple(name for name, kind in REGISTRY.items() if kind.variants() and name != "tacos")
 
 
 @settings(max_examples=25)
@@ -61,9 +61,9 @@ def test_auto_is_no_slower_than_any_of_its_parts(topology, data, nbytes):
     """Each part with the chunks chosen for the size, as ``synthesize`` chooses them by its name."""
     kind = data.draw(st.sampled_from(KINDS))
     auto = synthesize(topology, kind, Portfolio(nbytes, names=PARTS))
-    for variant in REGISTRY[data.draw(st.sampled_from(PARTS))].variants:
+    for variant in REGISTRY[data.draw(st.sampled_from(PARTS))].variants():
         try:
-            other = synthesize(topology, kind, told(variant, nbytes), nbytes=nbytes)
+            other = synthesize(topology, kind, variant.with_nbytes(nbytes), nbytes=nbytes)
         except JaxcollError:
             continue
         assert seconds(auto, nbytes) <= seconds(other, nbytes) * (1 + Portfolio.tolerance)
@@ -218,11 +218,11 @@ def test_a_synthesizer_that_is_told_the_size_is_told_this_one():
 
 def test_every_synthesizer_states_its_chunk_counts():
     topology = dgx_a100(1)
-    for name, entry in REGISTRY.items():
-        collective = Collective("all_gather", 8)
-        for synthesizer in (entry.make(), *entry.variants):
+    problem = Problem(topology, Collective("all_gather", 8))
+    for name, kind in REGISTRY.items():
+        for synthesizer in (kind(), *kind.variants(fixed=True)):
             assert synthesizer.name == name
-            for counts in chunk_counts(synthesizer, topology, collective):
+            for counts in synthesizer.worth_trying(problem):
                 assert counts
                 assert list(counts) == sorted(set(counts))
                 assert counts[0] >= 1
@@ -247,10 +247,9 @@ def test_the_certificate_says_what_won_and_what_each_took():
     assert said["time"] == min(taken) == simulate(schedule, MIB).time
     assert said["bound"] <= said["time"]
     assert schedule.provenance.synthesizer == "auto"
-    assert taken_by_auto(schedule) == said["synthesizer"]
-    assert said["chosen"].startswith(type(REGISTRY[said["synthesizer"]].make()).__name__)
-    assert taken_by_auto(synthesize(mesh(2, 2), "all_gather", Ring())) == ""
-    assert "progress" not in schedule.provenance.parameters
+    assert chosen_by_auto(schedule) == said["synthesizer"]
+    assert said["chosen"].startswith(REGISTRY[said["synthesizer"]].__name__)
+    assert chosen_by_auto(synthesize(mesh(2, 2), "all_gather", Ring())) == ""
 
 
 def test_what_is_not_defined_is_passed_over_and_says_why():
@@ -304,11 +303,21 @@ def test_a_bound_that_is_met_ends_the_search():
 
 def test_progress_is_reported():
     seen = []
-    portfolio = Portfolio(MIB, names=("bucket", "direct"), progress=lambda *row: seen.append(row))
-    synthesize(mesh(2, 3), "all_gather", portfolio)
-    assert [done for done, *_ in seen] == list(range(1, len(seen) + 1))
-    assert all(taken is None or taken > 0 for *_, taken in seen)
-    assert seen[0][1] == "Bucket(), 1 chunk per shard"
+    portfolio = Portfolio(MIB, names=("bucket", "direct"))
+    schedule = synthesize(mesh(2, 3), "all_gather", portfolio, progress=seen.append)
+    assert [each.done for each in seen] == list(range(1, len(seen) + 1))
+    assert seen[0].what == "Bucket(), 1 chunk per shard"
+    assert {each.total for each in seen} == {None}
+    assert [each.best for each in seen] == sorted((each.best for each in seen), reverse=True)
+    assert seen[-1].best == schedule.provenance.certificate["time"]
+    assert seen[-1].bound == schedule.provenance.certificate["bound"]
+
+
+def test_progress_of_one_synthesizer_over_its_chunk_counts():
+    seen = []
+    synthesize(mesh(2, 3), "all_gather", "tacos", nbytes=1e8, progress=seen.append)
+    assert [each.done for each in seen] == list(range(1, len(seen) + 1))
+    assert len({each.what for each in seen}) == len(seen) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

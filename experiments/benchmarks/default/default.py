@@ -31,7 +31,7 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.topology import Topology
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -68,7 +68,7 @@ def measure(name: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "collective": kind,
                 "size": size,
                 "us": seconds * 1e6,
-                "took": taken_by_auto(schedule),
+                "took": chosen_by_auto(schedule),
                 "chunks": schedule.collective.chunks_per_shard,
                 "/ bound": seconds / bound(topology, kind, nbytes).time,
                 "CPU s": spent,

@@ -32,9 +32,10 @@ from jaxcoll.errors import JaxcollError
 from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, Synthesizer, synthesize
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import chosen_by_auto
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
-from jaxcoll.synth.registry import REGISTRY, entry_of, told
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
 RECORD = Path(__file__).with_name("default_exhaustive.json")
@@ -122,7 +123,7 @@ def _climb(
     for chunks in _chunk_counts(variant, topology):
         collective = Collective(kind, topology.num_ranks, chunks)
         try:
-            seconds = _SECONDS_PER_SEND * entry_of(variant).work(variant, topology, collective)
+            seconds = _SECONDS_PER_SEND * variant.work(Problem(topology, collective))
         except JaxcollError:
             return  # not defined for the network
         sends = topology.num_ranks * (topology.num_ranks - 1) * chunks
@@ -146,7 +147,7 @@ def _by_default(topology: Topology, kind: str, nbytes: int) -> Best:
     taken, least = certificate["time"], certificate["bound"]
     if taken <= WITHIN * least:
         return Best(least, "bound", 0)
-    return Best(taken, taken_by_auto(schedule), schedule.collective.chunks_per_shard)
+    return Best(taken, chosen_by_auto(schedule), schedule.collective.chunks_per_shard)
 
 
 def _try(
@@ -160,7 +161,7 @@ def _try(
     made: dict[Synthesizer, Any] = {}
     promising = False
     for size in sizes:
-        synthesizer = told(variant, sizes[size])
+        synthesizer = variant.with_nbytes(sizes[size])
         if synthesizer not in made:
             made[synthesizer] = synthesizer.synthesize(topology, collective)
         seconds = simulate(made[synthesizer], sizes[size]).time
@@ -172,9 +173,9 @@ def _try(
 
 def _variants() -> list[Synthesizer]:
     found: list[Synthesizer] = []
-    for name, entry in REGISTRY.items():
+    for name, kind in REGISTRY.items():
         if name not in _EXACT:
-            found += [*entry.variants, *entry.uncut, entry.make()]
+            found += [*kind.variants(fixed=True), kind()]
     return list(dict.fromkeys(found))
 
 

@@ -26,7 +26,7 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.topology import Topology
 
 NAME = "users_networks"
@@ -177,7 +177,7 @@ def measure(number: int, limits: Limits, seed: int = SEED) -> dict[str, Any]:
         "collective": kind,
         "size": size,
         "us": seconds * 1e6,
-        "took": f"{taken_by_auto(schedule)} x{schedule.collective.chunks_per_shard}",
+        "took": f"{chosen_by_auto(schedule)} x{schedule.collective.chunks_per_shard}",
         "/ best": seconds / best,
         "best by": by,
         "/ bound": seconds / least,

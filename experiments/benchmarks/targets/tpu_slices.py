@@ -19,10 +19,10 @@ import numpy as np
 
 from experiments.benchmarks.report import report
 from jaxcoll.links import group_by
-from jaxcoll.numerics.hops import hops_from
+from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import Digraph, torus, twisted_torus
-from jaxcoll.topologies.generative.optical_cubes import (
+from jaxcoll.topologies.generative.tori import (
     FACES,
     SIDE,
     optical_cube_arcs,

@@ -29,7 +29,7 @@ from experiments.models.training_step import adamw
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.preparation import candidates_each
-from jaxcoll.tune.training_step.replayed import Replayed
+from jaxcoll.tune.training_step.report import Replayed
 
 _AXIS = "data"
 # VGG-19 with about a fourth of its channels, and buckets of a twentieth of DDP's 25 MiB: they are

@@ -34,7 +34,8 @@ from jaxcoll.synth import (
     Ring,
     Synthesizer,
 )
-from jaxcoll.synth.registry import REGISTRY, chunk_counts, told
+from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
@@ -155,7 +156,7 @@ def candidates(
     found = [
         _scheduled(name, each, nbytes, links, costs, topology)
         for name in names
-        for each in _in_chunks(REGISTRY[name].make(), collective, links)
+        for each in _in_chunks(REGISTRY[name](), collective, links)
     ]
     if is_native(collective.kind):
         native = _native(collective, nbytes, topology, costs, several_axes)
@@ -182,7 +183,7 @@ def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -
     a minute on a fresh machine, while a program is being traced.
     """
     with interpreted(is_small(collective, maker.name)):
-        series = chunk_counts(maker, topology, collective)
+        series = maker.worth_trying(Problem(topology, collective))
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
     found = [
         dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
@@ -223,7 +224,7 @@ def _scheduled(
     costs: ExecutionCosts,
     topology: Topology | None,
 ) -> Candidate:
-    made = _made(REGISTRY[name].make(), collective, nbytes, links)
+    made = _made(REGISTRY[name](), collective, nbytes, links)
     if (chunks := collective.chunks_per_shard) > 1:
         name = f"{name}, {chunks} chunks"
     if isinstance(made, str):
@@ -245,7 +246,7 @@ def _made(
     """A synthesizer's schedule, verified; or why there is none."""
     try:
         with interpreted(is_small(collective, maker.name)):
-            schedule = told(maker, nbytes).synthesize(topology, collective, 0, float(nbytes))
+            schedule = maker.with_nbytes(nbytes).synthesize(topology, collective, 0, float(nbytes))
             verify(schedule)
     except JaxcollError as error:
         return str(error)

@@ -35,7 +35,6 @@ from jaxcoll.execute.ordering import after
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named
-from jaxcoll.synth.registry import told
 
 PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight", "transport")
 
@@ -117,7 +116,7 @@ def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int
         CollectiveError, TopologyError: the synthesizer is not defined here.
     """
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
-    return synthesized(told(synthesizer_named(algorithm), max(nbytes, 1)), wanted)
+    return synthesized(synthesizer_named(algorithm).with_nbytes(max(nbytes, 1)), wanted)
 
 
 # ---------------------------------------------------------------------- parts

@@ -10,16 +10,18 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcoll.collective import DUALS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.numerics import checks
-from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.building.derive import derive
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.verifier import verify
@@ -102,9 +104,9 @@ def on_network(
 def _synthesized_on(place: stated.Place, maker: Synthesizer, nbytes: int) -> Schedule:
     topology = place.topology or default_topology(place.collective.num_ranks)
     if isinstance(maker, Portfolio):
-        collective = place.collective
         maker = dataclasses.replace(maker, nbytes=nbytes, execution=place.costs)
-        return maker.with_chunks_chosen(topology, collective)
+        one = dataclasses.replace(place.collective, chunks_per_shard=1)
+        return maker.made(Problem(topology, one, any_chunks=True))
     return synthesized(maker, place.collective, topology)
 
 
@@ -181,34 +183,21 @@ def _named(groups) -> str:
 
 @functools.lru_cache(maxsize=256)
 def derived(schedule: Schedule, kind: str) -> Schedule:
-    """The schedule of another kind that follows from a schedule, verified once.
+    """The schedule of another kind that follows from a schedule (``derive``), verified once.
 
-    Reversed, a schedule carries out the dual collective: an all_gather becomes a reduce_scatter, a
-    broadcast a reduce, a gather a scatter, and vice versa. A reduce_scatter followed by an
-    all_gather is an all_reduce. Reversed sends use the links in the other direction, so the network
-    must equal its transpose.
+    Reversed sends use the links in the other direction, so the network must equal its transpose.
 
     Raises:
         ScheduleError: it does not follow, or does not verify.
     """
-    given = schedule.collective.kind
     verify(schedule)
-    if given == kind:
+    if schedule.collective.kind == kind:
         return schedule
-    takes = {kind, DUALS[kind]}
-    if kind == "all_reduce":
-        takes |= {"all_gather", "reduce_scatter"}
-    if given not in takes:
-        raise ScheduleError(
-            f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
-        )
     if schedule.topology != schedule.topology.transpose():
         raise ScheduleError(
             f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
             f"one the other way; synthesize {kind} itself"
         )
-    back = schedule.reverse()
-    if kind == "all_reduce":
-        back = concatenate(*((schedule, back) if given == "reduce_scatter" else (back, schedule)))
-    verify(back)
-    return back
+    found = derive(schedule, kind)
+    verify(found)
+    return found

@@ -3,11 +3,11 @@
 Read in this order:
 
 - ``rounds``: a schedule as a ``PermuteProgram``, rounds of one ``ppermute`` each, which
-  ``edge_colouring`` divides the messages of a step into; ``step_splitting`` cuts long steps.
+  ``edge_colouring`` divides the messages of a step into; long steps are split.
 - ``ssa``, ``scan``, ``pallas``: the lowerings. Each is a function ``run(program, x, axes, width,
   target) -> y`` over arrays, called inside ``shard_map``: ``x`` holds the rows of a rank's input
   one after another along its leading dimension, ``y`` those of its output. "pallas" takes flat
   arrays.
-- ``buffer``: the array that holds a rank's rows; ``grouped_permutes``: the permutes of one step.
-- ``dataflow``, ``ssa_dataflow``: straight-line code that needs no buffer.
+- ``buffer``: the array that holds a rank's rows.
+- ``dataflow``: which values are sent and combined where straight-line code needs no buffer.
 """

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.axes import Axes, permute_together
 from jaxcoll.execute.lowerings.buffer import (
     Run,
     initial_buffer,
@@ -32,9 +32,7 @@ from jaxcoll.execute.lowerings.buffer import (
     runs,
 )
 from jaxcoll.execute.lowerings.edge_colouring import max_degree
-from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, colour_pairs
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, colour_pairs, split_long_steps
 
 
 def run(

@@ -6,19 +6,29 @@ Where all ranks do about the same, received rows stay values that later permutes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax import lax
 
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.axes import Axes, permute_together
 from jaxcoll.execute.layout import at_least
-from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
-from jaxcoll.execute.lowerings.dataflow import dataflow_of
-from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
-from jaxcoll.execute.lowerings.ssa_dataflow import DataflowRun
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.execute.lowerings.buffer import (
+    blank,
+    initial_buffer,
+    lookup,
+    put,
+    read,
+    read_result,
+    receive,
+    resolve,
+    runs,
+    source,
+)
+from jaxcoll.execute.lowerings.dataflow import Dataflow, Op, Segment, Variant, dataflow_of
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, split_long_steps
 
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
@@ -106,3 +116,119 @@ def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:
             if ((sent == got) & (sent >= 0)).any():
                 return True
     return False
+
+
+# XLA's algebraic simplifier moves a reshape of the result past one update each time that it runs,
+# and after 50 times logs an error, that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the
+# reshape where it is.
+MOST_UPDATES = 40
+
+
+class DataflowRun:
+    """Runs a dataflow on one rank: holds the values so far, and the rows of the result so far."""
+
+    def __init__(
+        self,
+        program: PermuteProgram,
+        dataflow: Dataflow,
+        x: jax.Array,
+        axes: Axes,
+        width: int,
+        op: Callable = lax.add,
+    ):
+        self.dataflow, self.axes, self.width, self.op = dataflow, axes, width, op
+        self.rank = axes.rank()
+        self.values = [x]
+        self.whole = _whole_value(dataflow)
+        self.rows = None if self.whole is not None else _start(program, x, width)
+        self.placed = 0  # values that are in the result already
+        self.updates = 0  # of the result
+
+    def run(self, target: str) -> jax.Array:
+        """The rows of the result; but for CPU steps are kept apart by barriers."""
+        sources = self._prepare(self.dataflow.steps[0])
+        if target != "cpu":
+            sources = self._barrier(sources)
+        for t, ops in enumerate(self.dataflow.steps):
+            pairs = [op.pairs for op in ops if op.pairs is not None]
+            arrived = permute_together(self.axes, sources, pairs, target)
+            # While these permutes are in flight, earlier values are written to the result.
+            self._place()
+            self.values += arrived
+            if t + 1 < len(self.dataflow.steps):
+                sources = self._prepare(self.dataflow.steps[t + 1])
+                if arrived and target != "cpu":
+                    sources = self._barrier(sources)
+        self._place()
+        if self.whole is not None:
+            return self.values[self.whole]
+        is_long = self.updates > MOST_UPDATES
+        return lax.optimization_barrier(self.rows) if is_long else self.rows  # type: ignore
+
+    def _barrier(self, sources: list[jax.Array]) -> list[jax.Array]:
+        """Order later operations after the received values and the sources of the next step."""
+        fresh = self.values[self.placed :]
+        self.rows, fresh, sources = lax.optimization_barrier((self.rows, fresh, sources))
+        self.values[self.placed :] = fresh
+        return sources
+
+    def _place(self) -> None:
+        """Write all values that the result lacks to it."""
+        if self.rows is not None:
+            for value in range(self.placed, len(self.values)):
+                for part in runs(self.dataflow.found[value]):
+                    where = resolve(part, self._look)
+                    self.rows = put(self.rows, self.values[value], part, where, self.width)
+                    self.updates += 1
+        self.placed = len(self.values)
+
+    def _prepare(self, ops: tuple[Op, ...]) -> list[jax.Array]:
+        """The sources of a step's permutes; sums computed now become values at once."""
+        sources = []
+        for op in ops:
+            segments = [self._segment(segment) for segment in op.segments]
+            if op.rows is not None:
+                segments = self._from_result(op.rows)
+            source = segments[0] if len(segments) == 1 else lax.concatenate(segments, 0)
+            (self.values if op.pairs is None else sources).append(source)
+        return sources
+
+    def _from_result(self, table: np.ndarray) -> list[jax.Array]:
+        self._place()
+        if self.rows is None:
+            raise RuntimeError("a dataflow that reads from its result has one to read from")
+        return [
+            read(self.rows, self._look(part.start), part.length, self.width) for part in runs(table)
+        ]
+
+    def _segment(self, segment: Segment) -> jax.Array:
+        sums = [self._sum(variant, segment.length) for variant in segment.variants]
+        if len(sums) == 1:
+            return sums[0]
+        which = self._look(segment.which)
+        return lax.select_n(which if len(sums) > 2 else which != 0, *sums)
+
+    def _sum(self, variant: Variant, length: int) -> jax.Array:
+        terms = [
+            read(self.values[value], self._look(start), length, self.width)
+            for value, start in zip(variant.values, variant.start, strict=True)
+        ]
+        return functools.reduce(self.op, terms)
+
+    def _look(self, table: np.ndarray):
+        return lookup(table, self.rank)
+
+
+def _whole_value(dataflow: Dataflow) -> int | None:
+    """The value that equals the result, if one does."""
+    for value, found in enumerate(dataflow.found):
+        if found.size and (found == np.arange(found.shape[1])).all():
+            used = sum((table >= 0).any() for table in dataflow.found)
+            return value if used == 1 else None
+    return None
+
+
+def _start(program: PermuteProgram, x: jax.Array, width: int) -> jax.Array:
+    rows = blank(x, program.blocks[1] * program.block_rows * width)
+    has_zeros = program.collective.kind in ("reduce", "gather")
+    return lax.full_like(rows, 0) if has_zeros else rows

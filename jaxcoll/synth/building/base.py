@@ -1,42 +1,72 @@
-"""What every synthesizer shares: one method to write, and the collectives derived from it."""
+"""The base of all synthesizers: the one method that each writes, and its statements to auto.
+
+The way from a problem to a schedule is the same for all: ``solve`` the kind, or ``derive`` it from
+a kind that ``solve`` knows, and note the provenance (``made``). Each states in its own file which
+variants are worth trying, with how many chunks, and the work that takes: ``variants``,
+``chunk_counts``, ``work``.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import time
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import numpy as np
 
-from jaxcoll.collective import Collective
+from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll.progress import Report
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation.execution_costs import ExecutionCosts
-from jaxcoll.synth.building.reversal import reverse_in_time
-from jaxcoll.topology import Topology, connected
+from jaxcoll.synth.building.derive import derive
+from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.topology import Topology
 
-# PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
-BUCKET_BYTES = 25 * 2**20
+# By how much the work of a kind counts more or less when auto chooses what to try next. Those that
+# meet bounds on 1,024 ranks (the cascade on grids, trees elsewhere) come first, those that know the
+# grid but fill its links only now and then later, those that know nothing of the network last.
+FIRST, SOON, LATER, LAST = 0.25, 0.5, 2.0, 4.0
+# Chunk counts of pipelines: up to 256 pieces, after which a piece is mostly latency.
+DOUBLINGS = tuple(2**i for i in range(9))
+# At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
+ALL_PIECES = 2**16
+# Work of a send in a message of many shards, relative to a send by itself.
+IN_BLOCKS = 0.25
+# A shard has at most so many: the optimum of a network without structure may need more trees.
+_MOST_CHUNKS = 4096
+
+Counts = tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Synthesizer(abc.ABC):
     """An algorithm that turns a topology and a collective into a schedule.
 
     Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
-    reduce_scatter and an all_gather (TACOS, Sec. IV-E). An algorithm that sums in a way of its own,
-    as up and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve
-    collectives of unequal shards. ``seed`` seeds random choices; where an algorithm makes none, it
-    changes nothing.
+    reduce_scatter and an all_gather (``derive``). An algorithm that sums in a way of its own, as up
+    and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve collectives of
+    unequal shards. ``seed`` seeds random choices; where an algorithm makes none, it changes
+    nothing.
+
+    Attributes:
+        name: in ``SYNTHESIZERS``, and in provenance.
+        kinds: of collective that ``solve`` knows.
+        takes_shares: whether shards may be unequal.
+        has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer to be fast for.
+        put_off: by how much its work counts more than it is in the order in which auto tries.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     takes_shares: ClassVar[bool] = False
+    has_nbytes: ClassVar[bool] = False
+    put_off: ClassVar[float] = 1.0
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -45,6 +75,56 @@ class Synthesizer(abc.ABC):
         ``topology`` has at least two ranks. Provenance is filled in by ``synthesize``, except for
         its certificate.
         """
+
+    # ------------------------------------------------------------------ what auto asks
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries, the defaults first.
+
+        Nothing where the search may take minutes, or where another is known to be as fast.
+
+        Args:
+            fixed: whether the number of chunks is given, so that messages which are not cut into
+                pieces are worth trying too: those of one chunk never are.
+        """
+        return ()
+
+    def suited(self, topology: Topology) -> Synthesizer:
+        """The variant as auto tries it on a network."""
+        return self
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Series of chunk counts worth trying, each with the fewest first.
+
+        Args:
+            problem: with one chunk per shard.
+
+        Raises:
+            CollectiveError, TopologyError: it is not defined for the problem.
+        """
+        return ((1, 2, 4, 8),)
+
+    def work(self, problem: Problem) -> float:
+        """About what finding and timing the schedule costs, in units of a send of a plain one."""
+        return problem.sends
+
+    @final
+    def with_nbytes(self, nbytes: Number) -> Self:
+        """Itself for a buffer of so many bytes per rank, where it has a field for them."""
+        return dataclasses.replace(self, nbytes=float(nbytes)) if self.has_nbytes else self
+
+    @final
+    def worth_trying(self, problem: Problem) -> tuple[Counts, ...]:
+        """The ``chunk_counts`` up to 4,096; only 1 where it is not defined for the problem."""
+        try:
+            series = self.chunk_counts(problem)
+        except (CollectiveError, TopologyError):
+            return ((1,),)
+        few = (tuple(count for count in counts if count <= _MOST_CHUNKS) for counts in series)
+        return tuple(counts for counts in few if counts) or ((1,),)
+
+    # ------------------------------------------------------------------ the way to a schedule
 
     @final
     def synthesize(
@@ -56,48 +136,61 @@ class Synthesizer(abc.ABC):
     ) -> Schedule:
         """A schedule of the collective on the topology; the same arguments give the same schedule.
 
+        It is not proved: ``jc.synthesize`` does that, or ``jc.verify``.
+
         Args:
             nbytes: bytes of a rank's buffer for which a schedule that is run backwards through
-                switches is put in order (see ``reverse_in_time``); when omitted those of the
-                algorithm's own field, or 25 MiB.
+                switches is put in order (see ``derive``); when omitted those of the algorithm's
+                own field, or 25 MiB.
 
         Raises:
             CollectiveError: the algorithm is not defined for the collective, or bytes not above 0.
             TopologyError: the algorithm is not defined for the network, or it has another number
                 of ranks than the collective.
         """
-        started = time.perf_counter()
-        seed = self.checked(topology, collective, seed)
-        checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
-        schedule = self._derive(topology, collective, seed, nbytes)
-        return schedule.with_provenance(
-            Provenance(
-                self.name,
-                self.parameters(),
-                seed,
-                time.perf_counter() - started,
-                schedule.provenance.certificate,
-            )
-        )
+        return self.made(Problem(topology, collective, nbytes, seed))
 
     @final
-    def checked(self, topology: Topology, collective: Collective, seed: int) -> int:
-        """The seed, if it is one and the collective is for the topology's ranks.
-
-        Raises:
-            CollectiveError: a bad seed, or unequal shards that the algorithm is not defined for.
-            TopologyError: another number of ranks.
-        """
-        connected(topology)
-        checks.instance(collective, Collective, "collective", CollectiveError)
-        if topology.num_ranks != collective.num_ranks:
-            raise TopologyError(
-                f"the collective is for {collective.num_ranks} ranks, {topology} has "
-                f"{topology.num_ranks}"
-            )
+    def made(self, problem: Problem, report: Report | None = None) -> Schedule:
+        """The schedule of a problem, with its provenance; see ``synthesize``."""
+        started = time.perf_counter()
         if not self.takes_shares:
-            collective.with_equal_shards(self.name)
-        return checks.seed(seed, CollectiveError)
+            problem.collective.with_equal_shards(self.name)
+        if problem.has_nothing_to_do:
+            schedule = empty_schedule(problem.topology, problem.collective)
+        else:
+            schedule = self.answer(problem, report)
+        seconds = time.perf_counter() - started
+        claims = schedule.provenance.certificate
+        return schedule.with_provenance(
+            Provenance(self.name, self.parameters(), problem.seed, seconds, claims)
+        )
+
+    def answer(self, problem: Problem, report: Report | None) -> Schedule:
+        """The schedule of a problem with something to do: solved itself, or derived."""
+        kind = problem.collective.kind
+        if self.solves(kind):
+            return self.solve(problem.topology, problem.collective, problem.seed)
+        if kind == "all_reduce" and (self.solves("all_gather") or self.solves("reduce_scatter")):
+            return self.two_phases(problem)
+        if not self.solves(DUALS[kind]):
+            offered = ", ".join(sorted(self.kinds | _derived(self.kinds)))
+            raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
+        dual = self.solve(problem.topology.transpose(), problem.collective.dual(), problem.seed)
+        return derive(dual, kind, self._order_for(problem))
+
+    @final
+    def two_phases(self, problem: Problem) -> Schedule:
+        """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
+        collective, topology = problem.collective, problem.topology
+        gather, scatter = self.answer(problem.of(collective.with_kind("all_gather")), None), None
+        if topology != topology.transpose():  # links differ from those back: sums have their own
+            scatter = self.answer(problem.of(collective.with_kind("reduce_scatter")), None)
+        return derive(gather, "all_reduce", self._order_for(problem), scatter)
+
+    def solves(self, kind: str) -> bool:
+        """Whether ``solve`` makes schedules of a kind; schedules of other kinds are derived."""
+        return kind in self.kinds
 
     @final
     def parameters(self) -> dict[str, object]:
@@ -106,70 +199,32 @@ class Synthesizer(abc.ABC):
         Those are the fields that equality leaves out. A synthesizer among them stands as its name
         and parameters.
         """
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
+        return {
+            f.name: _named(getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare
+        }
 
-    def solves(self, kind: str) -> bool:
-        """Whether ``solve`` makes schedules of a kind; schedules of other kinds are derived."""
-        return kind in self.kinds
-
-    @final
-    def two_phases(
-        self,
-        topology: Topology,
-        collective: Collective,
-        seed: int,
-        nbytes: float | None = None,
-    ) -> Schedule:
-        """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
-        gather = self._derive(topology, collective.with_kind("all_gather"), seed, nbytes)
-        if topology == topology.transpose():
-            return _of_phase(concatenate(self._reverse(gather, nbytes), gather), gather)
-        scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed, nbytes)
-        return _of_phase(concatenate(scatter, gather), gather)
-
-    def _derive(
-        self, topology: Topology, collective: Collective, seed: int, nbytes: float | None
-    ) -> Schedule:
-        if all(len(group) == 1 for group in collective.groups):
-            return empty_schedule(topology, collective)
-        if self.solves(collective.kind):
-            return self.solve(topology, collective, seed)
-        phases = any(self.solves(kind) for kind in ("all_gather", "reduce_scatter"))
-        if collective.kind == "all_reduce" and phases:
-            return self.two_phases(topology, collective, seed, nbytes)
-        if self.solves(collective.dual().kind):
-            dual = self.solve(topology.transpose(), collective.dual(), seed)
-            return _of_phase(self._reverse(dual, nbytes), dual)
-        offered = sorted(self.kinds | _derived(self.kinds))
-        raise CollectiveError(
-            f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
-        )
-
-    def _reverse(self, schedule: Schedule, nbytes: float | None) -> Schedule:
-        own = getattr(self, "nbytes", None)
-        return reverse_in_time(schedule, nbytes or own or BUCKET_BYTES)
+    def _order_for(self, problem: Problem) -> Number:
+        own: Number | None = getattr(self, "nbytes", None)
+        return problem.nbytes or own or BUCKET_BYTES
 
 
-def _said(value: object) -> object:
+def _named(value: object) -> object:
     if isinstance(value, Synthesizer):
         return {"synthesizer": value.name, **value.parameters()}
     if isinstance(value, ExecutionCosts):
         return dataclasses.asdict(value)
-    return tuple(map(_said, value)) if isinstance(value, tuple) else value
-
-
-def _of_phase(schedule: Schedule, phase: Schedule) -> Schedule:
-    """The schedule with the certificate of the one it was made from, under that one's kind."""
-    said = phase.provenance.certificate
-    certificate = {phase.collective.kind: said} if said else {}
-    return schedule.with_provenance(Provenance(certificate=certificate))
+    return tuple(map(_named, value)) if isinstance(value, tuple) else value
 
 
 def _derived(kinds: frozenset[str]) -> set[str]:
     pairs = {"all_gather": "reduce_scatter", "broadcast": "reduce"}
     found = {dual for kind, dual in pairs.items() if kind in kinds}
     return found | ({"all_reduce"} if "all_gather" in kinds else set())
+
+
+def in_pieces(pieces: int | None) -> tuple[Counts, ...]:
+    """Series of chunk counts where messages are cut into pieces: as shorten the pipeline, or 1."""
+    return (DOUBLINGS if pieces is None or pieces > 1 else (1,),)
 
 
 def empty_schedule(topology: Topology, collective: Collective) -> Schedule:

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.synth.building.base import DOUBLINGS, Counts
 from jaxcoll.synth.building.grids import RankGrid
 from jaxcoll.synth.building.patterns import Pattern, circle, direct, line
 from jaxcoll.topology import Topology
@@ -77,3 +78,10 @@ def _first_line(rank_grid: RankGrid, dim: int) -> np.ndarray:
     """The ranks along a dimension from the first rank of the grid."""
     lines = np.moveaxis(rank_grid.ranks.reshape(rank_grid.grid.shape), dim, 0)
     return lines.reshape(rank_grid.grid.shape[dim], -1)[:, 0]
+
+
+def dimension_counts(topology: Topology) -> tuple[Counts, ...]:
+    """Chunk counts worth trying by what goes along dimensions: 1, 2, and multiples of them."""
+    sides = topology.placement.grid.shape if topology.placement else ()
+    dimensions = max(1, sum(side > 1 for side in sides))
+    return (tuple(sorted({1, 2, *(dimensions * pieces for pieces in DOUBLINGS)})),)

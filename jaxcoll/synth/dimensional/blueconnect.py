@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import dimension_patterns
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.dimensions import dimension_counts, dimension_patterns
 from jaxcoll.synth.building.grids import checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.patterns import steps
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_along
 from jaxcoll.topology import Topology
@@ -43,9 +44,23 @@ class BlueConnect(Synthesizer):
 
     name: ClassVar[str] = "blueconnect"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

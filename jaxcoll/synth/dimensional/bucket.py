@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk
 from jaxcoll.synth.building.sends import gather_by_dimension
 from jaxcoll.topology import Topology
@@ -32,6 +33,7 @@ class Bucket(Synthesizer):
 
     name: ClassVar[str] = "bucket"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     @staticmethod
     def granularity(topology: Topology) -> int:
@@ -43,6 +45,21 @@ class Bucket(Synthesizer):
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
         return max(1, len(sides)) * (2 if halves else 1)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or as many as load all links of a grid equally."""
+        if problem.topology.placement is None:
+            return ((1,),)
+        return (tuple(sorted({1, self.granularity(problem.topology)})),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

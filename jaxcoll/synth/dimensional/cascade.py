@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -17,11 +17,16 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import dimension_patterns, dimension_seconds
+from jaxcoll.synth.building.base import FIRST, Counts, Synthesizer
+from jaxcoll.synth.building.dimensions import (
+    dimension_counts,
+    dimension_patterns,
+    dimension_seconds,
+)
 from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
 from jaxcoll.synth.building.patterns import Pattern, steps
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks
 from jaxcoll.synth.building.sends import Sends, gather_along
 from jaxcoll.topology import Topology
@@ -60,10 +65,21 @@ class Cascade(Synthesizer):
 
     name: ClassVar[str] = "cascade"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
+    has_nbytes: ClassVar[bool] = True
+    put_off: ClassVar[float] = FIRST
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

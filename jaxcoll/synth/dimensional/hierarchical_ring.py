@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
 from jaxcoll.synth.building.hosts import ranks_per_host
 from jaxcoll.synth.building.patterns import circle
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends, gather_in_order
 from jaxcoll.topology import Topology
@@ -42,9 +43,23 @@ class HierarchicalRing(Synthesizer):
 
     name: ClassVar[str] = "hierarchical_ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or one for each way round."""
+        return ((1, 2),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
 from jaxcoll.synth.building.grids import group_dimensions, rank_grid_of
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import gather_by_dimension
+from jaxcoll.synth.dimensional.bucket import Bucket
 from jaxcoll.topology import Topology
 
 
@@ -31,6 +33,22 @@ class Ring2D(Synthesizer):
 
     name: ClassVar[str] = "ring_2d"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or as many as load all links of a grid equally."""
+        if problem.topology.placement is None:
+            return ((1,),)
+        return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

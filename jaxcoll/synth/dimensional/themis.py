@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import dimension_bandwidth, dimension_patterns
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.dimensions import (
+    dimension_bandwidth,
+    dimension_counts,
+    dimension_patterns,
+)
 from jaxcoll.synth.building.grids import checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.patterns import steps
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_along
 from jaxcoll.topology import Topology
@@ -45,9 +50,23 @@ class Themis(Synthesizer):
 
     name: ClassVar[str] = "themis"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

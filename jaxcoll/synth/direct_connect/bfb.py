@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,11 +17,13 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
 from jaxcoll.topology import Topology
 
 _MOST_SENDS = 2**31 - 1
+_MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
 _SAFE = 2**60  # ticks of a step; sums over the links of a vertex stay below 2**63
 
 
@@ -71,6 +73,7 @@ class Bfb(Synthesizer):
     nbytes: Number | None = None
 
     name: ClassVar[str] = "bfb"
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
@@ -90,6 +93,24 @@ class Bfb(Synthesizer):
         if len(set(topology.exact_bandwidth)) > 1:
             raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Few chunks, and the fewest that balance the links into every rank, if soon found."""
+        topology, few = problem.topology, {1, 2, 4, 8}
+        is_uniform = topology.is_direct and len(set(topology.bandwidth.tolist())) == 1
+        is_one = not problem.collective.is_grouped and topology.num_ranks <= _MOST_BALANCED
+        if is_uniform and is_one:
+            few.add(self.chunks(topology))
+        return (tuple(sorted(few)),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.hops import hops_from
+from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
 from jaxcoll.synth.direct_connect.bfb_jobs import WORD, by_distance, group_jobs, usable_links
 

@@ -17,7 +17,7 @@ from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
 from jaxcoll.synth.direct_connect.expansions.product import bfb_all_gather
 from jaxcoll.topologies.generative.digraph import Digraph
-from jaxcoll.topologies.generative.searched import diamond, modified_de_bruijn
+from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_bruijn
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 # One row per vertex, one word per chunk of its shard, one character per vertex u: step * d + i, in

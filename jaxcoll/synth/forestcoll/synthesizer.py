@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from jaxcoll.bounds.shared_paths import AllReduceBound
-from jaxcoll.collective import Collective
+from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest, known_optimum
+from jaxcoll.synth.building.base import DOUBLINGS, IN_BLOCKS, SOON, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem, mean_hops
+from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest, known_optimum, numbers_of_trees
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -23,6 +24,8 @@ PHASES = ("separate", "joint")
 
 # Finding the optimum takes about half a microsecond times the ranks times the links.
 _BOUNDED_FAST = 2**23
+# Work of finding and packing trees without switches, for each rank and link.
+_OPTIMUM = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,7 @@ class ForestColl(Synthesizer):
     name: ClassVar[str] = "forestcoll"
     takes_shares: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast", "all_reduce"})
+    put_off: ClassVar[float] = SOON
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "k", "pieces", or_none=True)
@@ -80,6 +84,37 @@ class ForestColl(Synthesizer):
     def solves(self, kind: str) -> bool:
         """Whether ``solve`` makes schedules of a kind: of an all_reduce in joint phases."""
         return kind in self.kinds and (kind != "all_reduce" or self.phases == "joint")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(fast=True), cls(order="steps", fast=True))
+
+    def suited(self, topology: Topology) -> ForestColl:
+        """Refusals by number are for networks with switches: on direct ones the work is known."""
+        return dataclasses.replace(self, fast=False) if topology.is_direct else self
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
+        topology, collective = problem.topology, problem.collective
+        way = topology.transpose() if collective.kind == "reduce" else topology
+        root = collective.groups[0][collective.root or 0] if collective.kind in ROOTED else None
+        numbers = numbers_of_trees(way, root)
+        multiples = (tuple(k * pieces for pieces in DOUBLINGS) for k in numbers)
+        return ((1, 2, 3, 4, 6, 8, 12), *multiples)
+
+    def work(self, problem: Problem) -> float:
+        """Without switches, trees are found in time for each rank and link.
+
+        Through switches a send is put in order and simulated on every link of its path. Schedules
+        of few steps are not put in order, and all that a link carries in a step is one message.
+        """
+        topology, sends = problem.topology, float(problem.sends)
+        if self.order == "steps":
+            sends *= IN_BLOCKS
+        if topology.is_direct:
+            return _OPTIMUM * topology.num_ranks * topology.num_links + sends
+        return max(1.0, mean_hops(topology) / 2) * sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -112,7 +147,7 @@ class ForestColl(Synthesizer):
         bound = _known_bound(topology)
         if bound.shared is not None:
             return joint_all_reduce(topology, collective, bound, self.pieces)
-        return self.two_phases(topology, collective, seed)
+        return self.two_phases(Problem(topology, collective, seed=seed))
 
     def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:
         """The fastest of 1, 2, 4, ... pieces; the search ends where twice as many are slower."""

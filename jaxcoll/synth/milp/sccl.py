@@ -15,7 +15,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,
@@ -75,6 +76,10 @@ class Sccl(Synthesizer):
         checks.integer_fields(self, CollectiveError, "steps", "rounds", or_none=True)
         checks.integer_fields(self, CollectiveError, "most_ranks")
         checks.put(self, seconds=time_limit(self.seconds))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -17,7 +17,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
@@ -73,12 +74,17 @@ class StepMilp(Synthesizer):
 
     name: ClassVar[str] = "step_milp"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(self, nbytes=nbytes)
         checks.integer_fields(self, CollectiveError, "ticks", "most_ranks")
         checks.put(self, seconds=time_limit(self.seconds))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

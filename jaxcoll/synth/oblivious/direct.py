@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LAST, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import routed
 from jaxcoll.topology import Topology
 
@@ -27,6 +28,20 @@ class Direct(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(
         {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
     )
+    put_off: ClassVar[float] = LAST
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks go between any ranks: each is simulated on every link of its path."""
+        return problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

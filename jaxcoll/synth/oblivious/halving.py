@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends
 from jaxcoll.topology import Topology
@@ -37,6 +38,11 @@ class Halving(Synthesizer):
 
     name: ClassVar[str] = "halving"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
+
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Synthesizer, in_pieces
 from jaxcoll.synth.building.patterns import doubling, is_power_of_two
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone, on_ranks, schedule_of
 from jaxcoll.synth.building.sends import gather_in_order
 from jaxcoll.topologies import bigraph
@@ -46,9 +47,20 @@ class Hdrm(Synthesizer):
 
     name: ClassVar[str] = "hdrm"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LAST
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        cut = (cls(pieces=ALL_PIECES),)
+        return (*cut, cls()) if fixed else cut
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -13,8 +13,9 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import routed
 from jaxcoll.synth.oblivious.ring import gather_around
 from jaxcoll.topology import Topology
@@ -52,6 +53,12 @@ class NcclRing(Synthesizer):
         """Chunks per shard with which every channel carries an equal share (or a multiple)."""
         groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
         return max((len(_channels(topology, group)) for group in groups), default=1)
+
+    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """As many chunks for every channel as shorten the pipeline."""
+        channels = self.granularity(problem.topology, problem.collective)
+        return (tuple(channels * pieces for pieces in DOUBLINGS),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

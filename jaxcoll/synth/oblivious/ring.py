@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxcoll.collective import Collective
+from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
 from jaxcoll.synth.building.patterns import circle
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
 from jaxcoll.synth.building.sends import Sends, gather_in_order
 from jaxcoll.topology import Topology
@@ -55,6 +56,7 @@ class Ring(Synthesizer):
 
     name: ClassVar[str] = "ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         checks.flag_fields(self, CollectiveError, "bidirectional")
@@ -76,6 +78,18 @@ class Ring(Synthesizer):
         """Chunks per shard with which every circle carries an equal share (or a multiple)."""
         groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
         return max((len(self._circles(topology, group)) for group in groups), default=1)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(bidirectional=False))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+        if problem.collective.kind in ROOTED:
+            return ((1,),)
+        circles = self.granularity(problem.topology, problem.collective)
+        return ((circles, 2 * circles),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import ALL_PIECES, DOUBLINGS, LAST, Counts, Synthesizer
 from jaxcoll.synth.building.patterns import exchanges, is_power_of_two
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_in_order
 from jaxcoll.topology import Topology
@@ -45,9 +46,27 @@ class Swing(Synthesizer):
 
     name: ClassVar[str] = "swing"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LAST
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(pieces=ALL_PIECES))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Two parts per dimension, each in as many pieces as shorten the pipeline."""
+        sides = problem.topology.grid.shape if problem.topology.grid else ()
+        parts = 2 * max(1, sum(side > 1 for side in sides))
+        if self.pieces == 1:
+            return ((1, parts),)
+        return (tuple(parts * pieces for pieces in DOUBLINGS),)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks go between any ranks: each is simulated on every link of its path."""
+        return problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
+from jaxcoll.synth.building.dimensions import dimension_counts
 from jaxcoll.synth.building.patterns import tripling
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered, on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_in_order
 from jaxcoll.topology import Topology
@@ -54,10 +56,24 @@ class Trivance(Synthesizer):
 
     name: ClassVar[str] = "trivance"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         checks.flag_fields(self, CollectiveError, "near_first")
         checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(near_first=True))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks go between any ranks: each is simulated on every link of its path."""
+        return problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

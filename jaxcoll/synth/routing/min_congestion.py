@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.routing import min_congestion_kernel as kernel
 from jaxcoll.topology import Topology
@@ -49,10 +50,24 @@ class MinCongestion(Synthesizer):
 
     name: ClassVar[str] = "min_congestion"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.integer_fields(self, CollectiveError, "passes")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """More chunks share the load more evenly."""
+        return (DOUBLINGS,)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks take paths of several links, each of which is searched and simulated."""
+        return 2 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

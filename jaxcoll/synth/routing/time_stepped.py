@@ -15,7 +15,8 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.provenance import Provenance
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone
 from jaxcoll.synth.routing import time_stepped_kernel as kernel
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
@@ -54,6 +55,7 @@ class TimeStepped(Synthesizer):
 
     name: ClassVar[str] = "time_stepped"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all"})
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "width", or_none=True)
@@ -62,6 +64,14 @@ class TimeStepped(Synthesizer):
             nbytes=checks.nbytes(self.nbytes, CollectiveError),
             tolerance=checks.positive(self.tolerance, "tolerance", CollectiveError),
         )
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """More chunks come nearer to the rate."""
+        return (DOUBLINGS,)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks take paths of several links, each of which is searched and simulated."""
+        return 2 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -11,9 +11,12 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.oblivious.direct import Direct
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.topology import Topology
 
@@ -35,7 +38,7 @@ class VanDeGeijn(Synthesizer):
 
     Attributes:
         scatter, gather: the algorithms of both parts.
-        nbytes: bytes of the buffer to be fast for, told to both; their own when None.
+        nbytes: bytes of the buffer that both are to be fast for; their own when None.
 
     Raises:
         CollectiveError: parts that are not synthesizers, or ``nbytes`` is not above 0.
@@ -47,12 +50,35 @@ class VanDeGeijn(Synthesizer):
 
     name: ClassVar[str] = "van_de_geijn"
     kinds: ClassVar[frozenset[str]] = frozenset({"broadcast"})
+    has_nbytes: ClassVar[bool] = True
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         for field in ("scatter", "gather"):
             checks.instance(getattr(self, field), Synthesizer, field, CollectiveError)
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(self, nbytes=nbytes)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return tuple(cls(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct()))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """For every rank as many chunks as the all_gather is worth trying with."""
+        ranks = max(map(len, problem.collective.groups))
+        gather = dataclasses.replace(problem.collective, kind="all_gather", root=None)
+        series = self.gather.worth_trying(problem.of(gather))
+        return tuple(tuple(ranks * count for count in counts) for counts in series)
+
+    def work(self, problem: Problem) -> float:
+        """The work of the all_gather; the scatter and joining both take as much three times."""
+        collective = problem.collective
+        each = -(-collective.chunks_per_shard // max(map(len, collective.groups)))
+        gather = dataclasses.replace(
+            collective, kind="all_gather", root=None, chunks_per_shard=each
+        )
+        return 4 * self.gather.work(problem.of(gather))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -64,7 +90,7 @@ class VanDeGeijn(Synthesizer):
         sizes = [len(group) for group in groups]
         each = -(-collective.chunks_per_shard // min(size for size in sizes if size > 1))
         parts = [
-            self._told(synthesizer).synthesize(topology, part, seed, self.nbytes)
+            self._sized(synthesizer).synthesize(topology, part, seed, self.nbytes)
             for synthesizer, part in (
                 (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
                 (self.gather, Collective("all_gather", ranks, each, groups)),
@@ -100,11 +126,11 @@ class VanDeGeijn(Synthesizer):
             ),
         )
 
-    def _told(self, synthesizer: Synthesizer) -> Synthesizer:
+    def _sized(self, synthesizer: Synthesizer) -> Synthesizer:
         """The algorithm of a part, for as many bytes if it has a field for them."""
         if self.nbytes is None or not hasattr(synthesizer, "nbytes"):
             return synthesizer
-        return dataclasses.replace(synthesizer, nbytes=self.nbytes)  # type: ignore[type-var, call-arg]
+        return dataclasses.replace(synthesizer, nbytes=self.nbytes)
 
 
 def _dealt(collective: Collective, each: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective, common_parts
 from jaxcoll.numerics.rational import Number, as_fraction
-from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.timeline import Clock
 from jaxcoll.synth.tacos import event_state, events
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
 from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
+
+_MOST_ROOTS = 2**19  # work to find the root of all trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,23 @@ class Blink(Synthesizer):
         trees = (optimum(way, alone).k for way in (network, network.transpose()))
         needed = math.lcm(*trees) if self.k is None else self.k
         return needed // math.gcd(needed, network.num_ranks)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Multiples of the trees from the root, where finding the root is little work."""
+        is_much = _work_of_roots(problem.topology) > _MOST_ROOTS
+        if problem.collective.kind not in self.kinds or is_much:
+            return ((1,),)
+        k = self.granularity(problem.topology)
+        return (tuple(k * pieces for pieces in DOUBLINGS),)
+
+    def work(self, problem: Problem) -> float:
+        """The sends, after the root is found."""
+        return _work_of_roots(problem.topology) + problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -213,3 +233,8 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
         "broadcast": down.provenance.certificate,
     }
     return both.with_provenance(Provenance(certificate=certificate))
+
+
+def _work_of_roots(topology: Topology) -> float:
+    """A maximum flow from every rank to find the root with the fastest trees."""
+    return 6.0 * topology.num_ranks * topology.num_links

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LAST, Counts, Synthesizer, in_pieces
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topologies.generative.binary_trees import tree_parents
 from jaxcoll.topology import Topology
@@ -37,9 +38,19 @@ class DoubleBinaryTree(Synthesizer):
 
     name: ClassVar[str] = "double_binary_tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    put_off: ClassVar[float] = LAST
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(pieces=1))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import Counts, Synthesizer, in_pieces
 from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topology import Topology
@@ -54,6 +55,7 @@ class HierarchicalTree(Synthesizer):
 
     name: ClassVar[str] = "hierarchical_tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "inner", "pieces", or_none=True)
@@ -61,6 +63,19 @@ class HierarchicalTree(Synthesizer):
         checks.put(self, nbytes=nbytes)
         if self.chains is not None:
             checks.put(self, chains=_checked_chains(self.chains))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
+
+    def work(self, problem: Problem) -> float:
+        """Pieces are put in the order of a simulated run of all channels."""
+        return 16 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

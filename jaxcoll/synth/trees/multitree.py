@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import Counts, Synthesizer
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.trees import multitree_kernel as kernel
 from jaxcoll.topology import Topology
@@ -69,6 +70,22 @@ class MultiTree(Synthesizer):
         unit = checks.optional(self.unit, checks.positive, "unit", CollectiveError)
         checks.put(self, unit=unit)
         checks.flag_fields(self, CollectiveError, "nearest_first")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def work(self, problem: Problem) -> float:
+        """For every rank that it adds, it looks at ranks, or at the ports of a switch."""
+        topology = problem.topology
+        looks = topology.num_ranks / (400 if topology.is_direct else 200)
+        added = sum(len(group) ** 2 for group in problem.collective.groups)
+        return looks * added + problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

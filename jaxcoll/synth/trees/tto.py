@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Synthesizer, in_pieces
+from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topology import Topology
@@ -42,9 +43,19 @@ class Tto(Synthesizer):
 
     name: ClassVar[str] = "tto"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(pieces=1))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -1,12 +1,10 @@
 """Direct-connect families: regular digraphs that exist at many sizes and degrees.
 
 - ``digraph``: the type that all of them return, self-loops and parallel arcs included;
-- ``operations``: digraphs made of digraphs; ``isomorphism``: to the transpose;
+- ``operations``: digraphs made of digraphs, and isomorphisms to the transpose;
 - ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
 - ``cayley_digraphs``: of dihedral and other groups, and good connections;
 - ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
-- ``optical_cubes``: slices of TPU v4 and v5p, rewired;
-- ``searched``: Diamond and modified de Bruijn digraphs;
 - ``families``: all by name, with the sizes and degrees they exist at.
 """
 
@@ -31,19 +29,24 @@ from jaxcoll.topologies.generative.complete_graphs import (
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.distance_regular_graphs import distance_regular
 from jaxcoll.topologies.generative.families import FAMILIES, Family, Member, family, members
-from jaxcoll.topologies.generative.isomorphism import find_reversal, is_reverse_symmetric
-from jaxcoll.topologies.generative.kautz_graphs import de_bruijn, generalized_kautz, kautz
+from jaxcoll.topologies.generative.kautz_graphs import (
+    de_bruijn,
+    diamond,
+    generalized_kautz,
+    kautz,
+    modified_de_bruijn,
+)
 from jaxcoll.topologies.generative.operations import (
     bidirectional,
     cartesian_power,
     cartesian_product,
     degree_expansion,
+    find_reversal,
+    is_reverse_symmetric,
     line_graph,
     multiply_arcs,
 )
-from jaxcoll.topologies.generative.optical_cubes import optical_cubes
-from jaxcoll.topologies.generative.searched import diamond, modified_de_bruijn
-from jaxcoll.topologies.generative.tori import torus, twisted_torus
+from jaxcoll.topologies.generative.tori import optical_cubes, torus, twisted_torus
 
 __all__ = [
     "FAMILIES",

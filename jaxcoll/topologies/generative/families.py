@@ -16,7 +16,6 @@ from jaxcoll.topologies.generative import (
     distance_regular_graphs,
     finite_geometry,
     kautz_graphs,
-    searched,
     tori,
 )
 from jaxcoll.topologies.generative.digraph import Digraph
@@ -151,7 +150,7 @@ def _twisted_hypercube(n: int, d: int) -> Iterator[Arguments]:
 
 
 def _searched_de_bruijn(n: int, d: int) -> Iterator[Arguments]:
-    return ((d, k) for k in range(2, n.bit_length()) if d**k == n and searched.is_known(d, k))
+    return ((d, k) for k in range(2, n.bit_length()) if d**k == n and kautz_graphs.is_known(d, k))
 
 
 def _cayley(n: int, d: int) -> Iterator[Arguments]:
@@ -214,11 +213,13 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "unidirectional ring", circulants.unidirectional_ring, lambda n, d: _only(True, d, n)
         ),
-        Family("Diamond", searched.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False),
+        Family(
+            "Diamond", kautz_graphs.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False
+        ),
         Family("de Bruijn", kautz_graphs.de_bruijn, _de_bruijn),
         Family(
             "modified de Bruijn",
-            searched.modified_de_bruijn,
+            kautz_graphs.modified_de_bruijn,
             _searched_de_bruijn,
             has_bfb=False,
         ),

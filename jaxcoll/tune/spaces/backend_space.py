@@ -22,7 +22,8 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
-from jaxcoll.synth.registry import REGISTRY, chunk_counts
+from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config, Parameter
 from jaxcoll.tune.spaces.space import Space, Subspace
@@ -105,15 +106,15 @@ def collective_of(task: Task) -> Collective:
 def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every synthesizer defined for a task and its chunk counts.
 
-    Those that take minutes have no variants in the registry; of those with the same schedule the
+    Those that take minutes have no variants; of those with the same schedule the
     first is kept.
     """
     collective, seen = collective_of(task), set()
     topology = default_topology(collective.num_ranks)
     shard = task.nbytes // task.group_size
     most = max(1, min(_MOST_CHUNKS, shard // _LEAST_CHUNK_BYTES))
-    for name, entry in REGISTRY.items():
-        if not entry.variants:
+    for name, kind in REGISTRY.items():
+        if not kind.variants():
             continue
         try:
             schedule = schedule_of(collective, name, 1, task.nbytes)
@@ -124,7 +125,7 @@ def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
         seen.add(schedule.digest)
         counts = {1}
         with interpreted(is_small(collective, name)):
-            series = chunk_counts(entry.make(), topology, collective)
+            series = kind().worth_trying(Problem(topology, collective))
         counts.update(count for some in series for count in some if count <= most)
         yield name, tuple(sorted(counts))
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings import ssa_dataflow
+from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
@@ -62,7 +62,7 @@ def test_same_values(case, target):
 
 @pytest.mark.parametrize("most", [3, 10**6])
 def test_a_result_of_many_updates_stays_before_its_reshape(most, monkeypatch):
-    monkeypatch.setattr(ssa_dataflow, "MOST_UPDATES", most)
+    monkeypatch.setattr(ssa, "MOST_UPDATES", most)
     schedule = schedule_of("torus", 8, "all_gather", "bucket", 4)
     gathered = sharded(
         lambda v: jc.all_gather(v[0], "x", schedule=schedule, lowering="ssa")[None],

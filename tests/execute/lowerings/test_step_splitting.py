@@ -11,9 +11,8 @@ from jaxcoll import Collective, synthesize, topologies
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import ssa
-from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from tests.execute.harness import mesh_of
 
 TORUS = topologies.torus(4, 4, 4)

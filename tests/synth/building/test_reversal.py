@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxcoll import Collective, CollectiveError, simulate, topologies, verify
 from jaxcoll.synth import ForestColl, MultiTree, synthesize
-from jaxcoll.synth.building.reversal import in_order, reverse_in_time
+from jaxcoll.synth.building.derive import in_order, reverse_in_time
 from tests import strategies
 
 ONE_WAY = ("all_gather", "broadcast")

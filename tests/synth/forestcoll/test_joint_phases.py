@@ -11,7 +11,7 @@ from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.simulation.steady import steady_seconds
+from jaxcoll.simulation.schedules import steady_seconds
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.topologies import mesh, nvswitch_hosts, star, torus

@@ -15,7 +15,7 @@ from jaxcoll.compact import check_compact
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import simulate
-from jaxcoll.simulation.steady import steady_seconds
+from jaxcoll.simulation.schedules import steady_seconds
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.topologies import dgx_a100, mesh, ring
 from jaxcoll.topology import Topology

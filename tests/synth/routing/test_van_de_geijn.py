@@ -9,7 +9,7 @@ import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.synth import Bucket, Direct, Rhd, VanDeGeijn
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import chosen_by_auto
 
 MIB = 2**20
 
@@ -48,7 +48,7 @@ def test_auto_takes_it_for_mid_sizes_on_many_hosts(kind, dual):
     """1 MiB on 16 hosts of 4: trees take 75 us, a scatter and an all_gather 31."""
     topology = topologies.nvswitch_hosts((4,) * 16, inside=300e9, network=25e9)
     schedule = jc.synthesize(topology, kind, nbytes=MIB)
-    assert taken_by_auto(schedule) == "van_de_geijn"
+    assert chosen_by_auto(schedule) == "van_de_geijn"
     parts = [jc.synthesize(topology, part, nbytes=MIB) for part in (dual, "all_gather")]
     together = sum(jc.simulate(part, MIB).time for part in parts)
     trees = jc.synthesize(topology, kind, "forestcoll", nbytes=MIB)

@@ -9,8 +9,7 @@ from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
 from jaxcoll.synth.direct_connect.expansions.expansion import Expansion
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
-from jaxcoll.topologies.generative.isomorphism import find_reversal
-from jaxcoll.topologies.generative.operations import bidirectional, both_ways_arcs
+from jaxcoll.topologies.generative.operations import bidirectional, both_ways_arcs, find_reversal
 
 
 @dataclasses.dataclass(frozen=True)

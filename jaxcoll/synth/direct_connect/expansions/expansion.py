@@ -14,7 +14,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb_reversal import rename_ranks, reversed_on
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
 from jaxcoll.topologies.generative.digraph import Digraph
-from jaxcoll.topologies.generative.isomorphism import find_reversal
+from jaxcoll.topologies.generative.operations import find_reversal
 
 
 class Expansion(abc.ABC):

@@ -1,0 +1,127 @@
+"""Progress of the calls that take long: one frozen value, told to a function or to a terminal.
+
+Every such call takes ``progress=``: None for silence, True for a line on stderr that is overwritten
+where stderr is a terminal (and nothing elsewhere), or a function of one ``Progress``. An
+error raised by the function ends the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from jaxcoll.errors import JaxcollError, shown
+
+# Seconds until a line says what is being waited for, and between its changes.
+_PATIENCE, _INTERVAL = 0.7, 0.5
+_WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a call has come.
+
+    Attributes:
+        done: how much is done, in the unit that the call states.
+        total: how much there is to do, in that unit; None where that shows only at the end.
+        what: name of the latest work.
+        best: of a search, the least time found so far, in seconds; None while there is none.
+        bound: of a search, seconds that nothing can be below, where such a number is known.
+    """
+
+    done: float
+    total: float | None
+    what: str
+    best: float | None = None
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        count = f"{self.done:.6g}" + ("" if self.total is None else f" of {self.total:.6g}")
+        best = "" if self.best is None else f", best {_duration(self.best)}"
+        bound = "" if self.bound is None else f", bound {_duration(self.bound)}"
+        return f"{self.what}: {count}{best}{bound}"
+
+
+Report = Callable[[Progress], None]
+# What callers give for ``progress=``.
+Wanted = Report | bool | None
+
+
+@contextlib.contextmanager
+def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterator[Report | None]:
+    """While this runs, a function to call with every ``Progress``; None where nobody listens.
+
+    Args:
+        progress: as a caller gave it.
+        what: the call's work, for the terminal until the first ``Progress``.
+        error: raised by a bad ``progress``.
+
+    Raises:
+        error: ``progress`` is neither None, a flag nor a function.
+    """
+    checked(progress, error)
+    if progress is True:
+        with working(what) as report:
+            yield report if sys.stderr.isatty() else None
+    else:
+        yield progress or None
+
+
+def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
+    """The argument ``progress=`` itself, once checked.
+
+    Raises:
+        error: neither None, a flag nor a function.
+    """
+    if progress is None or isinstance(progress, bool) or callable(progress):
+        return progress
+    raise error(
+        "progress must be True for a line in the terminal, a function of one Progress, or None, "
+        f"got {shown(progress)}"
+    )
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Report]:
+    """While this runs, a terminal shows what is being done and for how long, wiped at the end.
+
+    Gives a function to call with every ``Progress``, which the line then shows. A thread of its
+    own writes the line, since most waiting is for one call that returns at its end.
+    """
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    line, done, began = [what], threading.Event(), time.monotonic()
+
+    def report(progress: Progress) -> None:
+        line[0] = str(progress)
+
+    def write() -> None:
+        wait = _PATIENCE
+        while not done.wait(wait):
+            seconds = time.monotonic() - began
+            sys.stderr.write(f"\r{line[0][:_WIDTH]} ({seconds:.0f} s)\x1b[K")
+            sys.stderr.flush()
+            wait = _INTERVAL
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        done.set()
+        thread.join()
+        if time.monotonic() - began > _PATIENCE:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} us"

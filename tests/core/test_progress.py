@@ -1,0 +1,81 @@
+"""Progress of long calls: silence, a function, a terminal's line."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+import time
+
+import pytest
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.progress import Progress, reporting, working
+
+
+class Terminal(io.StringIO):
+    """Text that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_words():
+    assert str(Progress(3, 12, "sizes")) == "sizes: 3 of 12"
+    assert str(Progress(3, None, "tried", 2.5e-3, 2e-6)) == "tried: 3, best 2.5 ms, bound 2 us"
+    assert str(Progress(1.5, 60.0, "searching", 1.25)) == "searching: 1.5 of 60, best 1.25 s"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Progress(1, 2, "").done = 2  # type: ignore[misc]
+
+
+def test_a_function_is_called_and_its_error_ends_the_call():
+    seen = []
+    with reporting(seen.append, "counting", CollectiveError) as report:
+        assert report is not None
+        report(Progress(1, 2, "one"))
+    assert seen == [Progress(1, 2, "one")]
+
+    def refuse(progress):
+        raise KeyboardInterrupt
+
+    with reporting(refuse, "counting", CollectiveError) as report:
+        assert report is not None
+        with pytest.raises(KeyboardInterrupt):
+            report(Progress(1, 2, "one"))
+
+
+@pytest.mark.parametrize("silent", [None, False])
+def test_silence(silent, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with reporting(silent, "counting", CollectiveError) as report:
+        assert report is None
+    assert terminal.getvalue() == ""
+
+
+def test_a_line_in_a_terminal_alone(monkeypatch):
+    log, terminal = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stderr", log)
+    with reporting(True, "counting", CollectiveError) as report:
+        assert report is None
+    with working("counting") as always:
+        always(Progress(1, 2, "one"))
+    assert log.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with reporting(True, "counting", CollectiveError) as report:
+        assert report is not None
+        report(Progress(1, 2, "one", 0.5))
+        until = time.monotonic() + 20
+        while "one" not in terminal.getvalue() and time.monotonic() < until:
+            time.sleep(0.05)
+    assert "\rone: 1 of 2, best 500 ms (" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("bad", [1, "yes", [], 0.0])
+def test_refused(bad):
+    with (
+        pytest.raises(CollectiveError, match="progress must be True for a line"),
+        reporting(bad, "counting", CollectiveError),
+    ):
+        pass
