@@ -24,6 +24,7 @@ MODULES = {
     "jaxcoll.io": "files",
     "jaxcoll.io.msccl": "programs of MSCCL",
     "jaxcoll.draw": "drawings",
+    "jaxcoll.pages": "interactive pages",
     "jaxcoll.finder": "the search for networks of a size and degree",
     "jaxcoll.tune": "tuning by measured times",
     "jaxcoll.aot": "compiling for machines that are not here",

@@ -63,7 +63,7 @@ def _job(composed: DictConfig) -> None:
     if devices is not None:
         prepare_devices(*devices)
     try:
-        EXPERIMENTS[name].load().run(config)
+        EXPERIMENTS[name].load()(config)
     except CheckError as error:
         sys.exit(_failed(error, 1))
 

@@ -8,9 +8,25 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.errors import ConfigError
 from jaxcoll import SYNTHESIZERS
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyConfig:
+    """The fields that the configurations of all studies have.
+
+    Attributes:
+        size: the preset, "ci" or "paper".
+        notes: differences from the paper, and settings that it does not give.
+        results: folder to write to.
+    """
+
+    size: str
+    notes: tuple[str, ...]
+    results: Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,3 +259,29 @@ def above(where: str, value: float, least: float) -> None:
     """Refuses a value not above ``least`` or not finite, with a ``ConfigError``."""
     if not (math.isfinite(value) and value > least):
         raise ConfigError(f"{where} must be above {least}, got {value}")
+
+
+# ---------------------------------------------------------------------- numbers that a paper prints
+
+
+IDEAL = "ideal"  # in the place of an algorithm: percent of what no algorithm can beat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperValue:
+    """A number that a paper prints; studies add what it is of.
+
+    Attributes:
+        paper: the paper's number.
+    """
+
+    paper: float
+
+    def __post_init__(self) -> None:
+        above("claims.paper", self.paper, 0)
+
+    def beside(self, ours: float | None, column: str = "") -> dict[str, Any]:
+        """Two columns of a row: our number, None where we have none, and the paper's."""
+        if not column:
+            return {"ours": ours, "paper": self.paper}
+        return {column: ours, f"paper {column}": self.paper}

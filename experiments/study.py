@@ -1,22 +1,28 @@
-"""Experiments as the command line knows them, and how a study publishes its results."""
+"""Experiments as the command line knows them, and how a study publishes its results.
+
+A file is replaced whole, so that no reader sees half of it. Seconds depend on the machine besides
+the code, so its description stands beside every table.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import importlib
+import importlib.metadata
 import io
+import json
+import os
+import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.files import write_figure, write_json
-from experiments.machine import describe_machine
 from experiments.notes import filled
 from jaxcoll.io.files import write_bytes
 
@@ -25,12 +31,13 @@ Row = Mapping[str, str | int | float | bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment: where its ``run(config)`` and the type of its configuration are.
+    """An experiment: where the function that runs it and its configuration are.
 
     Attributes:
-        module: whose ``run`` takes the configuration and returns rows.
-        config: the frozen dataclass of the configuration, as ``module:name``; ``Config`` of
-            ``module`` itself where empty.
+        function: takes the configuration and returns rows, as ``module:name``; ``run`` where only
+            the module is named. Studies of one shape stand in one module, a function each.
+        config: the frozen dataclass of the configuration, as ``module:name``; ``Config`` of the
+            function's module where empty.
         measured: columns of its rows that are measured on the machine (seconds, memory), as shell
             patterns; two runs of the same code may differ there.
         searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
@@ -39,19 +46,21 @@ class Experiment:
             package. JAX traces other operators; HiGHS chooses another of equally good solutions.
     """
 
-    module: str
+    function: str
     config: str = ""
     measured: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
-    def load(self) -> ModuleType:
-        """The module."""
-        return importlib.import_module(self.module)
+    def load(self) -> Callable[[Any], Any]:
+        """The function that runs it."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name or "run")
 
     def load_config(self) -> type:
         """The type of the configuration."""
-        module, _, name = (self.config or f"{self.module}:Config").partition(":")
+        module, _, _ = self.function.partition(":")
+        module, _, name = (self.config or f"{module}:Config").partition(":")
         return getattr(importlib.import_module(module), name)
 
 
@@ -111,3 +120,71 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------------- files, each replaced whole
+
+
+def write_json(path: Path, content: object) -> Path:
+    """Writes ``content`` as JSON and returns the path.
+
+    Raises:
+        ValueError: a number is not finite.
+        TypeError: a value is of a type that JSON does not have.
+    """
+    return _replace(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_figure(path: Path, figure: Figure, dpi: int = 130) -> Path:
+    """Writes a figure in the format of the path's suffix and returns the path."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=dpi, metadata={"Software": None})
+    return _replace(path, buffer.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+    return path
+
+
+# ---------------------------------------------------------------------- the machine
+
+
+PACKAGES = ("jaxcoll", "numpy", "numba", "jax", "highspy")
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory and versions, on which a timing depends besides the code."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    # From the metadata: importing jax only to name its version takes seconds.
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

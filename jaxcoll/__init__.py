@@ -4,8 +4,8 @@
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
   the least time of any; ``synthesize_compact`` writes one of tens of thousands of ranks to disk.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
-- ``io`` (files), ``draw`` (figures), ``optax`` (training), ``aot`` (compiling for other machines),
-  ``tune`` (choosing configurations by measured times).
+- ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
+  (compiling for other machines), ``tune`` (choosing configurations by measured times).
 
 Importing this package imports nothing but the standard library: every name is loaded when it is
 first used. NumPy, SciPy, networkx and Numba come with the first network or schedule, jax with the
@@ -17,7 +17,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxcoll import aot, draw, execute, finder, io, synth, topologies, tune  # noqa: F401
+    from jaxcoll import aot, draw, execute, finder, io, pages, synth, topologies, tune  # noqa: F401
     from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
     from jaxcoll.bounds.throughput import Optimum, optimum
     from jaxcoll.collective import Collective
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         scatter,
         use_topology,
     )
+    from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
     from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
-    from jaxcoll.tune.measured_costs import measure_execution
     from jaxcoll.verifier import verify
 
 # Modules and folders, loaded when first used: aot, execute and tune need jax, draw Matplotlib.
@@ -91,6 +91,7 @@ _MODULES = frozenset(
         "io",
         "mesh",
         "numerics",
+        "pages",
         "paths",
         "progress",
         "provenance",
@@ -108,7 +109,7 @@ _MODULES = frozenset(
 )
 
 # Those that are meant to be used by their names.
-_PUBLIC = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
+_PUBLIC = frozenset(("aot", "draw", "execute", "finder", "io", "pages", "tune"))
 
 # The public names by the module that has them.
 _NAMES = {
@@ -165,7 +166,7 @@ _NAMES = {
     "synth.tacos.out_of_core": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
-    "tune.measured_costs": ("measure_execution",),
+    "execute.choice.measured_costs": ("measure_execution",),
     "verifier": ("verify",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -33,6 +33,7 @@ SHARED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})  # with share
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
 _MOST_CHUNKS = 2**31 - 1
+_MOST_LISTED = 2**26  # chunks of which columns are kept: 256 MiB each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Collective:
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
             name ranks that do not exist, a root outside a group or given to a kind without one,
-            shares of another kind or of several groups, more than 2**31 - 1 chunks.
+            shares of another kind or of several groups, more than 2**31 - 1 chunks; see also
+            ``check_listed``.
     """
 
     kind: str
@@ -178,6 +180,7 @@ class Collective:
     @functools.cached_property
     def group_of_chunk(self) -> np.ndarray:
         """Group of each chunk; int32 of shape (chunks,)."""
+        self.check_listed()
         return np.repeat(np.arange(len(self.groups), dtype=np.int32), np.diff(self.chunk_ptr))
 
     @functools.cached_property
@@ -195,7 +198,20 @@ class Collective:
         """The other end of each chunk (all_to_all, gather, scatter); int32 of shape (chunks,)."""
         return self._shard_places()[1]
 
+    def check_listed(self) -> None:
+        """Refuse columns of chunks, such as ``owner``, that would take gigabytes.
+
+        Raises:
+            CollectiveError: more chunks than have columns.
+        """
+        if self.num_chunks > _MOST_LISTED:
+            raise CollectiveError(
+                f"{self.kind} of {self.num_chunks} chunks is too large to be listed chunk by "
+                f"chunk, as schedules are; up to {_MOST_LISTED} are, so take fewer chunks per shard"
+            )
+
     def _shard_places(self) -> tuple[np.ndarray, np.ndarray]:
+        self.check_listed()
         owners, targets = [], []
         for group in self.groups:
             ranks = np.asarray(group, np.int32)
@@ -209,6 +225,8 @@ class Collective:
             chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
             owners.append(np.repeat(owner, chunks))
             targets.append(np.repeat(target, chunks))
+        if len(owners) == 1:
+            return owners[0], targets[0]
         return np.concatenate(owners), np.concatenate(targets)
 
     # ------------------------------------------------------------------ before and after
@@ -238,15 +256,18 @@ class Collective:
 
     def precondition(self) -> np.ndarray:
         """``holds`` for every rank and chunk, bool of shape (ranks, chunks)."""
+        self.check_listed()
         return self.holds(np.arange(self.num_ranks)[:, None], np.arange(self.num_chunks))
 
     def postcondition(self) -> np.ndarray:
         """``wants`` for every rank and chunk, bool of shape (ranks, chunks)."""
+        self.check_listed()
         return self.wants(np.arange(self.num_ranks)[:, None], np.arange(self.num_chunks))
 
     @functools.cached_property
     def contributions(self) -> np.ndarray:
         """Contributions that complete a chunk: 1, or the group's size; int32 of shape (chunks,)."""
+        self.check_listed()
         if not self.is_reducing:
             return np.ones(self.num_chunks, np.int32)
         sizes = np.asarray([len(group) for group in self.groups], np.int32)
@@ -257,6 +278,7 @@ class Collective:
     @functools.cached_property
     def chunks_per_buffer(self) -> np.ndarray:
         """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,)."""
+        self.check_listed()
         if self.shares is not None:
             return np.full(self.num_chunks, self.num_chunks, np.int64)
         sizes = np.asarray(
@@ -306,6 +328,7 @@ class Collective:
 
         The same numbers, except that all_to_all's (source, destination) trade places.
         """
+        self.check_listed()
         if self.kind != "all_to_all":
             return np.arange(self.num_chunks)
         parts = []

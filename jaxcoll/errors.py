@@ -60,6 +60,10 @@ class TuneError(JaxcollError):
     """A configuration space, a measurement or a search's state that a tuner cannot use."""
 
 
+class TableWarning(UserWarning):
+    """Measurements of an earlier run, a file of them or a row, that are not used."""
+
+
 class AssumptionWarning(UserWarning):
     """A number that nobody stated, or that is likely stated in another unit."""
 

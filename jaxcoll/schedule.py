@@ -20,6 +20,7 @@ from jaxcoll.provenance import Provenance
 from jaxcoll.topology import Topology
 
 _UNKNOWN = Provenance()
+_MOST_FREE = 2**26  # (rank, chunk) pairs of a schedule of whatever few sends
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -133,17 +134,12 @@ class Schedule:
                 f"step, edge, chunk and reduce need one value per send, got lengths "
                 f"{', '.join(map(str, lengths))}"
             )
-        # Sorted by step, then by where the message of (step, edge) first stands; lexsort is stable,
-        # which keeps the sends of a message in the order given.
-        key = step * max(len(edges), 1) + edge
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
-        order = np.lexsort((first[which], step)) if len(step) else np.zeros(0, np.int64)
-        counts = np.unique(step, return_counts=True)[1]
+        order, step_ptr = _by_message(step, edge)
         return cls(
             topology,
             collective,
             edges,
-            np.concatenate([[0], np.cumsum(counts)]),
+            step_ptr,
             edge[order],
             chunk[order],
             np.broadcast_to(reduce, step.shape)[order],
@@ -225,6 +221,22 @@ class Schedule:
             f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
+
+    def check_claims(self) -> None:
+        """Refuse a collective that is too large to be looked at for the few sends there are.
+
+        Whoever verifies or times a schedule keeps a number for each rank and chunk.
+
+        Raises:
+            ScheduleError: fewer sends than a collective of millions of chunks takes.
+        """
+        ranks, chunks = self.collective.num_ranks, self.collective.num_chunks
+        least = self.collective.num_deliveries
+        if ranks * chunks > _MOST_FREE and self.num_sends < least:
+            raise ScheduleError(
+                f"{ranks} ranks and {chunks} chunks take at least {least} sends; the schedule has "
+                f"{self.num_sends}"
+            )
 
     # ------------------------------------------------------------------ others from this one
 
@@ -350,6 +362,67 @@ def _flags(values) -> np.ndarray:
     if given.ndim > 1:
         raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
     return np.asarray(given, bool)
+
+
+def _by_message(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order of ``Schedule.from_sends``, and its ``step_ptr``.
+
+    Sorts by counting, which takes an eighth of what comparing takes.
+    """
+    (step, steps), (edge, edges) = _from_zero(step), _from_zero(edge)
+    sizes = np.bincount(step, minlength=steps)
+    order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)
+    _sort(step, np.cumsum(sizes) - sizes, order)
+    messages = _number_messages(order, step, edge, np.full(edges, -1), message)
+    if messages < len(order):
+        within = np.empty(len(order), np.int64)
+        counts = np.bincount(message)
+        _sort(message, np.cumsum(counts) - counts, within)
+        order = order[within]
+    return order, np.append(0, np.cumsum(sizes[sizes > 0]))
+
+
+def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Numbers from 0, not many more than there are values, in their order; and how many."""
+    if not values.size:
+        return values, 0
+    most = int(values.max())
+    if values.min() >= 0 and most < 4 * len(values) + 1024:
+        return values, most + 1
+    distinct, place = np.unique(values, return_inverse=True)
+    return place, len(distinct)
+
+
+@kernel(cache=True)
+def _sort(key, following, order):
+    """Fill in the order of keys, equal ones as they stand.
+
+    Args:
+        following: the first place of each key; left after its last.
+    """
+    for i in range(len(key)):
+        order[following[key[i]]] = i
+        following[key[i]] += 1
+
+
+@kernel(cache=True)
+def _number_messages(order, step, edge, last, message):
+    """Number the messages of sends in order of their steps; how many there are.
+
+    Args:
+        last: -1s, one per edge: its latest message.
+        message: filled, one per send in the order given.
+    """
+    count = first = 0  # messages, and how many of them are of earlier steps
+    for p in range(len(order)):
+        i = order[p]
+        if p and step[i] != step[order[p - 1]]:
+            first = count
+        if last[edge[i]] < first:
+            last[edge[i]] = count
+            count += 1
+        message[p] = last[edge[i]]
+    return count
 
 
 @kernel(cache=True)

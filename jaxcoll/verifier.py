@@ -7,11 +7,14 @@ number of contributions each (rank, chunk) holds:
 - a send with ``reduce`` moves the sender's partial sum, so contributions are conserved: if in the
   end a rank holds as many as there are, it holds every one exactly once.
 
-Time O(sends), memory one small integer per (rank, chunk). A compact schedule is read from disk as
-it is replayed, with one bit per (rank, chunk).
+Time O(sends), memory one small integer per (rank, chunk), for so many chunks at a time that it is
+bounded: chunks are proved one without the other. A compact schedule is read from disk as it is
+replayed, with one bit per (rank, chunk).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +43,8 @@ _MISCOUNTED = 9
 # another, are replayed in a call.
 _STEPS_AT_ONCE = 64
 _SENDS_AT_ONCE = 1 << 22
+# (rank, chunk) pairs of which a number is kept at a time.
+_PAIRS_AT_ONCE = 1 << 25
 
 
 def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
@@ -65,9 +70,48 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     if not collective.is_reducing and schedule.reduce.any():
         send = int(np.flatnonzero(schedule.reduce)[0])
         text = f"adds chunk {schedule.chunk[send]}, but {collective.kind} does not sum"
-        _refuse(schedule, send, int(schedule.src[send]), text)
-    held = collective.precondition().astype(np.int32 if collective.is_reducing else np.int8)
-    edges, step_ptr = schedule.edges, schedule.step_ptr
+        raise _error(schedule, send, int(schedule.src[send]), text)
+    schedule.check_claims()
+    if not collective.num_deliveries and not schedule.num_sends:
+        return  # groups of one rank: every chunk is where it must be
+    at_once = max(1, _PAIRS_AT_ONCE // collective.num_ranks)
+    found = [
+        _first_fault(schedule, begin, min(begin + at_once, collective.num_chunks))
+        for begin in range(0, collective.num_chunks, at_once)
+    ]
+    during = [fault for fault in found if isinstance(fault, _Fault)]
+    if during:
+        raise min(during, key=lambda fault: fault.at).error
+    _check_end(schedule, [missing for missing in found if isinstance(missing, _Missing)])
+
+
+class _Fault(NamedTuple):
+    """The first thing wrong with the sends of some chunks.
+
+    Attributes:
+        at: step, and within it the pass of the replay and the send.
+        error: the error to raise.
+    """
+
+    at: tuple[int, int, int]
+    error: ScheduleError
+
+
+class _Missing(NamedTuple):
+    """What some chunks lack in the end: how many, and of the first the contributions held."""
+
+    rank: int
+    chunk: int
+    have: int
+    count: int
+
+
+def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing | None:
+    """Replay the sends of chunks ``begin..end - 1``."""
+    collective, edges, step_ptr = schedule.collective, schedule.edges, schedule.step_ptr
+    ranks, chunks = np.arange(collective.num_ranks)[:, None], np.arange(begin, end)
+    complete = collective.contributions[begin:end]
+    held = collective.holds(ranks, chunks).astype(np.int32 if collective.is_reducing else np.int8)
     for first, last in spans(step_ptr, _SENDS_AT_ONCE):
         code, send = _replay(
             step_ptr[first : last + 1],
@@ -76,16 +120,23 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
             schedule.reduce,
             edges.src,
             edges.dst,
-            collective.contributions,
+            begin,
+            complete,
             held,
         )
         if code != _OK:
-            _explain(schedule, code, send, held)
-    _check_end(schedule, held)
+            return _explained(schedule, code, send, begin, held)
+    missing = collective.wants(ranks, chunks) & (held != complete)
+    if not missing.any():
+        return None
+    rank, place = (int(x) for x in np.argwhere(missing)[0])
+    return _Missing(rank, begin + place, max(int(held[rank, place]), 0), int(missing.sum()))
 
 
 @kernel(cache=True)
-def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
+def _replay(step_ptr, edge, chunk, reduce, src, dst, begin, complete, held):
+    """Replays the sends of the chunks from ``begin`` on; the first thing wrong as (code, send)."""
+    count = len(complete)
     longest = 1
     for t in range(len(step_ptr) - 1):
         longest = max(longest, step_ptr[t + 1] - step_ptr[t])
@@ -94,7 +145,9 @@ def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
         first, last = step_ptr[t], step_ptr[t + 1]
         # The senders' chunks before any of the step's arrivals.
         for i in range(first, last):
-            u, c = src[edge[i]], chunk[i]
+            u, c = src[edge[i]], chunk[i] - begin
+            if c < 0 or c >= count:
+                continue
             moved[i - first] = held[u, c]
             if reduce[i]:
                 if held[u, c] <= 0:
@@ -102,13 +155,15 @@ def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
             elif held[u, c] != complete[c]:
                 return _INCOMPLETE, i
         for i in range(first, last):
-            if reduce[i]:
-                u, c = src[edge[i]], chunk[i]
+            u, c = src[edge[i]], chunk[i] - begin
+            if reduce[i] and 0 <= c < count:
                 if held[u, c] == _GIVEN_AWAY:
                     return _TWICE, i
                 held[u, c] = _GIVEN_AWAY
         for i in range(first, last):
-            v, c = dst[edge[i]], chunk[i]
+            v, c = dst[edge[i]], chunk[i] - begin
+            if c < 0 or c >= count:
+                continue
             if reduce[i]:
                 if held[v, c] == _GIVEN_AWAY:
                     return _AFTER_GIVING, i
@@ -124,9 +179,9 @@ def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
     return _OK, -1
 
 
-def _explain(schedule: Schedule, code: int, send: int, held: np.ndarray) -> None:
+def _explained(schedule: Schedule, code: int, send: int, begin: int, held: np.ndarray) -> _Fault:
     u, v, c = int(schedule.src[send]), int(schedule.dst[send]), int(schedule.chunk[send])
-    have = max(int(held[u, c]), 0)
+    have = max(int(held[u, c - begin]), 0)
     full = int(schedule.collective.contributions[c])
     sender_text = {
         _INCOMPLETE: f"sends chunk {c} to rank {v}, but has "
@@ -142,28 +197,30 @@ def _explain(schedule: Schedule, code: int, send: int, held: np.ndarray) -> None
         _TOO_MANY: f"adds more than the {full} contributions of chunk {c}: some are added twice",
         _OVERWRITES: f"receives chunk {c} from rank {u} over a partial sum it has not given away",
     }
-    if code in sender_text:
-        _refuse(schedule, send, u, sender_text[code])
-    _refuse(schedule, send, v, receiver_text[code])
+    which = 0 if code in (_INCOMPLETE, _NOTHING) else 1 if code == _TWICE else 2
+    is_sender = code in sender_text
+    error = _error(
+        schedule, send, u if is_sender else v, (sender_text if is_sender else receiver_text)[code]
+    )
+    return _Fault((error.step or 0, which, send), error)
 
 
-def _refuse(schedule: Schedule, send: int, rank: int, text: str) -> None:
+def _error(schedule: Schedule, send: int, rank: int, text: str) -> ScheduleError:
     step = int(np.searchsorted(schedule.step_ptr, send, side="right")) - 1
     chunk = int(schedule.chunk[send])
-    raise ScheduleError(f"step {step}: rank {rank} {text}", rank=rank, chunk=chunk, step=step)
+    return ScheduleError(f"step {step}: rank {rank} {text}", rank=rank, chunk=chunk, step=step)
 
 
-def _check_end(schedule: Schedule, held: np.ndarray) -> None:
-    collective = schedule.collective
-    missing = collective.postcondition() & (held != collective.contributions)
-    if not missing.any():
+def _check_end(schedule: Schedule, lacking: list[_Missing]) -> None:
+    if not lacking:
         return
-    rank, chunk = (int(x) for x in np.argwhere(missing)[0])
-    have, full = max(int(held[rank, chunk]), 0), int(collective.contributions[chunk])
+    collective = schedule.collective
+    rank, chunk, have, _ = min(lacking)
+    missing, full = sum(one.count for one in lacking), int(collective.contributions[chunk])
     got = f"has {have} of {full} contributions to" if collective.is_reducing else "never receives"
     steps = schedule.num_steps
     raise ScheduleError(
-        f"after {steps} steps: rank {rank} {got} chunk {chunk} ({int(missing.sum())} such in all)",
+        f"after {steps} steps: rank {rank} {got} chunk {chunk} ({missing} such in all)",
         rank=rank,
         chunk=chunk,
         step=steps,

@@ -76,7 +76,14 @@ class Plan:
         return report.summary(self.problem, self.result, self.memory_limit)
 
     def html(self, title: str = "Plan") -> str:
-        """A web page with the graph, every node coloured by its placements."""
+        """An interactive page, one HTML file that needs nothing else.
+
+        It shows operators and inputs coloured by their shardings and what each other strategy would
+        cost there, compute and links over a step, and memory over a step.
+
+        Raises:
+            PlanError: a title that is not a text.
+        """
         checks.text(title, "title", PlanError)
         return page(self.problem, self.result, self.memory_limit, title)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import jaxcoll as jc
-from jaxcoll import draw, paths, synth, topologies
+from jaxcoll import draw, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
@@ -179,6 +179,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.multitree.loads": (multitree.loads, {"text": multitree.dumps(TABLES)}),
     # ------------------------------------------------------------------ drawings
     "draw_topology": (draw.draw_topology, {"topology": RING, "schedule": SCHEDULE, "chunk": 1}),
+    "pages.schedule": (
+        pages.schedule, {"schedule": SCHEDULE, "nbytes": 1000, "model": "astra", "title": "x"}
+    ),
+    "draw_loads": (draw.draw_loads, {"schedule": SCHEDULE}),
     "draw_heatmap": (tuple_of(draw.draw_heatmap), {"args": (SCHEDULE,), "labels": ("ring",)}),
     "link_loads": (draw.link_loads, {"schedule": SCHEDULE}),
     "draw_algbw": (

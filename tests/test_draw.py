@@ -12,7 +12,8 @@ from matplotlib.collections import QuadMesh
 
 import jaxcoll as jc
 from jaxcoll import draw, topologies
-from jaxcoll.draw import layout
+from jaxcoll.draw.style import LOADS
+from jaxcoll.layout import RADIUS, bows, curve_middles, host_names, layout
 
 TOPOLOGIES = [
     topologies.torus(2, 4),
@@ -26,6 +27,14 @@ TOPOLOGIES = [
     topologies.fully_connected(5),
     topologies.star(6),
     topologies.switch(5),
+    topologies.dgx_h100(2),
+    topologies.dgx_a100(3),
+    topologies.mi250(2),
+    topologies.multi_rail(3, 4),
+    topologies.dragonfly(4, 5),
+    topologies.fat_tree(2, 3),
+    topologies.leaf_spine(3, 4, 2),
+    topologies.dgx2(),
     jc.Topology(2, *np.array([[0, 0, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]])),  # parallel links
 ]
 
@@ -52,17 +61,67 @@ def test_every_vertex_and_link_is_drawn(topology):
     assert len(named(figure, "vertex")) == topology.num_vertices
     assert len(named(figure, "link")) == topology.num_links
     assert not named(figure, "send")
-    assert saved(figure).startswith(b"\x89PNG")
+    assert topology.num_links > 70 or saved(figure).startswith(b"\x89PNG")
+
+
+def laid_out(topology):
+    columns = (topology.num_vertices, topology.src, topology.dst, topology.bandwidth)
+    return layout(topology.num_ranks, *columns, topology.placement)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
 def test_vertices_and_the_curves_of_links_stand_apart(topology):
-    place = layout.layout(topology)
-    apart = np.linalg.norm(place[:, None] - place, axis=-1)[~np.eye(len(place), dtype=bool)]
-    assert (apart > 2 * layout.RADIUS).all()
-    bow = layout.bows(topology, place)
-    middles = [layout.middle_of(topology, place, bow, link) for link in range(topology.num_links)]
-    assert len({tuple(np.round(middle, 3)) for middle in middles}) == topology.num_links
+    found = laid_out(topology)
+    apart = np.linalg.norm(found.place[:, None] - found.place, axis=-1)
+    assert (apart[~np.eye(len(apart), dtype=bool)] > 2 * RADIUS).all()
+    bow = bows(found, topology.src, topology.dst)
+    middles = curve_middles(found, bow, topology.src, topology.dst)
+    assert len({tuple(middle) for middle in np.round(middles, 3)}) == topology.num_links
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+def test_frames_hold_their_host_and_nothing_else(topology):
+    found = laid_out(topology)
+    for host, (low, high) in zip(found.hosts, found.frames, strict=True):
+        within = ((found.place > low) & (found.place < high)).all(axis=1)
+        assert set(np.flatnonzero(within)) == set(host)
+        half = found.width[list(host)] / 2
+        assert (found.place[list(host)][:, 0] - half >= low[0]).all()
+        assert (found.place[list(host)][:, 0] + half <= high[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("topology", "hosts", "first"),
+    [
+        (topologies.dgx_h100(2), 2, "host 0"),
+        (topologies.dgx_a100(3), 3, "host 0"),
+        (topologies.mi250(2), 2, "host 0"),
+        (topologies.dragonfly(4, 5), 4, "group 0"),
+        (topologies.multi_rail(3, 4), 3, "group 0"),
+        (topologies.torus(4, 4), 0, None),
+        (topologies.fat_tree(2, 3), 0, None),
+    ],
+)
+def test_hosts_are_found_and_named(topology, hosts, first):
+    found = laid_out(topology)
+    assert len(found.hosts) == hosts
+    ranks = [v for host in found.hosts for v in host if v < topology.num_ranks]
+    assert sorted(ranks) == (list(range(topology.num_ranks)) if hosts else [])
+    assert next(iter(host_names(topology.vertex_names, found.hosts)), None) == first
+
+
+def test_links_meet_a_bar_where_they_stand():
+    """Every link of a DGX is upright: its rank stands under the switch that is drawn as a bar."""
+    topology = topologies.dgx_h100(4)
+    begin, end = laid_out(topology).ends(topology.src, topology.dst)
+    np.testing.assert_allclose(begin[:, 0], end[:, 0])
+
+
+def test_a_tree_of_switches_stands_tier_above_tier():
+    topology = topologies.fat_tree(4, 3)
+    heights = np.round(laid_out(topology).place[topology.num_ranks :, 1], 6)
+    assert sorted(np.unique(heights, return_counts=True)[1]) == [16, 16, 16]
+    assert heights.min() > laid_out(topology).place[: topology.num_ranks, 1].max()
 
 
 def test_a_chunk_is_followed_over_every_link_of_its_paths():
@@ -71,7 +130,10 @@ def test_a_chunk_is_followed_over_every_link_of_its_paths():
     sends = np.flatnonzero(schedule.chunk == 3)
     figure = draw.draw_topology(topology, schedule, chunk=3)
     assert len(named(figure, "send")) == schedule.edges.hops[schedule.edge[sends]].sum()
-    assert legend(figure) == [f"step {step}" for step in np.unique(schedule.step[sends])]
+    bar = figure.axes[1]
+    assert bar.get_ylabel() == "step"
+    steps = [text.get_text() for text in bar.get_yticklabels()]
+    assert steps == [str(step) for step in np.unique(schedule.step[sends])]
     assert "chunk 3" in figure.axes[0].get_title()
 
 
@@ -80,6 +142,34 @@ def test_sends_that_add_are_dashed():
     schedule = jc.synthesize(topology, "all_reduce", "ring")
     styles = {a.get_linestyle() for a in named(draw.draw_topology(topology, schedule), "send")}
     assert styles == {"-", "--"}
+
+
+def test_many_steps_are_a_bar_of_some():
+    topology = topologies.ring(40)
+    schedule = jc.synthesize(topology, "all_gather", "ring")
+    bar = draw.draw_topology(topology, schedule).axes[1]
+    assert [text.get_text() for text in bar.get_yticklabels()] == [*map(str, range(0, 20, 2))]
+
+
+def test_links_are_coloured_by_their_share_of_the_busiest():
+    topology = topologies.dgx_h100(2)
+    schedule = jc.synthesize(topology, "all_reduce", "ring")
+    figure = draw.draw_loads(schedule)
+    load = draw.link_loads(schedule).sum(axis=1) / topology.bandwidth
+    share = load / load.max()
+    colour = {int((a.get_gid() or "").split()[1]): a.get_edgecolor() for a in named(figure, "link")}
+    assert len(colour) == topology.num_links
+    for link, value in enumerate(share.tolist()):
+        assert colour[link] == pytest.approx(LOADS(value))
+    assert f"{100 * share.mean():.0f} % on average" in figure.axes[0].get_title()
+
+
+def test_the_kinds_of_links_are_named():
+    figure = draw.draw_topology(topologies.dgx_h100(2))
+    assert legend(figure) == [
+        "32 links of 450 GB/s, 0.7 µs", "32 links of 50 GB/s, 2 µs",
+    ]  # fmt: skip
+    assert draw.draw_topology(topologies.ring(4)).axes[0].get_legend() is None
 
 
 def test_loads_are_what_the_sends_carry():
@@ -108,14 +198,31 @@ def test_heat_maps_share_a_scale_and_have_a_cell_for_each_link_and_step():
         assert shown.shape == (topology.num_links, schedule.num_steps)
         np.testing.assert_array_equal(shown, draw.link_loads(schedule))
     assert panels[0].norm is panels[1].norm
-    assert [axes.get_title().split("\n")[0] for axes in figure.axes[:2]] == ["one", "two"]
+    titles = [axes.get_title().split("\n")[0] for axes in figure.axes]
+    assert [title for title in titles if title] == ["one", "two"]
     assert len(figure.axes[0].get_yticklabels()) == topology.num_links
     assert saved(figure).startswith(b"\x89PNG")
+
+
+def test_heat_maps_of_timelines_show_how_long_links_are_busy():
+    topology = topologies.torus(2, 4)
+    made = [jc.synthesize(topology, "all_reduce", name) for name in ("ring", "tacos")]
+    runs = [jc.simulate(schedule, 1e6) for schedule in made]
+    figure = draw.draw_heatmap(*runs)
+    meshes = [a for axes in figure.axes for a in axes.collections if isinstance(a, QuadMesh)]
+    for mesh, run in zip(meshes, runs, strict=False):
+        shown = np.ma.filled(np.ma.asarray(mesh.get_array()), 0.0)
+        np.testing.assert_allclose(shown.mean(axis=1), 100 * run.utilization())
+        assert np.asarray(mesh.get_coordinates())[0, -1, 0] == pytest.approx(run.time * 1e6)
+    assert figure.axes[0].get_xlabel() == "time (µs)"
+    assert "GB/s" in figure.axes[2].get_title()
 
 
 def test_heat_map_of_a_schedule_without_sends():
     schedule = jc.synthesize(topologies.mesh(1), "all_gather", "direct")
     assert saved(draw.draw_heatmap(schedule)).startswith(b"\x89PNG")
+    assert saved(draw.draw_heatmap(jc.simulate(schedule, 1))).startswith(b"\x89PNG")
+    assert saved(draw.draw_loads(schedule)).startswith(b"\x89PNG")
 
 
 def test_bandwidths_are_lines_with_the_bound():
@@ -150,6 +257,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: draw.draw_topology(small, chunk=0), "needs the schedule"),
         (lambda: draw.draw_heatmap(), "at least one schedule"),
         (lambda: draw.draw_heatmap(schedule, other), "the same network"),
+        (lambda: draw.draw_heatmap(schedule, jc.simulate(schedule, 1)), "must be a Schedule"),
         (lambda: draw.draw_heatmap(schedule, labels=["a", "b"]), "1 schedules need as many labels"),
         (lambda: draw.draw_algbw([1, 2], {"ring": [1.0]}), "ring has 1 values for 2 sizes"),
     ]:

@@ -9,7 +9,7 @@ import pytest
 
 import jaxcoll as jc
 import tensorstate as ts
-from jaxcoll import JaxcollError, aot, draw, finder, io, tune
+from jaxcoll import JaxcollError, aot, draw, finder, io, pages, tune
 from jaxcoll.tune import nccl
 from tests import misuse
 from tests.misuse_of import plans, programs, tuning
@@ -52,6 +52,7 @@ FACES = {
     "jaxcoll.io.msccl": (io.msccl, "io.msccl."),
     "jaxcoll.io.multitree": (io.multitree, "io.multitree."),
     "jaxcoll.draw": (draw, ""),
+    "jaxcoll.pages": (pages, "pages."),
     "jaxcoll.tune": (tune, "tune."),
     "jaxcoll.tune.nccl": (nccl, "nccl."),
     "jaxcoll.finder": (finder, "finder."),

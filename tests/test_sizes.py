@@ -45,8 +45,7 @@ EXEMPT = {
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},
-    "jaxcoll/tune/training_step/entry.py": {"online": PUBLIC},
-    "jaxcoll/tune/training_step/online_tuner.py": {"__init__": PARTS},
+    "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
     "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
     "tensorstate/step_search.py": {"search": PUBLIC},
 }

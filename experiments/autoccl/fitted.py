@@ -19,12 +19,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import brentq, least_squares
 
+from experiments.autoccl.bandwidth import Bandwidth
 from experiments.autoccl.labels import MODELLED
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
-from jaxcoll.tune.models.model import Bandwidth
 from jaxcoll.tune.spaces.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
 
 # Where the constants of a subspace are expected, by which the fit is unique: start-up times in s,

@@ -36,9 +36,8 @@ from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
-from jaxcoll.tune import Table
+from jaxcoll.tune import Fitted, Table
 from jaxcoll.tune.offline_tuner import tune
-from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.tables.in_use import this_machine
 from jaxcoll.tune.trial import Trial
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.autoccl.labels import MODELLED
 from experiments.config import one_of
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
-from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
 from jaxcoll.tune.spaces.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}
@@ -27,7 +27,7 @@ RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYT
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Constants of ``jaxcoll.tune.models.model.Bandwidth``."""
+    """Constants of ``experiments.autoccl.bandwidth.Bandwidth``."""
 
     startup: tuple[float, float]
     peak: tuple[float, float]

@@ -16,11 +16,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least, one_of
 from experiments.errors import ConfigError
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Parameter, Space, Subspace
-from jaxcoll.tune.search.afnfa import global_configuration
 from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
 
 DEFAULT = Configuration({"algorithm": "default", "lowering": "auto", "parts": 1})

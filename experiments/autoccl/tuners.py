@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.autoccl.bandwidth import Bandwidth
 from experiments.autoccl.labels import MODELLED
+from experiments.autoccl.searches.landscapes import Landscape, equations, landscape_space
+from experiments.autoccl.searches.released import Released
+from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
-from jaxcoll.tune import Space
-from jaxcoll.tune.models.landscape import Landscape, equations, landscape_space
-from jaxcoll.tune.models.model import Bandwidth
-from jaxcoll.tune.search.afnfa import global_configuration
+from jaxcoll.tune import Fitted, Space
 from jaxcoll.tune.search.base import Search
-from jaxcoll.tune.search.fitted import Fitted
-from jaxcoll.tune.search.released import Released
 
 _SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
 AFNFA, OPTIMUM = "AFNFA", "optimum"

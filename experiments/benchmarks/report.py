@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.machine import describe_machine
+from experiments.study import describe_machine
 from experiments.timing import Timing
 from jaxcoll.io.files import write_text
 

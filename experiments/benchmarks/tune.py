@@ -60,10 +60,9 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     """A row with ``jax.lax`` in the space and one without."""
     import numpy as np
 
-    from jaxcoll.tune import Table, this_machine
+    from experiments.autoccl.searches.sampled import Exhaustive
+    from jaxcoll.tune import Fitted, Table, this_machine
     from jaxcoll.tune.offline_tuner import tune
-    from jaxcoll.tune.search.exhaustive import Exhaustive
-    from jaxcoll.tune.search.fitted import Fitted
 
     trial, whole, ring = setting(kind, size, seed)
     lax, machine = whole.default.replace(algorithm="native"), this_machine()

@@ -10,6 +10,7 @@ steps with the one added line of the docs, compilers included.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import statistics
@@ -21,8 +22,11 @@ import numpy as np
 
 from experiments.benchmarks.report import report
 from jaxcoll.task import Task
+from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import Leader
+from jaxcoll.tune.training_step.processes import Progress
 from jaxcoll.tune.training_step.regression import TimedStep
+from jaxcoll.tune.training_step.state_machine import State
 
 _LAYERS = 6
 
@@ -163,24 +167,24 @@ def made_up(tasks: int, candidates: int, runs: int) -> dict[str, Any]:
 def settle(leader: Leader, effects: np.ndarray, seed: int) -> tuple[int, Sequence[int]]:
     """Runs what a leader decides until it settles; the steps it timed, and its choice."""
     rng, has_run, steps = np.random.default_rng(seed), set(), 0
-    sizes = [list(range(effects.shape[1]))] * len(effects)
-    tasks = [Task("all_reduce", 2 ** (20 + i), "float32", 8).to_json() for i in range(len(sizes))]
-    static = {"failed": False, "tasks": tasks, "candidates": sizes, "refused": [], "switch": True}
-    times: list[TimedStep] = []
-    is_ready = False
-    while (decision := leader.decide([{**static, "ready": is_ready, "times": times}]))[
-        "state"
-    ] != "settled":
-        is_ready, times = True, []
-        for i in range(decision["steps"]) if decision["state"] in ("search", "final") else ():
-            choice = decision["choices"][i % len(decision["choices"])]
-            key = "switch" if decision["program"] == "switch" else choice
+    configs = (None, *(Config({"candidate": i}) for i in range(1, effects.shape[1])))
+    tasks = (Task("all_reduce", 2 ** (20 + i), "float32", 8) for i in range(len(effects)))
+    progress = Progress(
+        is_ready=False, candidates=tuple((task, configs) for task in tasks), has_switch=True
+    )
+    while (decision := leader.decide([progress])).state is not State.SETTLED:
+        times: list[TimedStep] = []
+        is_timed = decision.state in (State.SEARCH, State.FINAL)
+        for i in range(decision.steps) if is_timed else ():
+            choice = decision.choices[i % len(decision.choices)]
+            key = "switch" if decision.program == "switch" else choice
             steps += 1
             if key in has_run:  # first calls are not timed
                 seconds = 1 + sum(e[j] for e, j in zip(effects, choice, strict=True))
-                times.append((choice, float(seconds * np.exp(_NOISE * rng.normal())), ()))
+                times.append(TimedStep(choice, float(seconds * np.exp(_NOISE * rng.normal()))))
             has_run.add(key)
-    return steps, decision["chosen"]
+        progress = dataclasses.replace(progress, is_ready=True, steps=tuple(times))
+    return steps, decision.chosen or ()
 
 
 # ---------------------------------------------------------------------- the network
@@ -262,7 +266,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
         prepare=lambda *_, **__: prepared,
         table=Table(),
         path=None,
-        joined=Alone(),
+        coordinator=Alone(),
         clock=time.perf_counter,
         log=None,
     )

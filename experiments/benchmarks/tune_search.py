@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import report, text
-from jaxcoll.tune.models.landscape import (
+from experiments.autoccl.searches import Afnfa, Printed, Released
+from experiments.autoccl.searches.landscapes import (
     Landscape,
     coupled,
     equations,
@@ -32,8 +32,9 @@ from jaxcoll.tune.models.landscape import (
     landscape_space,
     ramps,
 )
-from jaxcoll.tune.search import Afnfa, Fitted, Printed, Released, Search
-from jaxcoll.tune.spaces.space import Space
+from experiments.benchmarks.report import report, text
+from jaxcoll.tune import Fitted, Space
+from jaxcoll.tune.search.base import Search
 
 FAMILIES: Mapping[str, Callable[..., Landscape]] = {
     "equations": equations,

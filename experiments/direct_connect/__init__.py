@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from experiments.study import Experiment
 
+# A study in a module of several has its own function and configuration there.
+_M = "experiments.direct_connect"
+
+
+def _study(module: str, function: str, config: str, measured: tuple[str, ...] = ()) -> Experiment:
+    return Experiment(f"{_M}.{module}:{function}", f"{_M}.{module}:{config}", measured)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
-    "direct-connect-table-3-6": Experiment(
-        "experiments.direct_connect.tables.table_3_6", measured=("BFB s",)
-    ),
-    "direct-connect-table-a-2": Experiment("experiments.direct_connect.tables.table_a_2"),
-    "direct-connect-table-a-3": Experiment("experiments.direct_connect.tables.table_a_3"),
-    "direct-connect-table-3-4": Experiment("experiments.direct_connect.frontiers"),
-    "direct-connect-table-a-1": Experiment("experiments.direct_connect.frontiers"),
-    "direct-connect-table-3-5": Experiment("experiments.direct_connect.tables.table_3_5"),
-    "direct-connect-fig-3-3": Experiment("experiments.direct_connect.line_graphs"),
-    "direct-connect-fig-3-6": Experiment("experiments.direct_connect.testbed"),
-    "direct-connect-fig-a-2": Experiment("experiments.direct_connect.halving"),
-    "direct-connect-fig-a-3": Experiment("experiments.direct_connect.fit"),
-    "direct-connect-fig-3-11": Experiment("experiments.direct_connect.torus_hosts"),
-    "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),
-    "direct-connect-fig-3-7": Experiment("experiments.direct_connect.large"),
-    "direct-connect-fig-3-9": Experiment("experiments.direct_connect.training.moe"),
-    "direct-connect-fig-3-8": Experiment("experiments.direct_connect.training.data_parallel"),
-    "direct-connect-fig-3-10": Experiment("experiments.direct_connect.costs.synthesizers"),
-    "direct-connect-fig-a-7": Experiment("experiments.direct_connect.costs.kautz"),
+    "direct-connect-table-3-6": _study("tables", "table_3_6", "Table36", ("BFB s",)),
+    "direct-connect-table-a-2": _study("tables", "table_a_2", "TableA2"),
+    "direct-connect-table-a-3": _study("tables", "table_a_3", "TableA3"),
+    "direct-connect-table-3-4": _study("tables", "frontiers", "Frontiers"),
+    "direct-connect-table-a-1": _study("tables", "frontiers", "Frontiers"),
+    "direct-connect-table-3-5": _study("tables", "table_3_5", "Table35"),
+    "direct-connect-fig-3-3": _study("constructions", "line_graphs", "LineGraphs"),
+    "direct-connect-fig-3-6": _study("testbed", "testbed", "Testbed"),
+    "direct-connect-fig-a-2": _study("testbed", "halving", "Halving"),
+    "direct-connect-fig-a-3": _study("testbed", "fit_constants", "FitConfig"),
+    "direct-connect-fig-3-11": _study("testbed", "torus_hosts", "TorusHosts"),
+    "direct-connect-fig-a-4": _study("constructions", "best_constructions", "Best"),
+    "direct-connect-fig-3-7": Experiment(f"{_M}.large"),
+    "direct-connect-fig-3-9": Experiment(f"{_M}.training.moe"),
+    "direct-connect-fig-3-8": Experiment(f"{_M}.training.data_parallel"),
+    "direct-connect-fig-3-10": _study("costs", "by_synthesizer", "BySynthesizer"),
+    "direct-connect-fig-a-7": _study("costs", "kautz", "Kautz"),
 }

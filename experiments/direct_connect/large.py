@@ -7,20 +7,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
-from experiments.direct_connect.baselines import (
+from experiments.config import PaperValue, StudyConfig, at_least, one_of
+from experiments.direct_connect.constructions import fastest
+from experiments.direct_connect.notation import rate_bound
+from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
     shifted_ring,
     traditional_torus,
 )
-from experiments.direct_connect.best import fastest
-from experiments.direct_connect.notation import rate_bound
 from experiments.errors import ConfigError
-from experiments.paper import PaperValue
 from experiments.plots import panels
 from experiments.study import publish
 from jaxcoll.bounds.moore import least_cost
@@ -60,26 +58,20 @@ class Ratio(PaperValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         machine: constants of the cost model.
         nbytes: of a rank's buffer, in both collectives.
         ranks: rising; squares among them have a torus.
         claims: ratios that the paper prints.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     machine: Machine
     nbytes: int
     ranks: tuple[int, ...]
     claims: tuple[Ratio, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         if not self.ranks or sorted(set(self.ranks)) != list(self.ranks):

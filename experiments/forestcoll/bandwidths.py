@@ -1,22 +1,32 @@
-"""Bandwidth against size on hosts of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
+"""Bandwidth of ForestColl and of others on clusters (Fig. 4.10 to 4.12), and by pieces of a tree.
+
+Many pieces cost latency, few delay the first; high trees cost both.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
+from experiments.config import PaperValue, StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import KINDS, NAMES, Case, NotApplicable, fastest_times
-from experiments.forestcoll.networks import ClusterConfig
-from experiments.paper import PaperValue
+from experiments.forestcoll.algorithms import (
+    KINDS,
+    NAMES,
+    Case,
+    ClusterConfig,
+    NotApplicable,
+    fastest_times,
+)
 from experiments.plots import panels
 from experiments.study import publish
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import forest
+from jaxcoll.verifier import verify
 
 OURS = "ForestColl"
 # Panel (cluster and kind) to algorithm to bytes to GB/s.
@@ -66,34 +76,28 @@ class PaperGain(PaperValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Bandwidths(StudyConfig):
     """The figure.
 
     Attributes:
         title: of the table.
-        size: the preset, "ci" or "paper".
         clusters: by name.
         kinds: of collectives.
         algorithms: names in ``NAMES``.
         pieces: that are tried, smallest first.
         nbytes: sizes of a rank's buffer, rising.
         claims: the numbers that the paper prints.
-        notes: differences from the paper.
         seed: of the synthesizers.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     clusters: Mapping[str, ClusterConfig]
     kinds: tuple[str, ...]
     algorithms: tuple[str, ...]
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
     claims: tuple[PaperGain, ...]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -108,7 +112,7 @@ class Config:
         at_least("seed", self.seed, 0)
 
 
-def run(config: Config) -> list[dict[str, Any]]:
+def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
     """A row for each cluster, kind and algorithm, and one for each number that the paper prints."""
     curves, rows, refused = {}, [], {}
     for name, cluster in config.clusters.items():
@@ -152,3 +156,72 @@ def _optimum(case: Case) -> float:
     phases = 2 if case.kind == "all_reduce" else 1
     gather = cut_bound(case.topology, "all_gather", case.nbytes).time
     return case.nbytes / (phases * gather) / 1e9
+
+
+# ---------------------------------------------------------------------- pieces of a tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces(StudyConfig):
+    """The curves.
+
+    Attributes:
+        clusters: by name.
+        pieces: into which every tree is cut, rising.
+        nbytes: sizes of a rank's buffer, rising.
+    """
+
+    clusters: Mapping[str, ClusterConfig]
+    pieces: tuple[int, ...]
+    nbytes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
+            if not values or sorted(set(values)) != list(values) or values[0] < 1:
+                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
+        if not self.clusters:
+            raise ConfigError("needs clusters")
+
+
+def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
+    """A row for each cluster, forest and size: percent of the optimum by number of pieces."""
+    rows, curves = [], {}
+    for name, cluster in config.clusters.items():
+        topology = cluster.build()
+        for way, guess in (("guesses first", True), ("exact way", False)):
+            flow = forest(topology, guess=guess)
+            best = float(flow.inverse) / topology.num_ranks
+            reached: dict[int, dict[int, float]] = {nbytes: {} for nbytes in config.nbytes}
+            for pieces in config.pieces:
+                schedule = flow.to_schedule(pieces)
+                verify(schedule)
+                for nbytes in config.nbytes:
+                    time = simulate(schedule, nbytes).time
+                    reached[nbytes][pieces] = 100 * best * nbytes / time
+            panel = f"{name}, height {flow.height}"
+            curves[panel] = {format_bytes(nbytes): reached[nbytes] for nbytes in config.nbytes}
+            rows += [
+                {
+                    "cluster": name,
+                    "trees": way,
+                    "height": flow.height,
+                    "mean height": flow.mean_height,
+                    "buffer": format_bytes(nbytes),
+                    **{f"% with {pieces}": share for pieces, share in shares.items()},
+                    "best pieces": _first_of_most(shares),
+                }
+                for nbytes, shares in reached.items()
+            ]
+    figure = panels(
+        curves,
+        label_x="pieces of a tree",
+        label_y="algbw in percent of the optimum",
+        in_bytes=False,
+    )
+    title = "ForestColl: an all_gather in pieces, percent of the optimum that simulation reaches"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def _first_of_most(shares: Mapping[int, float]) -> int:
+    return max(shares, key=lambda pieces: (shares[pieces], -pieces))

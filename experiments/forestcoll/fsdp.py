@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
+from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import ALGORITHMS, Case, fastest_times
-from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig, fastest_times
 from experiments.plots import stacked_bars
 from experiments.study import publish
 from experiments.workloads import Workload, load_accelerator, load_model, workload
-from experiments.workloads.config_tables import names_in
-from experiments.workloads.models import FOLDER
+from experiments.workloads.models import FOLDER, names_in
 from jaxcoll.numerics.rational import as_fraction
 
 MODELS = FOLDER / "fsdp"
@@ -52,28 +49,22 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         cluster: the hosts.
         models: smallest first.
         accelerator: a name in ``configs/accelerator``.
         element_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     cluster: ClusterConfig
     models: tuple[ModelConfig, ...]
     accelerator: str
     element_bytes: int
     pieces: tuple[int, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         if not self.models or not self.pieces:

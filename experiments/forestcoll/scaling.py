@@ -6,16 +6,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import at_least, one_of
+from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import NotApplicable
-from experiments.forestcoll.networks import ClusterConfig
-from experiments.forestcoll.printed import PAPER_STAGES
+from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
+from experiments.forestcoll.tables import PAPER_STAGES
 from experiments.study import publish
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
@@ -29,24 +27,18 @@ _PAPER_MINUTES_512 = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         clusters: smallest of each fabric first.
         algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
-        notes: differences from the paper.
         seed: of the synthesizers.
-        results: folder to write to.
     """
 
-    size: str
     clusters: tuple[ClusterConfig, ...]
     algorithms: Mapping[str, int]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         for name, ranks in self.algorithms.items():

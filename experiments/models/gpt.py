@@ -10,9 +10,13 @@ from flax import nnx
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.models.attention import attention
-from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, make_training_step
+from experiments.models.training_step import (
+    Model,
+    attention,
+    cross_entropy,
+    init_params,
+    make_training_step,
+)
 
 
 @dataclasses.dataclass(frozen=True)

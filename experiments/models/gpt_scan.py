@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.models.attention import attention
-from experiments.models.training_step import Model, language_model
+from experiments.models.training_step import Model, attention, language_model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.models.attention import attention, rotary
-from experiments.models.training_step import Model, language_model
+from experiments.models.training_step import Model, attention, language_model, rotary
 
 
 @dataclasses.dataclass(frozen=True)

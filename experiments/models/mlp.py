@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import at_least
-from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, make_training_step
+from experiments.models.training_step import Model, cross_entropy, init_params, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)

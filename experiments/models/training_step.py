@@ -1,4 +1,6 @@
-"""A training step of any model: loss, gradients, and the update of an optax optimizer."""
+"""The parts that all models share: a training step (loss, gradients, optimizer), their
+parameters as plain dictionaries, and attention.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 Tree = Any
 
@@ -129,3 +132,58 @@ def language_model(
     return make_training_step(
         loss_of, init, {"tokens": tokens, "next": tokens}, vocabulary, grad_accumulation
     )
+
+
+# ---------------------------------------------- models of Flax nnx as functions of their parameters
+
+
+def init_params(
+    make: Callable[[nnx.Rngs], nnx.Module],
+) -> tuple[nnx.GraphDef, Callable[[jax.Array], Any]]:
+    """The structure of a module, and its parameters from a random key, as plain dictionaries.
+
+    ``nnx.merge(structure, parameters)`` is the module again.
+    """
+
+    def init(key: jax.Array):
+        params = nnx.state(make(nnx.Rngs(key)), nnx.Param)
+        return nnx.to_pure_dict(params)
+
+    graph, _, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
+    return graph, init
+
+
+# ----------------------------------------------- attention and rotary positions of the transformers
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) -> jax.Array:
+    """Attention of heads, of which several queries may share a key and value.
+
+    Args:
+        q: queries of shape (batch, length, groups, queries a group, head).
+        k, v: keys and values of shape (batch, length, groups, head).
+
+    Returns:
+        An array of the shape of ``q``.
+    """
+    scores = jnp.einsum("bqghd,bkgd->bghqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    if causal:
+        positions = jnp.arange(q.shape[1])
+        scores = jnp.where(positions[:, None] >= positions[None, :], scores, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bghqk,bkgd->bqghd", weights, v)
+
+
+def rotary(x: jax.Array, theta: float = 500_000.0) -> jax.Array:
+    """Rotary positions (Su et al., RoFormer): halves of the last dimension, turned.
+
+    Args:
+        x: of shape (batch, length, ..., head).
+    """
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequencies
+    angles = angles.reshape(1, x.shape[1], *(1 for _ in x.shape[2:-1]), half)
+    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -11,8 +11,7 @@ from flax import nnx
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, make_training_step
+from experiments.models.training_step import Model, cross_entropy, init_params, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)

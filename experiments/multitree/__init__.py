@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from experiments.study import Experiment
 
+# A study in a module of several has its own function and configuration there.
+_M = "experiments.multitree"
+
+
+def _study(module: str, function: str, config: str) -> Experiment:
+    return Experiment(f"{_M}.{module}:{function}", f"{_M}.{module}:{config}")
+
+
 EXPERIMENTS: dict[str, Experiment] = {
-    "multitree-fig-9": Experiment("experiments.multitree.bandwidth"),
-    "multitree-fig-10": Experiment("experiments.multitree.scalability"),
-    "multitree-fig-11a": Experiment("experiments.multitree.training_time"),
-    "multitree-fig-11b": Experiment("experiments.multitree.training_time"),
-    "multitree-flits": Experiment("experiments.multitree.flits"),
-    "multitree-overlap": Experiment("experiments.multitree.overlaps"),
+    "multitree-fig-9": _study("allreduces", "bandwidth", "Bandwidth"),
+    "multitree-fig-10": _study("allreduces", "scalability", "Scalability"),
+    "multitree-fig-11a": _study("training_time", "training_time", "TrainingTime"),
+    "multitree-fig-11b": _study("training_time", "training_time", "TrainingTime"),
+    "multitree-flits": Experiment(f"{_M}.flits"),
+    "multitree-overlap": _study("training_time", "overlaps", "Overlaps"),
 }

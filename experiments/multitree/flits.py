@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least
+from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
 from experiments.plots import panels
 from experiments.study import publish
@@ -132,28 +131,22 @@ def followed(u: int, head: Head, sides: tuple[int, int]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """Settings of all three.
 
     Attributes:
-        size: "ci" or "paper".
         payloads: bytes of packets, rising.
         nbytes: of a message.
         paper: the paper's percent of overhead, by payload.
         sides: of square tori whose head flits are laid out, rising.
         paper_bits: bits of the fields on the smallest network in the paper.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     payloads: tuple[int, ...]
     nbytes: int
     paper: Mapping[str, float]
     sides: tuple[int, ...]
     paper_bits: Mapping[str, int]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         for name in ("payloads", "sides"):

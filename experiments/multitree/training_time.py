@@ -1,17 +1,25 @@
-"""MultiTree, Fig. 11: training time of seven networks on a torus, without and with overlap."""
+"""Training time of seven networks on MultiTree's torus (Fig. 11), and what ways of overlap hide."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from experiments.config import one_of
+from experiments.config import StudyConfig, one_of
 from experiments.errors import ConfigError
 from experiments.multitree.networks import LABELS, algorithms, torus
+from experiments.plots import stacked_bars
 from experiments.study import publish
-from experiments.workloads import Overlap, Workload, load_accelerator, load_model, workload
+from experiments.workloads import (
+    Overlap,
+    Workload,
+    iteration,
+    load_accelerator,
+    load_model,
+    workload,
+)
 from experiments.workloads import training_time as shared
 from experiments.workloads.models import known_models
 
@@ -61,26 +69,20 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TrainingTime(StudyConfig):
     """The figure.
 
     Attributes:
         title: of the table.
-        size: the preset, "ci" or "paper".
         setting: the workloads that are trained.
         overlap: which all-reduces run beside compute.
         claims: the paper's numbers; models by the names in their tables.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     setting: Setting
     overlap: Overlap
     claims: tuple[shared.PaperPick, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -88,7 +90,7 @@ class Config:
             one_of("claims.over", claim.over, ("", *SHOWN))
 
 
-def run(config: Config) -> list[dict[str, Any]]:
+def training_time(config: TrainingTime) -> list[dict[str, Any]]:
     """A row for each network and algorithm, and one for each number that the paper prints."""
     topology = torus(*config.setting.sides)
     defined = algorithms(topology)
@@ -98,4 +100,56 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
     publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+# ----------------------------------------- how much of the all-reduces several ways of overlap hide
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlaps(StudyConfig):
+    """The study; the paper has none of it but the two ways of its Fig. 11.
+
+    Attributes:
+        setting: the workloads that are trained.
+        algorithm: of the all-reduces, one of those in Fig. 11.
+        overlaps: ways to overlap, by name.
+    """
+
+    setting: Setting
+    algorithm: str
+    overlaps: Mapping[str, Overlap]
+
+    def __post_init__(self) -> None:
+        one_of("algorithm", self.algorithm, SHOWN)
+        if not self.overlaps:
+            raise ConfigError("overlaps must name at least one")
+
+
+def overlaps(config: Overlaps) -> list[dict[str, Any]]:
+    """A row for each model, with its compute and the length of an iteration, all ms."""
+    topology = torus(*config.setting.sides)
+    times = {"all": algorithms(topology)[config.algorithm]}
+    rows, bars = [], {}
+    for model, work in config.setting.workloads().items():
+        runs = {name: iteration(work, times, way) for name, way in config.overlaps.items()}
+        row: dict[str, Any] = {
+            "model": model,
+            "MB of gradients": work.gradient_bytes / 1e6,
+            "compute ms": 1e3 * float(work.compute),
+        }
+        rows.append(row | {name: 1e3 * float(run.total) for name, run in runs.items()})
+        bars[model] = {
+            name: {
+                "compute": 1.0,
+                "waits for gradients": float(run.exposed / run.compute),
+            }
+            for name, run in runs.items()
+        }
+    figure = stacked_bars(
+        bars, parts=["compute", "waits for gradients"], label="time of an iteration over compute"
+    )
+    label = LABELS[config.algorithm]
+    title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
     return rows

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from sklearn.datasets import load_digits
 
 from experiments.config import TrainConfig
-from experiments.quickstart.numerics import AXIS
+from experiments.quickstart.candidates import AXIS
 from jaxcoll.execute.buckets import plan_buckets
 
 HELD_OUT = 360  # of the 1797 digits

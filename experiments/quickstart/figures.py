@@ -8,9 +8,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import jaxcoll as jc
-from experiments.files import write_figure
 from experiments.quickstart.candidates import Candidate, best_at, build_topology, candidates
 from experiments.registry import configure
+from experiments.study import write_figure
 from jaxcoll import Bound, Topology, draw
 
 # Drawn beside the winners, however they fare.

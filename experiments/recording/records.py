@@ -28,8 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.machine import describe_machine
 from experiments.registry import EXPERIMENTS, SIZES, configure
+from experiments.study import describe_machine
 from jaxcoll.io.files import write_text
 
 ROOT = Path(__file__).parents[2]

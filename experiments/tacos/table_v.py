@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.config import at_least, one_of
+from experiments.config import IDEAL, StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.paper import IDEAL
 from experiments.study import Row, publish
-from experiments.tacos.claims import out_of_reach, overtaken
-from experiments.tacos.comparison import footnotes_of
-from experiments.tacos.measure import AlgorithmConfig, Run, measure
-from experiments.tacos.networks import NetworkConfig
+from experiments.tacos.comparison import footnotes_of, out_of_reach, overtaken
+from experiments.tacos.measure import AlgorithmConfig, NetworkConfig, Run, measure
 from experiments.timing import time_it
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.simulation import MODELS
@@ -26,12 +22,11 @@ OURS = "tacos"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The table's networks and algorithms.
 
     Attributes:
         title: the table of the paper.
-        size: "ci" or "paper".
         networks: by name.
         algorithms: by name; one is "tacos".
         nbytes: bytes of a rank's buffer.
@@ -42,13 +37,10 @@ class Config:
         paper_mean: the paper's mean time of algorithms, in times of TACOS.
         paper_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
         time_synthesis_of: algorithms whose synthesis is timed.
-        notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     networks: Mapping[str, NetworkConfig]
     algorithms: Mapping[str, AlgorithmConfig]
     nbytes: int
@@ -59,9 +51,7 @@ class Config:
     paper_mean: Mapping[str, float]
     paper_of_ideal: float
     time_synthesis_of: tuple[str, ...]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         one_of("link_model", self.link_model, MODELS)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.config import at_least
+from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from experiments.tacos.networks import NetworkConfig
+from experiments.tacos.measure import NetworkConfig
 from jaxcoll.bounds import step_bound
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.schedule import Schedule
@@ -24,26 +23,20 @@ _MOST_NUMBERED = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """All-gathers with one chunk per rank.
 
     Attributes:
         title: the figure of the paper.
-        size: "ci" or "paper".
         networks: by name.
         paper: time spans that the paper says a network takes.
-        notes: settings that the paper does not give.
         seed: of everything random.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     networks: Mapping[str, NetworkConfig]
     paper: Mapping[str, int]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)

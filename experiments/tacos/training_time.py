@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
+from experiments.config import IDEAL, StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.paper import IDEAL
 from experiments.study import publish
-from experiments.tacos.measure import AlgorithmConfig
-from experiments.tacos.networks import NetworkConfig
+from experiments.tacos.measure import AlgorithmConfig, NetworkConfig
 from experiments.workloads import (
     Overlap,
     Simulated,
@@ -25,8 +22,8 @@ from experiments.workloads import (
 )
 from experiments.workloads import training_time as shared
 from experiments.workloads.collectives import Groups, Time
+from experiments.workloads.layers import ALL, DATA, MODEL, exchanging
 from experiments.workloads.models import known_models
-from experiments.workloads.workload import ALL, DATA, MODEL, exchanging
 from jaxcoll.topology import Topology
 
 BEST = "best of these"
@@ -53,12 +50,11 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """A figure.
 
     Attributes:
         title: of the table.
-        size: the preset, "ci" or "paper".
         cases: by name, in the order of the figure.
         algorithms: to compare, by name; the fastest variant counts at every size.
         families: of the networks of some algorithms, by name, where they are not those of the
@@ -69,13 +65,10 @@ class Config:
         overlap: which exchanges run beside compute.
         link_model: of the simulation.
         claims: the numbers that the paper prints.
-        notes: differences from the paper.
         seed: of the synthesizers.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     cases: Mapping[str, Case]
     algorithms: Mapping[str, AlgorithmConfig]
     families: Mapping[str, str]
@@ -85,9 +78,7 @@ class Config:
     overlap: Overlap
     link_model: str
     claims: tuple[shared.PaperPick, ...]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         if not self.cases:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import at_least, one_of
+from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
-from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
+from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
 from tensorstate import HARDWARE, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
@@ -56,24 +55,18 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The table.
 
     Attributes:
-        size: "ci" or "paper".
         models: its columns.
         axes: the data axis and the model axis.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: differences from the paper, and explanations of columns.
-        results: folder to write to.
     """
 
-    size: str
     models: tuple[ModelConfig, ...]
     axes: tuple[AxisConfig, ...]
     hardware: str
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         one_of("hardware", self.hardware, tuple(HARDWARE))

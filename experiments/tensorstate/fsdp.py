@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
+from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import ALGORITHMS, Case
-from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
 from experiments.plots import stacked_bars
 from experiments.study import publish
@@ -98,26 +96,20 @@ class BoxesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The study.
 
     Attributes:
-        size: "ci" or "paper".
         hosts: clusters to train on.
         models: smallest first.
         strategy: the baseline (see ``tensorstate.problem.baselines``).
         pieces: numbers of pipeline segments, smallest first.
-        notes: differences from the paper, and explanations of columns.
-        results: folder to write to.
     """
 
-    size: str
     hosts: tuple[BoxesConfig, ...]
     models: tuple[ModelConfig, ...]
     strategy: str
     pieces: tuple[int, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         if not self.hosts or not self.models or not self.pieces:

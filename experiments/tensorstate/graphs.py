@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from experiments.config import at_least
+from experiments.config import StudyConfig, at_least
 from experiments.study import publish
-from experiments.tensorstate.networks import AxisConfig, rings
+from experiments.tensorstate.searched import AxisConfig, rings
 from jaxcoll.draw.style import PALETTE
 from tensorstate import HARDWARE, Graph, solve_baseline, trace
 from tensorstate.problem.problem import Problem
@@ -32,27 +31,21 @@ _FSDP = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """Both figures.
 
     Attributes:
-        size: "ci" or "paper".
         batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
         axis: the devices that Fig. 5.1 shards over.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     batch: int
     length: int
     inputs: int
     outputs: int
     axis: AxisConfig
     hardware: str
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "inputs", "outputs"):

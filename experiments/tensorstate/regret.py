@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import TopologyConfig, above, at_least, one_of
+from experiments.config import StudyConfig, TopologyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
@@ -34,11 +33,10 @@ BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and stat
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The study.
 
     Attributes:
-        size: "ci" or "paper".
         network: a torus or mesh, whose sides are the grid of ranks.
         alpha_us: latency of a link in microseconds.
         bandwidth_gbps: bandwidth of a link in GB/s.
@@ -48,12 +46,9 @@ class Config:
         axes: names of the mesh axes.
         candidates: synthesizers, with the chunks per shard of each.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: differences from the paper, and explanations of columns.
         seed: of the synthesizers.
-        results: folder to write to.
     """
 
-    size: str
     network: TopologyConfig
     alpha_us: float
     bandwidth_gbps: float
@@ -63,9 +58,7 @@ class Config:
     axes: tuple[str, ...]
     candidates: Mapping[str, int]
     hardware: str
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         one_of("hardware", self.hardware, tuple(HARDWARE))

@@ -6,11 +6,24 @@ the time of each pass and the bytes of each exchange. ``iteration`` runs one tra
 it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` gives.
 """
 
-from experiments.workloads.accelerators import Accelerator, Flops, Systolic, load_accelerator
 from experiments.workloads.collectives import Simulated, fastest, ideal, in_turn
-from experiments.workloads.iteration import Iteration, Overlap, iteration
-from experiments.workloads.models import Model, load_model
-from experiments.workloads.workload import Exchange, Layer, Workload, workload
+from experiments.workloads.layers import (
+    Exchange,
+    Iteration,
+    Layer,
+    Overlap,
+    Workload,
+    iteration,
+    workload,
+)
+from experiments.workloads.models import (
+    Accelerator,
+    Flops,
+    Model,
+    Systolic,
+    load_accelerator,
+    load_model,
+)
 
 __all__ = [
     "Accelerator",

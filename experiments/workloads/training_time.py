@@ -10,11 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import one_of
-from experiments.paper import IDEAL, PaperValue
+from experiments.config import IDEAL, PaperValue, one_of
 from experiments.plots import stacked_bars
-from experiments.workloads.iteration import Iteration, Overlap, Times, iteration
-from experiments.workloads.workload import Workload
+from experiments.workloads.layers import Iteration, Overlap, Times, Workload, iteration
 
 WHAT = {
     "communication": lambda run: run.communication,

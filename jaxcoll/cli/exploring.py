@@ -10,12 +10,12 @@ import click
 
 from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, named_network, network_names
-from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, bandwidth_text, time_text
+from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described
 from jaxcoll.cli.terminal import print_json
 from jaxcoll.progress import working
 
-_PICTURES = (".png", ".svg", ".pdf")
+_SUFFIXES = (".png", ".svg", ".pdf", ".html")
 _MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one by one
 
 
@@ -67,29 +67,33 @@ def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
 @click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us.")
 @click.option("--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s.")
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
-@click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf.")
+@click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
+@click.option("--size", type=SIZE, default="64MB", help="Of a rank's buffer, for a page.")
 @click.option("--names", is_flag=True, help="List the names that networks have.")
 @as_json
-def show(what, alpha, bandwidth, network_name, output, names, as_json) -> int:
-    """A network or schedule as text, or drawn to a file.
+def show(what, alpha, bandwidth, network_name, output, size, names, as_json) -> int:
+    """A network or schedule as text, or drawn to a file, or a schedule as an interactive page.
 
     \b
     jaxcoll show torus:4x4
     jaxcoll show schedule.json -o loads.png
+    jaxcoll show schedule.json -o page.html
     """
     if names:
         print_json(network_names()) if as_json else click.echo("\n".join(network_names()))
         return 0
     if what is None:
         raise click.UsageError("say what to show: a network or a file, or --names")
-    if output is not None and os.path.splitext(output)[1].lower() not in _PICTURES:
-        raise click.UsageError(f"{output!r} has no suffix of a picture; end it with .png or .svg")
+    if output is not None and os.path.splitext(output)[1].lower() not in _SUFFIXES:
+        raise click.UsageError(
+            f"{output!r} has no suffix of a picture; end it with .png, .svg or .html"
+        )
     check_target(output, "picture")
     with working("reading"):
         obj = _read(what, network_name, (alpha, bandwidth))
     if output is not None:
         with working("drawing"):
-            _draw(obj, output)
+            _draw(obj, output, size)
     is_network = not hasattr(obj, "collective")
     facts = network_facts(obj) if is_network else described(obj)
     if as_json:
@@ -114,12 +118,17 @@ def _read(what: str, network_name: str | None, speeds) -> Any:
     return named_network(what, *speeds)
 
 
-def _draw(obj: Any, path: str) -> None:
+def _draw(obj: Any, path: str, size) -> None:
     """The picture as one write, so that an interrupt leaves no half of a file."""
     import jaxcoll as jc
     from jaxcoll.io.files import write_bytes
 
     is_network = isinstance(obj, jc.Topology)
+    if path.lower().endswith(".html"):
+        if is_network:
+            raise click.UsageError("a page shows a schedule; end a network's picture with .svg")
+        write_bytes(path, jc.pages.schedule(obj, size).encode())
+        return
     figure = jc.draw.draw_topology(obj) if is_network else jc.draw.draw_heatmap(obj)
     content = io.BytesIO()
     figure.savefig(content, format=os.path.splitext(path)[1][1:].lower(), bbox_inches="tight")

@@ -6,7 +6,14 @@ package, and no global state of matplotlib is touched: a figure is returned, the
 
 from jaxcoll.draw.bandwidth import draw_algbw
 from jaxcoll.draw.heatmap import draw_heatmap, link_loads
-from jaxcoll.draw.network import draw_topology
+from jaxcoll.draw.network import draw_loads, draw_topology
 from jaxcoll.draw.style import format_bytes
 
-__all__ = ["draw_algbw", "draw_heatmap", "draw_topology", "format_bytes", "link_loads"]
+__all__ = [
+    "draw_algbw",
+    "draw_heatmap",
+    "draw_loads",
+    "draw_topology",
+    "format_bytes",
+    "link_loads",
+]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
@@ -12,6 +16,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#22272e"
 FAINT = "#c3c9d1"
 PAPER = "#f3f5f7"
+# Light is idle and dark is busy, in grey too; without the ends, which look white and black.
+LOADS = ListedColormap(colormaps["magma_r"](np.linspace(0.15, 0.82, 256)))
 
 
 def label_of(schedule: Schedule) -> str:

@@ -4,6 +4,7 @@
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
+- ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``);
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 

@@ -63,6 +63,7 @@ class Queues(NamedTuple):
         needed: arrivals of its chunk that each send waits for, from ``arrivals_needed``.
         src, dst: source and destination rank of each message.
         ptr, message: messages of first link q, in schedule order: ``message[ptr[q]:ptr[q + 1]]``.
+        out_ptr, out: the links out of rank r: ``out[out_ptr[r]:out_ptr[r + 1]]``.
     """
 
     message_ptr: np.ndarray
@@ -72,6 +73,8 @@ class Queues(NamedTuple):
     dst: np.ndarray
     ptr: np.ndarray
     message: np.ndarray
+    out_ptr: np.ndarray
+    out: np.ndarray
 
 
 class _Traffic(NamedTuple):
@@ -103,15 +106,14 @@ class _Replay(NamedTuple):
         head: next message of each first link that has not joined the link's queue.
         is_shared: whether each link also serves messages that other links bring.
         arrived: arrivals of every chunk at every rank, (ranks, chunks).
-        waiting: first message that waits for a further arrival there, (ranks, chunks), or -1.
-        next_waiting: next message that waits for the same arrival as each, or -1.
+        lacks: the chunk that the next message of each first link waits for, or -1. Beside it a
+            column per rank and chunk would be the larger part of what a run reads.
     """
 
     head: np.ndarray
     is_shared: np.ndarray
     arrived: np.ndarray
-    waiting: np.ndarray
-    next_waiting: np.ndarray
+    lacks: np.ndarray
 
 
 def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
@@ -166,7 +168,7 @@ def _arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
             arrived[dst[i], chunk[i]] += 1
 
 
-def run_routed(queues, hops, num_links, arrived, waiting, start):
+def run_routed(queues, hops, num_links, arrived, start):
     """Schedule whose messages cross several links.
 
     A message joins the queue of its first link when its chunks have arrived and the message before
@@ -174,7 +176,6 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
 
     Args:
         arrived: zeros, (ranks, chunks): arrivals so far.
-        waiting: -1s, (ranks, chunks): first message that waits for a further arrival.
         start: filled with the start of each hop, ticks.
 
     Messages wait only for messages of earlier steps and for those before them on their link, so
@@ -185,8 +186,8 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
     further[hops.ptr[:-1]] = False
     is_shared = np.zeros(num_links, np.bool_)
     is_shared[hops.link[further]] = True
-    next_waiting = np.full(len(hops.ptr) - 1, _NONE, np.int64)
-    replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, waiting, next_waiting)
+    lacks = np.full(num_links, _NONE, np.int64)
+    replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, lacks)
     size = _join_all(queues, replay, hops, traffic)
     while size:
         size = _run_routed(queues, replay, hops, traffic, size)
@@ -203,16 +204,14 @@ def _run_routed(queues, replay, hops, traffic, size):
         if traffic.hop[m] < hops.ptr[m + 1]:
             size = _serve(m, now, hops, traffic, size)
             continue
+        rank = queues.dst[m]
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
-            rank, chunk = queues.dst[m], queues.chunk[i]
+            chunk = queues.chunk[i]
             replay.arrived[rank, chunk] += 1
-            waiter = replay.waiting[rank, chunk]
-            replay.waiting[rank, chunk] = _NONE
-            while waiter != _NONE:
-                following = replay.next_waiting[waiter]
-                q = hops.link[hops.ptr[waiter]]
-                size = _join(q, now, queues, replay, hops, traffic, size)
-                waiter = following
+            for j in range(queues.out_ptr[rank], queues.out_ptr[rank + 1]):
+                q = queues.out[j]
+                if replay.lacks[q] == chunk:
+                    size = _join(q, now, queues, replay, hops, traffic, size)
     return size
 
 
@@ -280,14 +279,14 @@ def _join(q, now, queues, replay, hops, traffic, size):
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):
             chunk = queues.chunk[i]
             if replay.arrived[rank, chunk] < queues.needed[i]:
-                replay.next_waiting[m] = replay.waiting[rank, chunk]
-                replay.waiting[rank, chunk] = m
+                replay.lacks[q] = chunk
                 return size
         replay.head[q] += 1
         if replay.is_shared[q]:
             size = heap.push(traffic.times, traffic.events, 0, size, now, m)
         else:
             size = _serve(m, now, hops, traffic, size)
+    replay.lacks[q] = _NONE
     return size
 
 

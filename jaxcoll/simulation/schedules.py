@@ -43,19 +43,23 @@ def simulate(
             times; ``exact_time`` and the bandwidths that follow from it include the charge.
 
     Raises:
-        ScheduleError: nbytes is not a number above 0, or the model is unknown.
+        ScheduleError: nbytes is not a number above 0, the model is unknown, or a collective of
+            millions of chunks has fewer sends than it takes (``Schedule.check_claims``).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     costs = costs_of(execution, ScheduleError)
     size = check_request(nbytes, model)
+    schedule.check_claims()
     message_ptr, chunk = schedule.message_ptr, schedule.chunk
     edge = schedule.edge[message_ptr[:-1]]
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     hop_ptr, hop_link = _hops(schedule, edge)
     clock, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
-    shape = (schedule.topology.num_ranks, schedule.collective.num_chunks)
+    # Without sends, as of groups of one rank, there may be chunks of any number.
+    chunks = schedule.collective.num_chunks if schedule.num_sends else 0
+    shape = (schedule.topology.num_ranks, chunks)
     links = schedule.topology.num_links
     hops = kernels.Hops(hop_ptr, hop_link, busy, delay)
     if len(hop_link) == len(edge):
@@ -72,8 +76,12 @@ def simulate(
         queue = np.argsort(first, kind="stable")
         queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
         arrived[:] = 0
-        queues = kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue)
-        kernels.run_routed(queues, hops, links, arrived, np.full(shape, -1, np.int64), start)
+        out = np.argsort(schedule.topology.src, kind="stable")
+        out_ptr = np.searchsorted(schedule.topology.src[out], np.arange(shape[0] + 1))
+        queues = kernels.Queues(
+            message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out
+        )
+        kernels.run_routed(queues, hops, links, arrived, start)
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     return Timeline(
         schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing, charge

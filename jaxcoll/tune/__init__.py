@@ -6,8 +6,8 @@ before training, ``online`` a training step while it trains, ``bucket_bytes`` th
 gradient buckets.
 
 To be read in this order: ``spaces`` (what may be chosen), ``models`` and ``search`` (how to
-choose), ``tables``; ``clock``, ``trial`` and ``offline_tuner``; ``bucket_sizes``;
-``training_step`` (the online tuner); ``nccl``.
+choose), ``tables``; ``trial`` and ``offline_tuner``; ``bucket_sizes``; ``training_step`` (the
+online tuner); ``nccl``.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxcoll.task import Task
 from jaxcoll.tune import nccl
+from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.spaces.config import Config, Parameter
 from jaxcoll.tune.spaces.space import Space, Subspace
 from jaxcoll.tune.tables.machine import Machine
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from jaxcoll.tune.spaces.backend_space import jax_space
     from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.task import tasks_of
-    from jaxcoll.tune.training_step.entry import online
-    from jaxcoll.tune.training_step.replayed import replay
-    from jaxcoll.tune.training_step.report import Recording, Report
+    from jaxcoll.tune.training_step.online_tuner import online
+    from jaxcoll.tune.training_step.report import Recording, Report, replay
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
@@ -39,8 +39,8 @@ _NEED_JAX = {
     "bucket_bytes": "bucket_sizes",
     "jax_space": "spaces.backend_space",
     "offline": "offline_tuner",
-    "online": "training_step.entry",
-    "replay": "training_step.replayed",
+    "online": "training_step.online_tuner",
+    "replay": "training_step.report",
     "tasks_of": "task",
     "this_machine": "tables.in_use",
     "use": "tables.in_use",
@@ -49,6 +49,7 @@ _NEED_JAX = {
 __all__ = [
     "BucketSizes",
     "Config",
+    "Fitted",
     "Machine",
     "Outcome",
     "Parameter",

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from jaxcoll.errors import TuneError
+from jaxcoll.execute import clock
 from jaxcoll.execute.buckets import BUCKET_BYTES
 from jaxcoll.numerics import checks
-from jaxcoll.tune import clock
 
 MIB = 1 << 20
 

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll.errors import TuneError
+from jaxcoll.execute import clock
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune import clock
 from jaxcoll.tune.search.base import Search
 from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.spaces.backend_space import jax_space

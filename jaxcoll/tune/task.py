@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -15,13 +16,34 @@ from jaxcoll.task import Task
 __all__ = ["Task", "tasks_of"]
 
 
-class _Recorder:
-    """Runs every task by the default and counts its calls."""
+@dataclasses.dataclass(frozen=True)
+class Occurrence:
+    """A call of a task as a step contains it.
+
+    Attributes:
+        run_by: runs the call by a configuration.
+        shape: of a rank's operand.
+        mesh: names and sizes of the axes of the mesh around the call.
+    """
+
+    task: Task
+    run_by: active.RunBy
+    shape: tuple[int, ...]
+    mesh: tuple[tuple[str, int], ...]
+
+
+class Recorder:
+    """Runs every task by the default, counts its calls and notes the first of them."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[Task] = collections.Counter()
+        self.found: dict[Task, Occurrence] = {}
 
     def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+        """The result by the default."""
+        mesh = jax.sharding.get_abstract_mesh()
+        sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+        self.found.setdefault(task, Occurrence(task, run_by, x.shape, sizes))
         self.calls[task] += 1
         return run_by(x, None)
 
@@ -40,7 +62,7 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
         TuneError: no function.
     """
     checks.function(step, "step", TuneError)
-    recorder = _Recorder()
+    recorder = Recorder()
     with active.choosing(recorder):
         jax.eval_shape(step, *args, **kwargs)
     return dict(recorder.calls)

@@ -22,12 +22,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import functions
+from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
-from jaxcoll.tune import clock
 from jaxcoll.tune.spaces.backend_space import collective_of
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.task import tasks_of

@@ -1,4 +1,5 @@
-"""Describes plans: as text, as a web page, by established names, and against HLO.
+"""Describes plans: as text, as an interactive page, by established names, and against HLO.
 
-In reading order: ``text``, ``web_page``, ``parallelism_names``, ``hlo_check``.
+In reading order: ``text``, ``step_events``, ``alternatives``, ``web_page``,
+``parallelism_names``, ``hlo_check``.
 """

@@ -1,30 +1,32 @@
-"""A plan as a web page: the graph layer by layer, every node coloured by its strategy.
+"""A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
 
-The page is one file without scripts from elsewhere; names from the model are escaped.
+The page around it, its style and its rules are those of ``jaxcoll.pages``.
 """
 
 from __future__ import annotations
 
-import colorsys
-from html import escape
+import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from jaxcoll.pages.template import page as html_page
+from tensorstate.cost.memory import bytes_by_group
+from tensorstate.cost.memory_terms import CATEGORIES
 from tensorstate.cost.result import SearchResult
-from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
-from tensorstate.report.text import format_placements, size, summary
+from tensorstate.report.alternatives import Alternative, alternatives
+from tensorstate.report.parallelism_names import parallelism_name
+from tensorstate.report.step_events import operator_names, position, step_events
+from tensorstate.report.text import common_pattern, format_placements, seconds, size, summary
 
 PHASES = ("forward", "backward", "optimizer")
-
-_STYLE = """
-body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 72em; color: #222 }
-pre { background: #f6f6f6; padding: 1em; overflow-x: auto }
-table { border-collapse: collapse; width: 100% }
-td, th { padding: .2em .6em; text-align: left; border-bottom: 1px solid #eee; font-size: 13px }
-td.state { font-family: ui-monospace, monospace; white-space: nowrap }
-.key span { display: inline-block; padding: .1em .6em; margin: .1em; border-radius: .3em }
-"""
+# A page stays below about 2 MB, which a browser opens at once.
+MOST_CLASSES, MOST_EVENTS, MOST_POINTS = 1000, 8000, 1000
+_MOST_ALTERNATIVES = 5  # of a class
 
 
 def page(
@@ -36,39 +38,136 @@ def page(
         problem, result, memory_limit: as for ``report.summary``.
         title: of the page.
     """
-    colours = _colour_of(problem, result)
-    key = "".join(
-        f'<span style="background:{colour}">{escape(text)}</span>'
-        for text, colour in colours.items()
+    cost, mesh, notes = result.cost, problem.mesh, []
+    shown = _shown_classes(problem, result, notes)
+    facts = {
+        "parallelism": parallelism_name(problem, result.decisions, cost),
+        "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
+        "devices": f"{mesh.num_devices} x {problem.hardware.name}",
+        "time of a step": seconds(cost.serial_seconds),
+        "compute": seconds(cost.compute),
+        "communication": seconds(cost.communication),
+        "if they overlap": seconds(cost.overlapped_seconds),
+        "memory": size(cost.memory.peak),
+        "gap": "no bound" if math.isinf(result.bound) else f"{100 * result.gap:.2g} %",
+    }
+    if problem.microbatches > 1:
+        facts["microbatches"] = str(problem.microbatches)
+    data = {
+        "summary": summary(problem, result, memory_limit),
+        "axes": list(mesh.names),
+        "microbatches": problem.microbatches,
+        "seconds": cost.serial_seconds,
+        "limit": memory_limit if memory_limit and math.isfinite(memory_limit) else None,
+        **_classes(problem, result, shown),
+        "memory": _memory(problem, result, notes),
+        "events": _events(problem, result, shown, notes),
+    }
+    return html_page("plan", title, facts, notes, data)
+
+
+# ---------------------------------------------------------------------- layers
+
+
+def _shown_classes(problem: Problem, result: SearchResult, notes: list[str]) -> list[int]:
+    """Node classes in the order of execution: all, or those with the most work."""
+    classes = range(len(problem.graph.node_classes))
+    if len(classes) > MOST_CLASSES:
+        notes.append(
+            f"Of {len(classes):,} kinds of operators and inputs, the {MOST_CLASSES:,} with the "
+            "most work are shown."
+        )
+        strategies = result.decisions.strategies
+        classes = sorted(
+            classes, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
+        )[:MOST_CLASSES]  # fmt: skip
+    return sorted(classes, key=lambda g: (position(problem, problem.node(g).index), g))
+
+
+def _classes(problem: Problem, result: SearchResult, shown: Sequence[int]) -> dict[str, Any]:
+    """The classes with their strategies, the tensors between them, and why they are so."""
+    number = {class_id: i for i, class_id in enumerate(shown)}
+    strategies = result.decisions.strategies
+    texts = sorted({strategy_text(problem, strategies[g]) for g in shown})
+    by_work = sorted(
+        shown, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
     )
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
-        f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
-        f"<pre>{escape(summary(problem, result, memory_limit))}</pre>",
-        f"<p class=key>{key}</p>",
+    priced = alternatives(problem, result, by_work)
+    return {
+        "kinds": texts,
+        "classes": [_class(problem, result, g, texts, priced.get(g)) for g in shown],
+        "tensors": [
+            [number[group.class_id], number[consumer.class_id], size(group.nbytes)]
+            for group in problem.tensor_groups
+            for consumer in group.consumer_classes
+            if group.class_id in number and consumer.class_id in number
+        ],
+    }
+
+
+def _class(
+    problem: Problem,
+    result: SearchResult,
+    class_id: int,
+    texts: Sequence[str],
+    priced: Sequence[Alternative] | None,
+) -> dict[str, Any]:
+    node, strategy = problem.node(class_id), result.decisions.strategies[class_id]
+    times, nodes = problem.multiplicity(class_id), problem.graph.node_classes[class_id]
+    recomputed = len(result.cost.recomputed_nodes.intersection(nodes))
+    repeats = problem.num_repeats(class_id)
+    facts = [
+        f"{times} of them" if times > 1 else "",
+        f"in each of {repeats} microbatches" if repeats > 1 else "",
+        f"{recomputed} recomputed in the backward pass" if recomputed else "",
     ]
-    parts += _table("Inputs", [_input_row(problem, result, g, colours) for g in _inputs(problem)])
-    for phase in PHASES:
-        groups = _in_phase(problem, phase)
-        rows = [_row(problem, result, g, colours) for g in groups]
-        parts += _table(f"{phase.capitalize()} pass" if phase != "optimizer" else "Optimizer", rows)
-    return "\n".join([*parts, "</html>", ""])
+    described = {
+        "kind": texts.index(strategy_text(problem, strategy)),
+        "sharded": _sharded_labels(problem, strategy, node.sizes),
+        "facts": [fact for fact in facts if fact],
+        "why": _why(problem, result, class_id, priced),
+    }
+    if node.tensor is not None:
+        tensor = problem.traced.tensors[node.tensor]
+        names = [
+            problem.graph.tensors[tensor_of].name
+            for n in nodes
+            if (tensor_of := problem.graph.nodes[n].tensor) is not None
+        ]
+        local = size(tensor.nbytes // problem.mesh.num_shards(strategy))
+        return described | {
+            "phase": "inputs", "name": common_pattern(names), "source": tensor.role,
+            "work": f"{local} per device", "placed": format_placements(problem, tensor, strategy),
+        }  # fmt: skip
+    operators = [problem.graph.operators[m.operator] for m in node.members]
+    flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
+    traffic = size(problem.memory_traffic(class_id, strategy))
+    return described | {
+        "phase": node.phase, "name": operator_names(problem, class_id),
+        "source": str(operators[0].source), "placed": "",
+        "work": f"{seconds(problem.seconds(class_id, strategy))}"
+        + (f", {flops:.3g} flop" if node.kind == "einsum" else f", {traffic}"),
+    }  # fmt: skip
 
 
-def _table(title: str, rows: list[str]) -> list[str]:
-    head = "<tr><th>operators</th><th>placements</th><th>work</th><th>where in the model</th></tr>"
-    return [f"<h2>{escape(title)}</h2><table>{head}", *rows, "</table>"]
-
-
-def _inputs(problem: Problem) -> list[int]:
-    classes = range(len(problem.graph.node_classes))
-    return [g for g in classes if problem.node(g).tensor is not None]
-
-
-def _in_phase(problem: Problem, phase: str) -> list[int]:
-    classes = range(len(problem.graph.node_classes))
-    in_phase = [g for g in classes if problem.node(g).phase == phase]
-    return sorted(in_phase, key=lambda g: problem.node(g).index)
+def _why(
+    problem: Problem, result: SearchResult, class_id: int, priced: Sequence[Alternative] | None
+) -> list[str]:
+    """What other strategies would cost, in sentences."""
+    if priced is None:
+        return ["Other strategies were not priced: the plan has too many."]
+    if not priced:
+        return ["No other strategy is possible here."]
+    whole, sizes = result.cost.serial_seconds, problem.node(class_id).sizes
+    lines = []
+    for each in priced[:_MOST_ALTERNATIVES]:
+        text = _sharded_labels(problem, each.strategy, sizes)
+        change = 100 * each.seconds / whole if whole else 0.0
+        word = "as fast" if abs(change) < 5e-3 else f"{change:+.3g} % of the step"
+        lines.append(f"{text}: {word} ({'-' if each.seconds < 0 else '+'}"
+                     f"{seconds(abs(each.seconds))})")  # fmt: skip
+    left = len(priced) - _MOST_ALTERNATIVES
+    return lines + ([f"and {left} slower ones"] if left > 0 else [])
 
 
 def strategy_text(problem: Problem, strategy: Strategy) -> str:
@@ -83,68 +182,61 @@ def strategy_text(problem: Problem, strategy: Strategy) -> str:
     return ", ".join(parts) or "replicated"
 
 
-def _colour_of(problem: Problem, result: SearchResult) -> dict[str, str]:
-    """A colour per kind of strategy, light enough for black letters."""
-    texts = sorted({strategy_text(problem, strategy) for strategy in result.decisions.strategies})
-    step = 1 / max(1, len(texts))
-    found_colours = {}
-    for i, text in enumerate(texts):
-        red, green, blue = colorsys.hls_to_rgb(i * step, 0.86, 0.7)
-        found_colours[text] = f"#{int(255 * red):02x}{int(255 * green):02x}{int(255 * blue):02x}"
-    if "replicated" in found_colours:
-        found_colours["replicated"] = "#eeeeee"
-    return found_colours
-
-
-def _input_row(
-    problem: Problem, result: SearchResult, class_id: int, colours: dict[str, str]
-) -> str:
-    tensor = problem.traced.tensors[problem.node(class_id).tensor or 0]
-    strategy = result.decisions.strategies[class_id]
-    colour = colours[strategy_text(problem, strategy)]
-    multiplicity = problem.multiplicity(class_id)
-    name = tensor.name + (f" and {multiplicity - 1} like it" if multiplicity > 1 else "")
-    placements = format_placements(problem, tensor, strategy)
-    local = size(tensor.nbytes // problem.mesh.num_shards(strategy))
-    return (
-        f'<tr><td>{escape(name)}</td><td class=state style="background:{colour}">'
-        f"{escape(placements)}</td><td>{local}</td><td>{escape(tensor.role)}</td></tr>"
-    )
-
-
-def _row(problem: Problem, result: SearchResult, class_id: int, colours: dict[str, str]) -> str:
-    node, strategy = problem.node(class_id), result.decisions.strategies[class_id]
-    colour = colours[strategy_text(problem, strategy)]
-    operators = [problem.graph.operators[m.operator] for m in node.members]
-    multiplicity = problem.multiplicity(class_id)
-    times = f" x {multiplicity}" if multiplicity > 1 else ""
-    if problem.num_repeats(class_id) > 1:
-        times += f", in each of {problem.num_repeats(class_id)} microbatches"
-    names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
-    recomputed = sum(
-        index in result.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
-    )
-    recomputed_nodes = f", {recomputed} recomputed" if recomputed else ""
-    flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
-    work = (
-        f"{flops:.3g} flop"
-        if node.kind == "einsum"
-        else size(problem.memory_traffic(class_id, strategy))
-    )
-    sharded = escape(_sharded_labels(problem, node, strategy))
-    return (
-        f"<tr><td>{escape(names + times + recomputed_nodes)}</td>"
-        f'<td class=state style="background:{colour}">{sharded}</td>'
-        f"<td>{work}</td><td>{escape(str(operators[0].source))}</td></tr>"
-    )
-
-
-def _sharded_labels(problem: Problem, node: Node, strategy: Strategy) -> str:
+def _sharded_labels(problem: Problem, strategy: Strategy, sizes: Sequence[int]) -> str:
     """The label that each mesh axis shards, by its size."""
     parts = []
     for name, placement in zip(problem.mesh.names, strategy, strict=True):
         if placement >= 0:
-            parts.append(f"{name} shards {node.sizes[placement]}")
+            parts.append(f"{name} shards {sizes[placement]}")
         elif placement < REPLICATED:
             parts.append(f"partial over {name}")
     return ", ".join(parts) or "replicated"
+
+
+# ---------------------------------------------------------------------- memory and time
+
+
+def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[str, Any]:
+    """Bytes by category at every program point, or the most of neighbouring points."""
+    points = problem.liveness.program_points
+    nbytes, inputs, cost = np.zeros((len(CATEGORIES), len(points))), 0, result.cost
+    for _, own, others in bytes_by_group(
+        problem, result.decisions, cost.reshards, cost.recomputed_nodes
+    ):
+        inputs += own
+        nbytes += others
+    chosen = np.arange(len(points))
+    if len(points) > MOST_POINTS:
+        notes.append(f"Memory stands at {MOST_POINTS:,} of {len(points):,} points, with its peaks.")
+        total = nbytes.sum(axis=0)
+        chosen = np.array(
+            [part[total[part].argmax()] for part in np.array_split(chosen, MOST_POINTS)]
+        )
+    phases = [point >= problem.liveness.forward_end for point in points[chosen].tolist()]
+    return {
+        "names": ["inputs", *CATEGORIES],
+        "bytes": [[round(inputs)] * len(chosen), *np.round(nbytes[:, chosen]).tolist()],
+        "forward": phases.index(True) if True in phases else len(phases),
+    }
+
+
+def _events(
+    problem: Problem, result: SearchResult, shown: Sequence[int], notes: list[str]
+) -> list[list]:
+    """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
+    number = {class_id: i for i, class_id in enumerate(shown)}
+    events = [event for event in step_events(problem, result) if event.seconds > 0]
+    if len(events) > MOST_EVENTS:
+        whole = math.fsum(event.seconds for event in events)
+        longest = sorted(events, key=lambda event: -event.seconds)[:MOST_EVENTS]
+        share = 100 * math.fsum(event.seconds for event in longest) / whole
+        notes.append(
+            f"Of {len(events):,} events of a step, the {MOST_EVENTS:,} longest are shown, "
+            f"{share:.1f} % of its time."
+        )
+        events = sorted(longest, key=lambda event: event.start)
+    return [
+        [float(f"{1e6 * e.start:.7g}"), float(f"{1e6 * e.seconds:.4g}"), e.axis + 1, e.name,
+         number.get(e.class_id, -1)]
+        for e in events
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,19 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, Edges, Schedule, ScheduleError, Topology, concatenate, verify
+from jaxcoll import (
+    Collective,
+    CollectiveError,
+    Edges,
+    Schedule,
+    ScheduleError,
+    Topology,
+    concatenate,
+    simulate,
+    synthesize,
+    verifier,
+    verify,
+)
 from jaxcoll.collective import KINDS, REDUCING
 from jaxcoll.topologies import fully_connected, mesh, ring, switch
 from tests import oracle, reference, strategies
@@ -179,6 +192,11 @@ def test_piles_of_mutations_are_judged_as_the_oracle_does(data):
 @pytest.mark.parametrize("seed", range(40))
 def test_random_sends_are_judged_as_the_oracle_does(seed):
     """Not near any sound schedule: rare states such as sums over copies turn up."""
+    for schedule in random_schedules(seed):
+        judge(schedule)
+
+
+def random_schedules(seed: int) -> Iterator[Schedule]:
     rng = random.Random(seed)
     topology = rng.choice([ring(3), fully_connected(3), mesh(2, 2), switch(3)])
     paths = [path for _, _, path in reference.connections(topology)]
@@ -192,7 +210,29 @@ def test_random_sends_are_judged_as_the_oracle_does(seed):
             Send(rng.randrange(4), rng.choice(paths), rng.choice(chunks), rng.random() < sums)
             for _ in range(rng.randint(1, 8))
         ]
-        judge(schedule_of(topology, collective, sends))
+        yield schedule_of(topology, collective, sends)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_fault_is_the_same_however_few_chunks_are_looked_at_together(seed, monkeypatch):
+    schedules = list(random_schedules(seed))
+    whole = [str(refusal(schedule)) for schedule in schedules]
+    monkeypatch.setattr(verifier, "_PAIRS_AT_ONCE", 1)
+    assert [str(refusal(schedule)) for schedule in schedules] == whole
+
+
+def test_collectives_too_large_to_list_are_refused_at_once():
+    nothing = schedule_of(ring(2), Collective("broadcast", 2, 2**31 - 1), [])
+    for use in (verify, lambda schedule: simulate(schedule, 1e6)):
+        with pytest.raises(ScheduleError, match="take at least 2147483647 sends; the schedule has"):
+            use(nothing)
+    alone = schedule_of(ring(2), Collective("all_reduce", 2, 2**26, groups=((0,),)), [])
+    verify(alone)
+    assert simulate(alone, 1e6).time == 0
+    with pytest.raises(CollectiveError, match="too large to be listed chunk by chunk"):
+        nothing.collective.owner.sum()
+    with pytest.raises(CollectiveError, match="too large to be listed chunk by chunk"):
+        synthesize(ring(2), nothing.collective, "ring")
 
 
 @pytest.mark.parametrize("kind", KINDS)

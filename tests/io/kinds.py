@@ -11,11 +11,11 @@ from pathlib import Path
 import jaxcoll as jc
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
 from jaxcoll.aot.summary import summarize_module
+from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import msccl, multitree
 from jaxcoll.io.files import load_text
-from jaxcoll.tune import measured_costs
+from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
-from jaxcoll.tune.nccl.rules import NcclRule
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
@@ -23,10 +23,10 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
+from tests.execute.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
-from tests.tune.test_measured_costs import MINE, PLACE
 from tests.tune.test_table import a_table
 
 RING = topologies.ring(4)

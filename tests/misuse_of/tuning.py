@@ -59,6 +59,23 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "tune.Subspace.config": (SPACE.subspaces[0].config, {"index": (0,)}),
     "tune.Subspace.index": (SPACE.subspaces[0].index, {"config": SPACE.default}),
     "tune.Space": (tune.Space, fields_of(SPACE)),
+    "tune.Fitted": (
+        tune.Fitted,
+        {
+            "space": SPACE, "seed": 0, "first": (SPACE.default,), "budget": 9, "extended": 9,
+            "noise": 0.02, "small": 0,
+        },
+    ),
+    "tune.Fitted.tell": (
+        lambda **given: tune.Fitted(SPACE).tell(**given), {"config": SPACE.default, "seconds": 1.0}
+    ),
+    "tune.Fitted.tell_failed": (
+        lambda **given: tune.Fitted(SPACE).tell_failed(**given),
+        {"config": SPACE.default, "why": "no memory"},
+    ),
+    "tune.Fitted.from_state": (
+        tune.Fitted.from_state, {"space": SPACE, "state": tune.Fitted(SPACE).state()}
+    ),
     "tune.Space.product": (
         tune.Space.product, {"parameters": (WORDS,), "default": tune.Config({"algorithm": "ring"})}
     ),

@@ -44,7 +44,8 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxcoll.tune.training_step.processes import coordinator
+    from jaxcoll.tune.training_step.processes import Decision, Progress, coordinator
+    from jaxcoll.tune.training_step.state_machine import State
 
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))
@@ -59,25 +60,30 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
 
     programs = [program(number) for number in range(3)]
     delays, draws = random.Random(process), random.Random(7)
-    joined = coordinator(TIMEOUT_SECONDS)
+    connected = coordinator(TIMEOUT_SECONDS)
     trace, spent = [], []
     for step in range(count):
         if step == 10:
             disturb(what, process, processes)
         time.sleep(delays.choice((0, 0, 0, 0.002)))
         begun = time.perf_counter()
-        decision = joined.exchange(
-            {"step": step}, lambda reports: {"program": draws.randrange(3), "of": len(reports)}
+        decision = connected.exchange(
+            Progress(is_ready=True),
+            lambda reports: Decision(
+                State.SEARCH, "switch", ((draws.randrange(3),),), steps=len(reports)
+            ),
+            Decision,
         )
         spent.append(time.perf_counter() - begun)
-        if decision["of"] != processes:
-            raise ValueError(f"{decision['of']} processes reported")
-        outputs = programs[decision["program"]](one)
-        joined.wait(outputs, f"step {step}")
+        if decision.steps != processes:
+            raise ValueError(f"{decision.steps} processes reported")
+        ((number,),) = decision.choices
+        outputs = programs[number](one)
+        connected.wait(outputs, f"step {step}")
         most, least = (float(np.asarray(o.addressable_data(0))[0]) for o in outputs)
-        if not most == least == decision["program"]:
+        if not most == least == number:
             raise ValueError(f"processes run programs from {least} to {most}")
-        trace.append(str(decision["program"]))
+        trace.append(str(number))
     print(f"decision {1e3 * np.median(spent):.3f} ms", flush=True)
     return "".join(trace)
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxcoll.tune
 from jaxcoll import optax
 from jaxcoll.errors import TuneError
-from jaxcoll.tune import clock
+from jaxcoll.execute import clock
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 LEAVES = {name: jnp.arange(8.0) for name in "abcd"}

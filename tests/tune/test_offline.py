@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from experiments.autoccl.searches.sampled import Exhaustive
 from jaxcoll.errors import TuneError
 from jaxcoll.tune.offline_tuner import Outcome, offline, tune
-from jaxcoll.tune.search.exhaustive import Exhaustive
 from jaxcoll.tune.spaces.backend_space import jax_space
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.space import Space, Subspace

@@ -20,9 +20,9 @@ import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
-from jaxcoll.tune.training_step.comparison import Comparison, Occurrence
+from jaxcoll.tune.task import Occurrence
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
-from jaxcoll.tune.training_step.preparation import Preparation
+from jaxcoll.tune.training_step.preparation import Comparison, Preparation
 from jaxcoll.tune.training_step.processes import Alone
 from jaxcoll.tune.training_step.programs import Background
 from tests.execute.harness import mesh_of
@@ -333,7 +333,7 @@ class _Stalled(Alone):
 def test_a_comparison_that_never_ends_is_remembered(tmp_path):
     step, w, x = _step()
     path = tmp_path / "table.json"
-    tuned = online(step, space=_spaces(step, w, x), table=path, joined=_Stalled())
+    tuned = online(step, space=_spaces(step, w, x), table=path, coordinator=_Stalled())
     with pytest.raises(TuneError, match=r"comparison of .*native.* did not end"):
         _train(tuned, w, x)
     (task,) = tasks_of(step, w, x)

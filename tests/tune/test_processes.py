@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -12,8 +13,19 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.training_step.processes import Alone, Connected, coordinator
+from jaxcoll.task import Task
+from jaxcoll.tune import Config, Table
+from jaxcoll.tune.training_step.processes import (
+    Alone,
+    Connected,
+    Decision,
+    Message,
+    Progress,
+    Start,
+    coordinator,
+)
+from jaxcoll.tune.training_step.regression import TimedStep
+from jaxcoll.tune.training_step.state_machine import State
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,9 +114,11 @@ def test_one_process_decides_alone():
     alone = coordinator()
     assert isinstance(alone, Alone)
     assert alone.is_leader
-    assert alone.exchange({"step": 3}, lambda reports: {"next": reports[0]["step"] + 1}) == {
-        "next": 4
-    }
+    progress = Progress(is_ready=True, refused=((0, 3),))
+    decision = alone.exchange(
+        progress, lambda reports: Decision(State.WARM, "plain", reports[0].refused, 1), Decision
+    )
+    assert decision.choices == ((0, 3),)
     alone.wait({}, "nothing")
 
 
@@ -112,3 +126,33 @@ def test_one_process_decides_alone():
 def test_a_timeout_that_is_none(timeout):
     with pytest.raises(TuneError, match="timeout"):
         Connected(timeout)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Start("{}", "cpu: 2 cores", "0.12.0"),
+        Progress(is_ready=False),
+        Progress(
+            is_ready=True,
+            has_failed=True,
+            steps=(TimedStep((0, 2), 0.1, (0.01, 0.02)), TimedStep((1, 1), math.inf)),
+            candidates=((Task("all_reduce", 4, "float32", 8), (None, Config({"chunks": 2}))),),
+            refused=((0, 1),),
+            has_switch=True,
+        ),
+        Decision(
+            State.COMPILE,
+            "switch",
+            ((0, 1), (2, 0)),
+            4,
+            compile=((0, 1),),
+            compare=(((0, 1), (1, 2)), ()),
+            chosen=(0, 1),
+        ),
+    ],
+)
+def test_messages_are_the_same_after_their_way_as_text(message: Message):
+    found = type(message).loads(message.dumps())
+    assert found == message
+    assert hash(found) == hash(message)  # tuples throughout, no lists

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxcoll.io.files
+from jaxcoll.cli import main
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.task import Task
-from jaxcoll.tune import __main__ as command
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables import table_file
 from jaxcoll.tune.tables.decision import Decision
@@ -368,12 +368,12 @@ def test_the_command_line(tmp_path, capsys):
     foreign = Table()
     foreign.record(TASK, RING, 1.0, ELSEWHERE)
     foreign.save(two)
-    assert command.main(["show", str(one)]) == 0
+    assert main(["tune", "show", str(one)]) == 0
     assert capsys.readouterr().out == a_table().show() + "\n"
-    assert command.main(["diff", str(one), str(one)]) == 0
-    assert command.main(["diff", str(one), str(two)]) == 1
+    assert main(["tune", "diff", str(one), str(one)]) == 0
+    assert main(["tune", "diff", str(one), str(two)]) == 1
     assert "+ gpu: NVIDIA H100" in capsys.readouterr().out
-    assert command.main(["merge", str(tmp_path / "both.json"), str(one), str(two)]) == 0
+    assert main(["tune", "merge", str(tmp_path / "both.json"), str(one), str(two)]) == 0
     assert Table.load(tmp_path / "both.json") == a_table().merge(foreign)
-    assert command.main(["show", str(tmp_path / "absent.json")]) == 2
+    assert main(["tune", "show", str(tmp_path / "absent.json")]) == 2
     assert "absent.json" in capsys.readouterr().err

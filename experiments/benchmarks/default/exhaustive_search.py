@@ -26,7 +26,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from experiments.machine import describe_machine
+from experiments.study import describe_machine
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.io.files import write_text

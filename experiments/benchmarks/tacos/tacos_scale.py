@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.report import report
-from experiments.tacos.scale import growth, measure_mesh
+from experiments.tacos.synthesis import growth, measure_mesh
 from experiments.timing import time_it
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective

@@ -6,26 +6,24 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.config import above, at_least, one_of
-from experiments.direct_connect.baselines import Machine, double_tree_us, shifted_ring
+from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
 from experiments.direct_connect.notation import parse
+from experiments.direct_connect.paper import Machine, double_tree_us, shifted_ring
 from experiments.direct_connect.testbed import OURS, RING, TREES
-from experiments.direct_connect.training.networks import reduction
-from experiments.direct_connect.training.timeline import (
+from experiments.direct_connect.training.networks import (
     CollectiveTimes,
     Compute,
     Gradient,
     Iteration,
     Operation,
     best_bucket,
+    reduction,
 )
 from experiments.errors import ConfigError
-from experiments.paper import PaperValue
 from experiments.plots import stacked_bars
 from experiments.study import publish
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
@@ -79,30 +77,24 @@ class Lower(PaperValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         machine: constants, as fitted by the paper.
         accelerator: a name in ``configs/accelerator``.
         value_bytes: of a gradient.
         bucket_bytes: capacity of a bucket of gradients.
         panels: by name.
         claims: percentages that the paper prints.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     machine: Machine
     accelerator: str
     value_bytes: int
     bucket_bytes: int
     panels: Mapping[str, Panel]
     claims: tuple[Lower, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("value_bytes", self.value_bytes, 1)

@@ -1,35 +1,185 @@
-"""Fig. 3.9: expert-parallel training of Switch Transformers, by topology."""
+"""Fig. 3.9: expert-parallel training of Switch Transformers, by topology.
+
+Fedus, Zoph and Shazeer, "Switch Transformers" (JMLR 2022): an encoder and a decoder in which some
+feed-forward layers are a router and experts, one expert per token. Experts are sharded over all
+ranks, everything else is replicated (dissertation, App. A.1.4).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.config import above, at_least, one_of
-from experiments.direct_connect.baselines import Machine
+from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
 from experiments.direct_connect.large import BOUND, OURS, RING, TORUS, TREES
+from experiments.direct_connect.paper import Machine
 from experiments.direct_connect.training.networks import (
+    EXCHANGES_FIRST,
+    Compute,
+    Exchange,
+    Gradient,
+    Iteration,
     Network,
+    Operation,
     baselines,
+    best_bucket,
     found_networks,
 )
-from experiments.direct_connect.training.switch_transformers import SwitchTransformer, operations
-from experiments.direct_connect.training.timeline import (
-    EXCHANGES_FIRST,
-    Iteration,
-    Operation,
-    best_bucket,
-)
 from experiments.errors import ConfigError
-from experiments.paper import PaperValue
 from experiments.plots import stacked_bars
 from experiments.study import publish
-from experiments.workloads import load_accelerator
+from experiments.workloads import Accelerator, load_accelerator
+from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
+
+
+class Block(NamedTuple):
+    """A part of the network, for one sample.
+
+    Attributes:
+        products: of its forward pass.
+        parameters: weights that every rank has a copy of.
+        exchanged: values that an all-to-all moves before it and another one after it; 0 for all
+            but experts.
+    """
+
+    products: tuple[Product, ...]
+    parameters: int
+    exchanged: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SwitchTransformer:
+    """The sizes of a model; biases and normalization are left out.
+
+    Attributes:
+        layers: of the encoder, and as many of the decoder.
+        hidden: values per token between layers.
+        inner: values per token inside a feed-forward layer.
+        gated: whether feed-forward layers have a gate, a third matrix.
+        heads, head_size: of attention.
+        experts: per sparse layer.
+        sparse_every: one of so many feed-forward layers is sparse.
+        vocabulary: rows of the embedding, which the last product shares.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    gated: bool
+    heads: int
+    head_size: int
+    experts: int
+    sparse_every: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "gated":
+                at_least(field.name, getattr(self, field.name), 1)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, those of all experts included."""
+        expert = sum(k * n for _, k, n in self._feed_forward(1))
+        sparse = 2 * (self.layers // self.sparse_every)
+        return self.replicated + sparse * self.experts * expert
+
+    @property
+    def replicated(self) -> int:
+        """Weights that every rank has a copy of."""
+        return sum(block.parameters for block in self.blocks(1, 1))
+
+    def blocks(self, source: int, target: int) -> tuple[Block, ...]:
+        """In the order of the forward pass, of a sample of so many tokens in and out."""
+        embedding = Block((), self.vocabulary * self.hidden)
+        logits = Block((Product(target, self.hidden, self.vocabulary),), 0)
+        encoder, decoder = self._stack(source), self._stack(target, source)
+        return (embedding, *encoder, *decoder, logits)
+
+    def _stack(self, tokens: int, source: int | None = None) -> Iterator[Block]:
+        """An encoder; with a source, the decoder that attends to it."""
+        for layer in range(1, self.layers + 1):
+            yield self._attention(tokens, tokens)
+            if source is not None:
+                yield self._attention(tokens, source)
+            products = self._feed_forward(tokens)
+            if layer % self.sparse_every:
+                yield Block(products, sum(k * n for _, k, n in products))
+                continue
+            router = Product(tokens, self.hidden, self.experts)
+            yield Block((router,), self.hidden * self.experts)
+            yield Block(products, 0, tokens * self.hidden)
+
+    def _attention(self, tokens: int, source: int) -> Block:
+        width = self.heads * self.head_size
+        products = (
+            Product(tokens, self.hidden, width),  # queries
+            Product(source, self.hidden, 2 * width),  # keys and values
+            Product(tokens, width, source),  # scores of all heads
+            Product(tokens, source, width),
+            Product(tokens, width, self.hidden),
+        )
+        return Block(products, 4 * self.hidden * width)
+
+    def _feed_forward(self, tokens: int) -> tuple[Product, ...]:
+        up = Product(tokens, self.hidden, self.inner)
+        return (up,) * (2 if self.gated else 1) + (Product(tokens, self.inner, self.hidden),)
+
+
+def operations(
+    blocks: Sequence[Block],
+    accelerator: Accelerator,
+    *,
+    samples: int,
+    value_bytes: int,
+) -> tuple[Operation, ...]:
+    """Forward and backward pass of a rank; tokens are spread evenly over the experts.
+
+    The backward pass has two products of the size of each forward product. A gradient is complete
+    when the backward pass of its block is.
+
+    Args:
+        blocks: in the order of the forward pass.
+        accelerator: says how long products take.
+        samples: of the rank.
+        value_bytes: bytes of an activation or gradient.
+
+    Raises:
+        ConfigError: samples or bytes below 1, or no blocks.
+    """
+    at_least("samples", samples, 1)
+    at_least("value_bytes", value_bytes, 1)
+    if not blocks:
+        raise ConfigError("a model needs blocks")
+    found: list[Operation] = []
+    for block in blocks:
+        forward = Compute(accelerator.seconds(block.products, samples))
+        found += _around(block, forward, samples * value_bytes)
+    for block in reversed(blocks):
+        backward = [Product(m, n, k) for m, k, n in block.products]
+        backward += [Product(k, m, n) for m, k, n in block.products]
+        compute = Compute(accelerator.seconds(backward, samples))
+        found += _around(block, compute, samples * value_bytes)
+        if block.parameters:
+            found.append(Gradient(block.parameters * value_bytes))
+    return tuple(found)
+
+
+def _around(block: Block, compute: Compute, bytes_per_value: int) -> Iterator[Operation]:
+    """Compute, of experts between the all-to-alls that bring tokens and return them."""
+    if not block.exchanged:
+        yield compute
+        return
+    exchange = Exchange(block.exchanged * bytes_per_value)
+    yield from (exchange, compute, exchange)
+
+
+# ---------------------------------------------------------------------- Figure 3.9
+
 
 NETWORKS = (OURS, TORUS, RING, TREES, BOUND)
 PARTS = ("compute", "exposed all_reduce", "all-to-all")
@@ -93,11 +243,10 @@ class Claim(PaperValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         machine: constants of the cost model.
         accelerator: a name in ``configs/accelerator``.
         models: by name.
@@ -108,11 +257,8 @@ class Config:
         buckets: capacities in bytes, of which the best is taken for every network.
         order: of the collectives that wait, see ``timeline.iteration``.
         claims: numbers that the paper prints.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     machine: Machine
     accelerator: str
     models: Mapping[str, SwitchTransformer]
@@ -124,8 +270,6 @@ class Config:
     buckets: tuple[int, ...]
     order: str
     claims: tuple[Claim, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         for name in ("source_tokens", "target_tokens", "value_bytes"):

@@ -191,13 +191,13 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
         ScheduleError: it does not follow, or does not verify.
     """
     verify(schedule)
-    found = derive(schedule, kind)
-    if found is schedule:
+    if schedule.collective.kind == kind:
         return schedule
-    if found.topology != schedule.topology:
+    if schedule.topology != schedule.topology.transpose():
         raise ScheduleError(
             f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
             f"one the other way; synthesize {kind} itself"
         )
+    found = derive(schedule, kind)
     verify(found)
     return found

@@ -134,10 +134,10 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
     backend = backend_of(platform)
     if execution is None:
         return costs_of(backend if backend in BACKENDS else "cpu")  # type: ignore[return-value]
-    machine = f"{hardware()}, jax {jax.__version__}"
-    if execution.machine not in ("", machine) and platform == jax.default_backend():
+    here = machine()
+    if execution.machine not in ("", here) and platform == jax.default_backend():
         raise CollectiveError(
-            f"the stated execution costs were measured on {execution.machine}, this is {machine}; "
+            f"the stated execution costs were measured on {execution.machine}, this is {here}; "
             "measure here (jc.measure_execution)"
         )
     if execution.backend != backend:
@@ -146,6 +146,11 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
             f"the mesh has devices of {backend!r}; state those of {backend!r}"
         )
     return execution
+
+
+def machine() -> str:
+    """The hardware and the version of jax, on which measured times depend."""
+    return f"{hardware()}, jax {jax.__version__}"
 
 
 def hardware() -> str:

@@ -56,6 +56,7 @@ class Problem:
                 f"the collective is for {self.collective.num_ranks} ranks, {self.topology} has "
                 f"{self.topology.num_ranks}"
             )
+        self.collective.check_listed()
         checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(
             self,

@@ -1,14 +1,15 @@
-"""Files for users of NCCL: those that NCCL reads, and the output of its benchmarks.
+"""The face for users of NCCL: files that NCCL reads, and the output of its benchmarks.
 
-In reading order: ``rules`` (the rules that NCCL's tuners follow, from a table), ``conf``
-(``nccl_tuner.conf`` of NCCL's example plugin), ``ncclx`` (CSV and JSON of Meta's NCCLX),
-``environment`` (what can be set only for a whole process), ``nccl_tests`` (times that nccl-tests
-printed), ``shared_table`` (rules that change while a program runs, and the plugin that follows
-them). docs/tuner-tables.md describes the formats and their sources.
+``NcclRule``, ``answer``, ``conf`` and ``ncclx`` are those of ``jaxcoll.io.nccl``. In reading order:
+``environment`` (rules and variables, from a table), ``nccl_tests`` (times that nccl-tests printed),
+``shared_table`` (rules that change while a program runs, and the plugin that follows them).
+docs/tuner-tables.md describes the formats and their sources.
 """
 
-from jaxcoll.tune.nccl import conf, environment, nccl_tests, ncclx, shared_table
-from jaxcoll.tune.nccl.rules import NcclRule, answer, rules_of
+from jaxcoll.io.nccl import conf, ncclx
+from jaxcoll.io.nccl.rules import NcclRule, answer
+from jaxcoll.tune.nccl import environment, nccl_tests, shared_table
+from jaxcoll.tune.nccl.environment import rules_of
 
 __all__ = [
     "NcclRule",

@@ -1,4 +1,7 @@
-"""Environment variables of NCCL: settings that its tuner interface cannot give one collective.
+"""From a table to NCCL: rules per collective and size, and variables for a whole process.
+
+A tuner of NCCL follows rules (``jaxcoll.io.nccl``). Other settings its interface cannot give one
+collective.
 
 The interface sets algorithm, protocol, channels and, from v6 on, chunk size. AutoCCL tunes two more
 (NSDI 2025, Table 2), the number of threads and the transport, which NCCL reads from the environment
@@ -14,7 +17,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxcoll.errors import TuneError
+from jaxcoll.io.nccl.rules import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
+from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config, Value
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
@@ -30,6 +35,77 @@ TRANSPORTS = {
     "p2p": {"NCCL_SHM_DISABLE": "1"},
     "shm": {"NCCL_P2P_DISABLE": "1"},
 }
+
+
+def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[NcclRule, ...]:
+    """The rules that a table of NCCL's configurations implies, by collective, ranks and size.
+
+    Every configuration answers for the sizes of ``Table.ranges``. A configuration has the
+    parameters ``algorithm`` and ``protocol``, and may have ``channels`` and ``chunk_bytes``; what
+    else it has, NCCL's interface cannot set per collective (``environment``).
+
+    Args:
+        nodes: hosts of the communicators; None for any.
+
+    Raises:
+        TuneError: a table without decisions for the machine, a configuration without an algorithm
+            or a protocol, one that NCCL never runs; tasks of several dtypes that differ in their
+            configurations, since NCCL's rules do not depend on the dtype.
+    """
+    checks.instance(table, Table, "table", TuneError)
+    checks.instance(machine, Machine, "machine", TuneError)
+    checks.optional(nodes, checks.integer, "nodes", TuneError, least=1)
+    families: dict[tuple, list[Task]] = {}
+    for where, task in table.decisions:
+        if where == machine:
+            families.setdefault((task.collective, task.group_size), []).append(task)
+    if not families:
+        raise TuneError(f"the table has no decisions for {machine}; tune there first")
+    rules: list[NcclRule] = []
+    for (collective, ranks), tasks in sorted(families.items()):
+        ranges = {table.ranges(task, machine) for task in tasks}
+        if len(ranges) > 1:
+            raise TuneError(
+                f"{collective} on {ranks} ranks was tuned apart for several dtypes, topologies or "
+                "numbers of groups, which NCCL's rules cannot tell from each other; give a table "
+                "of one of them"
+            )
+        for part in ranges.pop():
+            sizes = part.min_bytes, part.max_bytes
+            rules.append(_rule(collective, sizes, part.config, nodes, ranks))
+    return tuple(rules)
+
+
+def _rule(
+    collective: str,
+    sizes: tuple[int, int | None],
+    config: Config,
+    nodes: int | None,
+    ranks: int,
+) -> NcclRule:
+    for name in ("algorithm", "protocol"):
+        if name not in config:
+            raise TuneError(
+                f"a configuration for NCCL has an algorithm and a protocol, ({config}) no {name}"
+            )
+    if config["algorithm"] not in ALGORITHMS:
+        raise TuneError(
+            f"NCCL has no algorithm {config['algorithm']!r}; only tables that were tuned on NCCL's "
+            "own configurations (Space.nccl()) can be written for it"
+        )
+    options: dict = {name: config[name] for name in ("channels", "chunk_bytes") if name in config}
+    return NcclRule(
+        collective,
+        *sizes,
+        str(config["algorithm"]),
+        str(config["protocol"]),
+        nodes=nodes,
+        ranks=ranks,
+        **options,
+    )
+
+
+# ---------------------------------------------------------------------- a whole process
 
 
 @dataclasses.dataclass(frozen=True)

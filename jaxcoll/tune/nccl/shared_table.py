@@ -18,8 +18,7 @@ from pathlib import Path
 
 from jaxcoll.errors import TuneError
 from jaxcoll.io.files import write_bytes
-from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import (
+from jaxcoll.io.nccl.rules import (
     ALGORITHMS,
     COLLECTIVES,
     MAX_BYTES,
@@ -27,6 +26,7 @@ from jaxcoll.tune.nccl.rules import (
     NcclRule,
     checked_rules,
 )
+from jaxcoll.numerics import checks
 
 SOURCES = Path(__file__).parent / "plugin"
 # The variable that tells the plugin where the table of its process is.

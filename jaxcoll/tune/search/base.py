@@ -102,7 +102,7 @@ class Search(abc.ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The search as JSON; ``jaxcoll.tune.search.from_state`` resumes it with the same asks."""
+        """The search as JSON; ``from_state`` of its class resumes it with the same asks."""
         return {
             "search": self.name,
             "version": VERSION,
@@ -125,6 +125,7 @@ class Search(abc.ABC):
             TuneError: the state of another search, another space or a newer version, or one that
                 is damaged.
         """
+        checks.instance(space, Space, "space", TuneError)
         fields = _fields(state)
         if fields["search"] != cls.name:
             raise TuneError(

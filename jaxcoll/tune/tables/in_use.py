@@ -1,24 +1,22 @@
-"""Tables in use: the calls that leave ``schedule=`` open run by a table."""
+"""Tables in use: calls that leave ``schedule=`` open run by one; the file of a tuned step."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
 
 import jax
 
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, TableWarning, TuneError
 from jaxcoll.execute.choice import active, stated
+from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
-
-
-class TableWarning(UserWarning):
-    """A table, or a row of one, that is not used."""
 
 
 def warn_skipped(reason: str) -> None:
@@ -105,3 +103,57 @@ def use(
             merged = merged.merge(Table.load_usable([table], machine, skipped))
     with active.choosing(ByTable(merged, machine, skipped)):
         yield merged
+
+
+# ---------------------------------------------------------------------- the file of a tuned step
+
+
+def table_at(path: str, is_writer: bool) -> Table:
+    """The table of a file; empty where the file does not exist or is not usable.
+
+    The process that writes the file renames one that is not usable, since it may hold more than
+    what this run finds: a table of a newer version, or one that was edited.
+
+    Args:
+        is_writer: whether this process writes the file.
+
+    Raises:
+        TuneError: this process writes the file, and it could not.
+    """
+    if is_writer:
+        _check_path(path)
+    if not os.path.exists(path):
+        return Table()
+    reasons: list[str] = []
+    table = Table.load_usable([path], None, reasons.append)
+    for reason in reasons:
+        warn_skipped(f"{reason}; it is kept as {_renamed(path)}" if is_writer else reason)
+    return table
+
+
+def _renamed(path: str) -> str:
+    """The first free name beside a file, which it now has."""
+    numbered = (f"{path}.skipped{number or ''}" for number in itertools.count())
+    free = next(name for name in numbered if not os.path.lexists(name))
+    try:
+        os.rename(path, free)
+    except OSError as error:
+        raise TuneError(
+            f"table {checks.shown(path)} is not usable, nor renamed: {error}"
+        ) from error
+    return free
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path that no table can be written to, before hours of training rather than after."""
+    folder = os.path.dirname(path) or os.curdir
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")
+    if not os.path.isdir(folder):
+        raise TuneError(
+            f"table {checks.shown(path)} would be in {folder}, which does not exist; make it first"
+        )
+    if not os.access(folder, os.W_OK):
+        raise TuneError(
+            f"table {checks.shown(path)} cannot be written: no file can be made in {folder}"
+        )

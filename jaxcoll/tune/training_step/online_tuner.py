@@ -3,30 +3,35 @@
 AutoCCL (Xu et al., NSDI 2025, Sec. 5) tunes collectives in the first iterations of training, under
 the interference of its computation. All processes run the same steps. At checkpoints, steps that
 all of them know, the leader decides which choices run until the next one (``leader``,
-``processes``). ``entry.online`` makes one from a step.
+``processes``); between them a step only looks up what it runs. ``state_machine`` has the states.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
+import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxcoll.errors import TuneError
+import jax
+
+from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine
+from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step import processes
 from jaxcoll.tune.training_step.interrupts import Held
-from jaxcoll.tune.training_step.leader import Decision, Leader
-from jaxcoll.tune.training_step.preparation import Preparation
-from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator
+from jaxcoll.tune.training_step.leader import Leader
+from jaxcoll.tune.training_step.preparation import Preparation, Spaces
+from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
 from jaxcoll.tune.training_step.programs import (
     Background,
     SwitchProgram,
@@ -38,11 +43,116 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
+from jaxcoll.tune.training_step.state_machine import TIMED, State
 from jaxcoll.tune.training_step.timing import Timing, Turns
 
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
-_TIMED = ("search", "final", "probe")
+
+
+def online(
+    step: Callable,
+    *,
+    space: Spaces | None = None,
+    candidates: int | None = None,
+    table: Table | str | os.PathLike | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+    programs: str = "auto",
+    profile: bool | None = None,
+    watch_steps: int = 200,
+    coordinator: Coordinator | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    log: Callable[[str], None] | None = None,
+) -> Online:
+    """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
+
+    Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
+    until the step has ended in those steps that it times. Calls by the same sequence of programs
+    give bitwise the same results (``replay``); different schedules add in different orders.
+
+    Args:
+        step: what ``jax.jit`` returns.
+        space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
+            configurations themselves, per task.
+        candidates: most configurations per task that are tried, the default among them; when
+            omitted 15, or fewer in steps of many tasks, since all of them are compiled.
+        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
+            where the file exists, and written when the step is settled: one file per tuned step.
+        seed: of the order in which candidates are tried.
+        steps: most steps of a search.
+        programs: "switch" for one program of all candidates, "plain" for one each, as is needed
+            where a conditional ends the overlap of collectives with computation; "auto" is
+            "switch" on CPUs.
+        profile: whether to profile the steps of a search, which tells the tasks apart in fewer
+            steps and costs some time at the end of each; on CPUs alone. When omitted, where a step
+            has several tasks.
+        watch_steps: steps between two probes of the settled step.
+        coordinator: of the processes; made by ``processes.coordinator`` when omitted.
+        clock: seconds.
+        log: called with a line at every change of state.
+
+    Raises:
+        TuneError: a step that is not jitted, or arguments of other types or out of range.
+    """
+    _check_arguments(step, space, table, clock, log, coordinator)
+    checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
+    switch = programs == "switch" or (programs == "auto" and jax.default_backend() == "cpu")
+    profile = checks.optional(profile, checks.flag, "profile", TuneError)
+    coordinator = processes.coordinator() if coordinator is None else coordinator
+    leader = Leader(
+        seed=checks.seed(seed, TuneError),
+        most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
+        watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
+    )
+    most = checks.optional(candidates, checks.integer, "candidates", TuneError, least=1)
+    path = None if table is None or isinstance(table, Table) else os.fspath(table)
+    if path is not None:
+        table = table_at(path, coordinator.is_leader)
+    return Online(
+        step,
+        leader,
+        prepare=functools.partial(
+            Preparation, step, spaces=space, most=most, as_switch=switch, profile=profile
+        ),
+        table=Table() if table is None else table,  # type: ignore[arg-type]
+        path=path,
+        coordinator=coordinator,
+        clock=clock,
+        log=log,
+    )
+
+
+def _check_arguments(
+    step: object, space: object, table: object, clock: object, log: object, coordinator: object
+) -> None:
+    """Refuse arguments of ``online`` of other types than it documents."""
+    if not isinstance(step, jax.stages.Wrapped):
+        raise TuneError(
+            f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
+        )
+    if not (space is None or callable(space) or isinstance(space, Mapping)):
+        raise TuneError(
+            "space must be a function of a task, or the candidates of each task, got "
+            f"{checks.shown(space)}"
+        )
+    for task, configs in space.items() if isinstance(space, Mapping) else ():
+        checks.instance(task, Task, "a key of space", TuneError)
+        for config in checks.members(configs, "the candidates of a task", TuneError):
+            checks.instance(config, Config, "a candidate", TuneError)
+    if not (table is None or isinstance(table, (Table, str, os.PathLike))):
+        raise TuneError(f"table must be a Table or the path of one, got {checks.shown(table)}")
+    if not callable(clock):
+        raise TuneError(f"clock must be a function that returns seconds, got {checks.shown(clock)}")
+    if not isinstance(now := clock(), numbers.Real):
+        raise TuneError(f"clock must return seconds as a number, got {checks.shown(now)}")
+    if coordinator is not None and not callable(getattr(coordinator, "exchange", None)):
+        raise TuneError(
+            "coordinator must be one that processes.coordinator() makes, got "
+            f"{checks.shown(coordinator)}"
+        )
+    if not (log is None or callable(log)):
+        raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
 
 
 class Online:
@@ -60,14 +170,14 @@ class Online:
         prepare: Callable[..., Preparation],
         table: Table,
         path: str | None,
-        joined: Coordinator,
+        coordinator: Coordinator,
         clock: Callable[[], float],
         log: Callable[[str], None] | None,
     ):
         functools.update_wrapper(self, step, updated=())
         self.table = table
         self._step, self._leader, self._prepare = step, leader, prepare
-        self._path, self._joined, self._log = path, joined, log
+        self._path, self._coordinator, self._log = path, coordinator, log
         self._timing = Timing(clock)
         self._machine = this_machine()
         self._base: active.Choices | None = None
@@ -79,7 +189,8 @@ class Online:
         self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
         self._types: Any = ((), {})
         self._signature: tuple = ()
-        self._state, self._program, self._queue = "warm", "plain", [()]
+        self._state, self._program = State.WARM, "plain"
+        self._queue: Sequence[Choice] = ((),)
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
         self._chosen: Choice = ()
         self._history = History()
@@ -94,9 +205,9 @@ class Online:
             self._begin()
         if self._count == self._checkpoint:
             with self._held:
-                self._meet(args, kwargs)
+                self._synchronize(args, kwargs)
         # Arguments of other types, such as a last batch: the step's own jit compiles for them.
-        fits = self._state == "settled" or signature(args, kwargs) == self._signature
+        fits = self._state is State.SETTLED or signature(args, kwargs) == self._signature
         # A compiler must not keep Ctrl-C waiting: nothing is held in the first step, nor in one on
         # arguments that are known to be others.
         with self._held if fits and self._count else contextlib.nullcontext():
@@ -105,7 +216,7 @@ class Online:
     def _one(self, fits: bool, args: tuple, kwargs: dict) -> Any:
         """One step, and the notes about it."""
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
-        program, is_timed = self._program, self._state in _TIMED
+        program, is_timed = self._program, self._state in TIMED
         if not fits:
             program, choice = "plain", self._chosen
         outputs = self._timing.run(
@@ -114,10 +225,10 @@ class Online:
             choice,
             waits=is_timed,
             is_usual=fits,
-            profiler=self._preparation.profiler if self._state == "search" else None,
+            profiler=self._preparation.profiler if self._state is State.SEARCH else None,
         )
         self._history.ran(self._state, program, choice)
-        wait = functools.partial(self._joined.wait, outputs, f"step {self._count}")
+        wait = functools.partial(self._coordinator.wait, outputs, f"step {self._count}")
         if pairs := self._to_compare.pop(self._count, ()):
             wait()
             self._compare(self._preparation, pairs)
@@ -129,7 +240,7 @@ class Online:
     @property
     def done(self) -> bool:
         """Whether the configurations are chosen."""
-        return self._state in ("settled", "probe")
+        return self._state in (State.SETTLED, State.PROBE)
 
     @property
     def chosen(self) -> Choice:
@@ -170,7 +281,7 @@ class Online:
                 with active.choosing(self._choices(choice)):
                     outputs = self._step(*args, **kwargs)
             if is_timed:
-                self._joined.wait(outputs, f"step {self._count}")
+                self._coordinator.wait(outputs, f"step {self._count}")
             return outputs
         except TuneError:  # of the processes, not of this candidate
             raise
@@ -193,7 +304,7 @@ class Online:
     def _give_up(self, why: str) -> None:
         """Run the default from now on. Its inputs may be donated already: the step is lost."""
         self._history.notes.append(f"{why}; the default runs from now on")
-        self._state, self._program, self._queue = "settled", "plain", [()]
+        self._state, self._program, self._queue = State.SETTLED, "plain", ((),)
         self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
         self._to_compare = {}
 
@@ -201,22 +312,20 @@ class Online:
 
     def _begin(self) -> None:
         """All processes take the leader's table, and its machine to look tasks up by."""
-        mine = {
-            "table": self.table.dumps(),
-            "hardware": self._machine.hardware,
-            "jax": self._machine.jax,
-        }
-        told = self._joined.exchange({}, lambda _: mine, FIRST_TIMEOUT_SECONDS)
-        if not self._joined.is_leader:
-            self.table = Table.loads(told["table"])
-            self._machine = Machine(told["hardware"], told["jax"])
+        machine = self._machine
+        mine = Start(self.table.dumps(), machine.hardware, machine.jax)
+        timeout = processes.FIRST_TIMEOUT_SECONDS
+        start = self._coordinator.exchange(Start(), lambda _: mine, Start, timeout)
+        if not self._coordinator.is_leader:
+            self.table = Table.loads(start.table)
+            self._machine = Machine(start.hardware, start.jax)
         # A table in use around the call (``use``) answers where this one is empty.
         by_table = ByTable(self.table, self._machine)
         self._base = by_table if self.table.decisions else active.current()
 
-    def _meet(self, args: tuple, kwargs: dict) -> None:
+    def _synchronize(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""
-        if self._work is None and self._state == "warm":
+        if self._work is None and self._state is State.WARM:
             self._types = abstract((args, kwargs))
             self._signature = signature(*self._types)
             self._work_on(self._prepared_in_background)
@@ -231,35 +340,29 @@ class Online:
         elif is_ready and self._work is not None and self._prepared is None:
             self._take(self._work.result)
         timed = self._timing.taken()
-        report = {
-            "ready": is_ready,
-            "failed": error is not None,
-            "times": timed,
-            "tasks": [task.to_json() for task in self._candidates],
-            "candidates": [
-                [None if config is None else config.to_json() for config in configs]
-                for configs in self._candidates.values()
-            ],
-            "refused": self._refused,
-            "switch": self._prepared is not None and self._prepared.switch is not None,
-        }
         self._history.timed += [(self._program, choice, seconds) for choice, seconds, _ in timed]
-        self._follow(self._joined.exchange(report, self._leader.decide))
+        progress = Progress(
+            is_ready=is_ready,
+            has_failed=error is not None,
+            steps=tuple(timed),
+            candidates=tuple((task, tuple(each)) for task, each in self._candidates.items()),
+            refused=tuple(self._refused),
+            has_switch=self._prepared is not None and self._prepared.switch is not None,
+        )
+        self._follow(self._coordinator.exchange(progress, self._leader.decide, Decision))
 
     def _follow(self, decision: Decision) -> None:
-        state = decision["state"]
-        if state != self._state and self._log is not None:
-            self._log(f"step {self._count}: {self._state} -> {state}")
-        was_timed = self._state in ("search", "final")
-        self._state, self._program = state, decision["program"]
-        self._queue = [tuple(choice) for choice in decision["choices"]]
-        self._begun, self._checkpoint = self._count, self._count + decision["steps"]
-        self._to_compare = dict(enumerate(decision.get("compare", ()), self._count))
-        if "compile" in decision:
-            wanted = [tuple(choice) for choice in decision["compile"]]
-            self._work_on(functools.partial(self._compile, wanted))
-        if "chosen" in decision:
-            self._chosen = tuple(decision["chosen"])
+        if decision.state is not self._state and self._log is not None:
+            self._log(f"step {self._count}: {self._state} -> {decision.state}")
+        was_timed = self._state in (State.SEARCH, State.FINAL)
+        self._state, self._program = decision.state, decision.program
+        self._queue = decision.choices
+        self._begun, self._checkpoint = self._count, self._count + decision.steps
+        self._to_compare = dict(enumerate(decision.compare, self._count))
+        if decision.compile:
+            self._work_on(functools.partial(self._compile, decision.compile))
+        if decision.chosen is not None:
+            self._chosen = decision.chosen
             self._remember()
             self._history.lax_wins = was_timed and self._preparation.is_lax(self._chosen)
             if self._history.lax_wins and self._log is not None:
@@ -315,7 +418,7 @@ class Online:
         self.table.begin_trial(task, config, self._machine)
         self._save()
         try:
-            equal = is_equal(lambda found: self._joined.wait(found, what))
+            equal = is_equal(lambda found: self._coordinator.wait(found, what))
             why = "" if equal else "its result is not that of jax.lax"
         except TuneError:  # of the processes, not of this candidate
             raise
@@ -335,7 +438,7 @@ class Online:
         self._save()
 
     def _save(self) -> None:
-        if self._path is None or not self._joined.is_leader:
+        if self._path is None or not self._coordinator.is_leader:
             return
         try:
             self.table.save(self._path)

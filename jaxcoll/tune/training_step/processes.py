@@ -14,44 +14,168 @@ ends the others, since its service runs in process 0.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks
+from jaxcoll.task import Task
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.training_step.regression import Choice, TimedStep
+from jaxcoll.tune.training_step.state_machine import State
 
 TIMEOUT_SECONDS = 20.0
 # Processes start, and compile their first step, at different speeds.
 FIRST_TIMEOUT_SECONDS = 300.0
 
-Message = dict[str, Any]  # a JSON object
-Decide = Callable[[list[Message]], Message]
-
 # All processes make their tuners in the same order, since they run the same program.
 _number = itertools.count()
 
 
+# ---------------------------------------------------------------------- messages
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What processes tell each other: values that JSON holds, lists of it as tuples."""
+
+    def dumps(self) -> str:
+        """The message as JSON text."""
+        return json.dumps(self.to_json())
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """The message that ``dumps`` has written."""
+        return cls.from_json(_as_tuples(json.loads(text)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON holds them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """The message of the fields of ``to_json``."""
+        return cls(**fields)
+
+
+def _as_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_tuples(each) for name, each in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Start(Message):
+    """The leader's table and machine, by which all processes look tasks up; others send none."""
+
+    table: str = ""
+    hardware: str = ""
+    jax: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress(Message):
+    """A process's report to the leader at a checkpoint.
+
+    Attributes:
+        is_ready: whether its background has nothing more to do.
+        has_failed: whether that ended in an error.
+        steps: that were timed since the last checkpoint.
+        candidates: of each task, once they are prepared; None is the default.
+        refused: (task, candidate), by position, that must not run.
+        has_switch: whether one program holds all candidates.
+    """
+
+    is_ready: bool
+    has_failed: bool = False
+    steps: tuple[TimedStep, ...] = ()
+    candidates: tuple[tuple[Task, tuple[Config | None, ...]], ...] = ()
+    refused: tuple[tuple[int, int], ...] = ()
+    has_switch: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        tasks = [
+            (task.to_json(), [None if c is None else c.to_json() for c in configs])
+            for task, configs in self.candidates
+        ]
+        return super().to_json() | {"candidates": tasks}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        candidates = tuple(
+            (Task.from_json(task), tuple(None if c is None else Config(c) for c in configs))
+            for task, configs in fields["candidates"]
+        )
+        steps = tuple(TimedStep(*step) for step in fields["steps"])
+        whole: dict[str, Any] = {**fields, "candidates": candidates, "steps": steps}
+        return cls(**whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision(Message):
+    """What all processes do until the next checkpoint.
+
+    Attributes:
+        state: of the tuner.
+        program: "plain" or "switch".
+        choices: a candidate per task for each step in turn.
+        steps: until the next checkpoint.
+        compile: choices to be compiled as plain programs meanwhile.
+        compare: for each step in turn, the (task, candidate) pairs that all processes compare with
+            ``jax.lax`` after it, together.
+        chosen: the winner, where this decides it.
+    """
+
+    state: State
+    program: str
+    choices: tuple[Choice, ...]
+    steps: int
+    compile: tuple[Choice, ...] = ()
+    compare: tuple[tuple[tuple[int, int], ...], ...] = ()
+    chosen: Choice | None = None
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        whole: dict[str, Any] = {**fields, "state": State(fields["state"])}
+        return cls(**whole)
+
+
+M = TypeVar("M", bound=Message)
+D = TypeVar("D", bound=Message)
+
+
+# ---------------------------------------------------------------------- coordinators
+
+
 class Coordinator(Protocol):
-    """Joins the processes of a tuner."""
+    """Connects the processes of a tuner."""
 
     @property
     def is_leader(self) -> bool:
         """Whether this process decides."""
         ...
 
-    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
+    def exchange(
+        self,
+        mine: M,
+        decide: Callable[[Sequence[M]], D],
+        answer: type[D],
+        seconds: float | None = None,
+    ) -> D:
         """The decision at this checkpoint, the same on all processes.
 
         Args:
-            report: what this process tells the leader.
-            decide: called on the leader alone, with the reports of all processes in their order.
+            mine: what this process tells the leader.
+            decide: called on the leader alone, with the messages of all processes in their order.
+            answer: what ``decide`` returns.
             seconds: to wait for the others instead of the timeout.
         """
         ...
@@ -66,9 +190,15 @@ class Alone:
 
     is_leader = True
 
-    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
+    def exchange(
+        self,
+        mine: M,
+        decide: Callable[[Sequence[M]], D],
+        answer: type[D],
+        seconds: float | None = None,
+    ) -> D:
         """What this process decides."""
-        return decide([report])
+        return decide([mine])
 
     def wait(self, outputs: Any, what: str) -> None:
         """Blocks until arrays are computed."""
@@ -94,8 +224,14 @@ class Connected:
         """Whether this is process 0."""
         return self._me == 0
 
-    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
-        """The leader's decision from the reports of all processes.
+    def exchange(
+        self,
+        mine: M,
+        decide: Callable[[Sequence[M]], D],
+        answer: type[D],
+        seconds: float | None = None,
+    ) -> D:
+        """The leader's decision from the messages of all processes.
 
         Raises:
             TuneError: on all processes, when one of them does not report in time, or is in another
@@ -104,14 +240,15 @@ class Connected:
         turn, self._checkpoint = self._checkpoint, self._checkpoint + 1
         seconds = self._timeout if seconds is None else seconds
         if not self.is_leader:
-            return self._follow(turn, report, seconds)
+            return answer.loads(self._followed(turn, mine, seconds))
         try:
-            decision = decide(self._reports(turn, report, seconds))
+            decision = decide(self._reports(turn, mine, seconds))
         except Exception as error:
             self._publish(turn, {"error": f"process 0 stopped tuning: {error}"})
             raise
-        self._publish(turn, {"decision": decision})
-        self._forget(turn - 1)
+        self._publish(turn, {"decision": decision.dumps()})
+        if turn:  # all processes have passed the checkpoint before
+            jax_internals.discard(f"{self._prefix}/{turn - 1}/")
         return decision
 
     def wait(self, outputs: Any, what: str) -> None:
@@ -126,10 +263,9 @@ class Connected:
                 "process stalls or has ended"
             )
 
-    # ------------------------------------------------------------------ messages
-
-    def _follow(self, turn: int, report: Message, seconds: float) -> Message:
-        jax_internals.publish(f"{self._prefix}/{turn}/{self._me}", json.dumps(report))
+    def _followed(self, turn: int, mine: Message, seconds: float) -> str:
+        """The leader's decision, as text."""
+        jax_internals.publish(f"{self._prefix}/{turn}/{self._me}", mine.dumps())
         # The leader's own timeout ends first, and its error says which process did not report.
         found = jax_internals.fetch(f"{self._prefix}/{turn}/decision", 1.25 * seconds)
         if found is None:
@@ -142,7 +278,7 @@ class Connected:
             raise TuneError(message["error"])
         return message["decision"]
 
-    def _reports(self, turn: int, mine: Message, seconds: float) -> list[Message]:
+    def _reports(self, turn: int, mine: M, seconds: float) -> list[M]:
         reports, deadline = [mine], time.monotonic() + seconds
         for process in range(1, self._count):
             left = max(0.1, deadline - time.monotonic())
@@ -152,16 +288,11 @@ class Connected:
                     f"process {process} did not report within {seconds:g} s at checkpoint "
                     f"{turn} of the tuner: it stalls or has ended"
                 )
-            reports.append(json.loads(found))
+            reports.append(type(mine).loads(found))
         return reports
 
-    def _publish(self, turn: int, message: Message) -> None:
-        jax_internals.publish(f"{self._prefix}/{turn}/decision", json.dumps(message))
-
-    def _forget(self, turn: int) -> None:
-        """Deletes the messages of a checkpoint that all processes have passed."""
-        if turn >= 0:
-            jax_internals.discard(f"{self._prefix}/{turn}/")
+    def _publish(self, turn: int, envelope: dict[str, str]) -> None:
+        jax_internals.publish(f"{self._prefix}/{turn}/decision", json.dumps(envelope))
 
 
 def coordinator(timeout: float = TIMEOUT_SECONDS) -> Coordinator:

@@ -22,12 +22,14 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.training_step.profile import scope
 from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads. Steps leave processor time to compilers while devices wait for each other,
 # so that a higher priority slows the steps and hardly speeds up the compilers.
 _NICE = 19
+
+# By its named scope a compiled program tells which task an operation belongs to.
+SCOPE = "jaxcoll.task"
 
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]
@@ -142,7 +144,7 @@ class _Switched:
     ):
         self._base = base
         self._branches = {
-            task: (index, configs, scope(position))
+            task: (index, configs, f"{SCOPE}{position}")
             for position, ((task, configs), index) in enumerate(
                 zip(candidates.items(), which, strict=True)
             )

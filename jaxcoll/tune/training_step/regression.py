@@ -22,6 +22,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,6 @@ Choice = tuple[int, ...]
 Floats = NDArray[np.float64]
 # Seconds of each task in a step, by its profile; empty where there is none.
 TaskSeconds = tuple[float, ...]
-# A candidate per task, and the seconds of the step and of each task.
-TimedStep = tuple[Choice, float, TaskSeconds]
 
 # Weight of residuals above the fit; those below have one minus this.
 _ABOVE = 0.3
@@ -51,6 +50,14 @@ _FADING = 10.0
 _EVIDENCE = 1.0
 # Least spread of effects and of noise, as a share of the median step.
 _LEAST = 0.01
+
+
+class TimedStep(NamedTuple):
+    """A candidate per task that ran, and the seconds of the step and of each task."""
+
+    choice: Choice
+    seconds: float
+    tasks: TaskSeconds = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.direct_connect.costs.kautz import check, kautz_costs
-from experiments.direct_connect.costs.synthesizers import Network, synthesized
+from experiments.direct_connect.costs import Network, check, kautz_costs, synthesized
 from experiments.errors import CheckError, ConfigError
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.collective import Collective

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.direct_connect.baselines import MIB, Machine, double_tree_us, shifted_ring
-from experiments.direct_connect.best import kind
-from experiments.direct_connect.fit import fit
+from experiments.direct_connect.constructions import kind
 from experiments.direct_connect.notation import (
     built_cost,
     half_to_even,
@@ -18,7 +16,8 @@ from experiments.direct_connect.notation import (
     predicted,
     rate_bound,
 )
-from experiments.direct_connect.printed import Printed
+from experiments.direct_connect.paper import MIB, Machine, Printed, double_tree_us, shifted_ring
+from experiments.direct_connect.testbed import fit
 from experiments.errors import ConfigError
 from tests.experiments.runs import small_run
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.direct_connect.training.timeline import (
+from experiments.direct_connect.training.networks import (
     EXCHANGES_FIRST,
     IN_ORDER,
     ORDERS,

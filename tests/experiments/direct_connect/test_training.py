@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 
-from experiments.direct_connect.baselines import Machine, shifted_ring
+from experiments.direct_connect.paper import Machine, shifted_ring
 from experiments.direct_connect.training import data_parallel
-from experiments.direct_connect.training.moe import Case, Claim, fastest_found
+from experiments.direct_connect.training.moe import (
+    Block,
+    Case,
+    Claim,
+    SwitchTransformer,
+    fastest_found,
+    operations,
+)
 from experiments.direct_connect.training.networks import (
+    Compute,
+    Exchange,
+    Gradient,
     baselines,
+    best_bucket,
     collective_times,
     found_networks,
     reduction,
 )
-from experiments.direct_connect.training.switch_transformers import (
-    Block,
-    SwitchTransformer,
-    operations,
-)
-from experiments.direct_connect.training.timeline import Compute, Exchange, Gradient, best_bucket
 from experiments.errors import ConfigError
 from experiments.registry import configure
 from experiments.workloads import Flops, load_accelerator, load_model

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.errors import ConfigError
-from experiments.multitree import bandwidth, flits
+from experiments.multitree import allreduces, flits
 from experiments.multitree.networks import (
     BANDWIDTH,
     NETWORKS,
@@ -29,8 +29,8 @@ SIZES = (2**15, 2**26)
 
 
 @functools.cache
-def speeds(network: str) -> bandwidth.Curves:
-    return bandwidth.measure(network, SIZES)
+def speeds(network: str) -> allreduces.Curves:
+    return allreduces.measure(network, SIZES)
 
 
 def rows_of(name: str) -> list[Row]:
@@ -38,13 +38,13 @@ def rows_of(name: str) -> list[Row]:
 
 
 CASES = [
-    (text, network) for text, (_, networks) in bandwidth.CLAIMS.items() for network in networks
+    (text, network) for text, (_, networks) in allreduces.CLAIMS.items() for network in networks
 ]
 
 
 @pytest.mark.parametrize(("claim", "network"), CASES)
 def test_what_the_paper_says_of_figure_9(claim, network):
-    holds, _ = bandwidth.CLAIMS[claim]
+    holds, _ = allreduces.CLAIMS[claim]
     assert holds(speeds(network))
 
 

@@ -23,14 +23,17 @@ from experiments.config import QuickstartConfig
 from experiments.errors import CheckError
 from experiments.quickstart import quickstart
 from experiments.quickstart.candidates import (
+    AXIS,
     Candidate,
+    NumericsCheck,
     best_at,
     best_for,
     build_topology,
     candidates,
+    compare_with_psum,
+    rank_mesh,
 )
 from experiments.quickstart.digits import HELD_OUT, Curves, Digits, gradient_buckets, train
-from experiments.quickstart.numerics import AXIS, NumericsCheck, compare_with_psum, rank_mesh
 from experiments.registry import configure
 
 COMPARED = ("ring", "direct", "bucket", "tacos")

@@ -9,9 +9,9 @@ import re
 import pytest
 
 from experiments import overview
-from experiments.machine import describe_machine
 from experiments.recording import pages, records
 from experiments.registry import EXPERIMENTS
+from experiments.study import describe_machine
 
 NAME = "tacos-fig-14"
 ROWS = [{"network": "mesh", "spans": 4, "us": 1.23456789, "paper us": None}]

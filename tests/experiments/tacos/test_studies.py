@@ -10,18 +10,24 @@ import pytest
 
 from experiments.errors import ConfigError
 from experiments.registry import configure
-from experiments.tacos import bandwidths
-from experiments.tacos.claims import PaperMean, out_of_reach, overtaken
-from experiments.tacos.measure import AlgorithmConfig, format_size, measure, snake
-from experiments.tacos.networks import FAMILIES, NetworkConfig
-from experiments.tacos.scale import growth, measure_mesh
+from experiments.tacos.comparison import PaperMean, out_of_reach, overtaken
+from experiments.tacos.figures import bandwidths
+from experiments.tacos.measure import (
+    FAMILIES,
+    AlgorithmConfig,
+    NetworkConfig,
+    format_size,
+    measure,
+    snake,
+)
+from experiments.tacos.synthesis import growth, measure_mesh
 from jaxcoll.bounds import bound, ideal
 from tests.experiments.runs import small_run
 
 
-def _rows(name, study, tmp_path, *arguments) -> list[dict[str, Any]]:
+def _rows(name, run, tmp_path, *arguments) -> list[dict[str, Any]]:
     _, config = configure([f"experiment=tacos-{name}", f"results={tmp_path}", *arguments])
-    return study.run(config)
+    return run(config)
 
 
 def _small(name) -> list[dict[str, Any]]:

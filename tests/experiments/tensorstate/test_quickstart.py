@@ -11,7 +11,7 @@ from experiments.errors import CheckError, ConfigError
 from experiments.models import load_model
 from experiments.registry import configure
 from experiments.tensorstate import quickstart
-from experiments.tensorstate.text import VOCABULARY, Text, python_text
+from experiments.tensorstate.quickstart import VOCABULARY, Text, python_text
 
 NAME = "experiment=tensorstate-quickstart"
 

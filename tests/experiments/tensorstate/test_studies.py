@@ -16,7 +16,7 @@ def rows_of(name: str, results: Path, size: str = "ci") -> list[dict[str, Any]]:
     if size == "ci":
         return small_run(name).rows
     _, config = configure([f"experiment={name}", f"size={size}", f"results={results}"])
-    return EXPERIMENTS[name].load().run(config)
+    return EXPERIMENTS[name].load()(config)
 
 
 @pytest.mark.parametrize("size", ["ci", pytest.param("paper", marks=pytest.mark.slow)])

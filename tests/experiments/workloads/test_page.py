@@ -47,7 +47,7 @@ def test_the_models_are_all_there():
 
 def test_the_times_are_those_printed(tmp_path):
     _, config = configure(["experiment=multitree-overlap", f"results={tmp_path}"])
-    rows = EXPERIMENTS["multitree-overlap"].load().run(config)
+    rows = EXPERIMENTS["multitree-overlap"].load()(config)
     ways = ["compute ms", *config.overlaps]
     # The page is made of recorded rows, which have six digits.
     recorded = [{way: float(f"{row[way]:.6g}") for way in ways} for row in rows]

@@ -17,7 +17,7 @@ def rows(tmp_path_factory):
 
     def run(name: str):
         _, config = configure([f"experiment={name}", f"results={folder}"])
-        return EXPERIMENTS[name].load().run(config)
+        return EXPERIMENTS[name].load()(config)
 
     return {name: run(name) for name in ("tacos-fig-20", "tacos-fig-21")}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxcoll.tune import Fitted
 from jaxcoll.tune.models.elliptical import Elliptical
 from jaxcoll.tune.models.least_squares import product_of
 from jaxcoll.tune.models.peaks import Peaks
 from jaxcoll.tune.models.separable import Separable
-from jaxcoll.tune.search import Fitted
 from tests.tune.search.searching import SPACE, finish
 
 EXTENTS = (3.0, 2.0, 4.0)

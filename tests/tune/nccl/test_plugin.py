@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import TuneError
+from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer
-from jaxcoll.tune.nccl.rules import ALGORITHMS, COLLECTIVES, PROTOCOLS
 from jaxcoll.tune.nccl.shared_table import SOURCES, SharedTable, build
 
 needs_compiler = pytest.mark.skipif(

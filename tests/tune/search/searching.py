@@ -1,25 +1,15 @@
-"""A small space with a known valley, and the searches that the tests run on it."""
+"""A small space with a known valley, and how the tests run a search on it."""
 
 from __future__ import annotations
 
 import math
 
 from jaxcoll.tune import Config, Parameter, Space
-from jaxcoll.tune.search import (
-    SEARCHES,
-)
 
 CODE = Parameter("code", ("a", "b"), "implementation")
 CHUNKS = Parameter("chunks", (1, 2, 4, 8, 16), "resource")
 LANES = Parameter("lanes", (1, 2, 3, 4), "resource")
 SPACE = Space.product((CODE, CHUNKS, LANES), Config({"code": "a", "chunks": 1, "lanes": 1}))
-OPTIONS = {
-    "fitted": {"small": 0, "budget": 20, "extended": 30},
-    "released": {"pretrain": 8, "train": 40, "repeats": 1},
-    "printed": {},
-    "exhaustive": {"repeats": 2},
-    "afnfa": {"share": 0.3},
-}
 
 
 def seconds_of(config: Config) -> float:
@@ -27,10 +17,6 @@ def seconds_of(config: Config) -> float:
     chunks = math.log2(config["chunks"] / 8)  # pyright: ignore[reportOperatorIssue]
     lanes = config["lanes"] - 3  # pyright: ignore[reportOperatorIssue]
     return 1e-3 * (1 + chunks**2 + lanes**2) * (1 if config["code"] == "b" else 1.4)
-
-
-def make(name: str, seed: int = 0, space: Space = SPACE):
-    return SEARCHES[name](space, seed=seed, **OPTIONS[name])
 
 
 def finish(search, measure=seconds_of) -> list[Config]:

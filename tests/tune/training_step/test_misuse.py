@@ -95,8 +95,8 @@ class _Fails(Alone):
 
 
 def test_a_candidate_that_fails_while_it_runs_leaves_the_default():
-    joined = _Fails()
-    tuned = joined.tuned = online(STEP, space=_space(), joined=joined)
+    coordinator = _Fails()
+    tuned = coordinator.tuned = online(STEP, space=_space(), coordinator=coordinator)
     failed = 0
     for _ in range(60):
         tuned.join()
@@ -182,5 +182,5 @@ def test_clocks_without_seconds_are_refused(clock):
 
 
 def test_a_coordinator_that_is_none_is_refused():
-    with pytest.raises(TuneError, match="joined must be a coordinator"):
-        online(STEP, joined=3)  # type: ignore[arg-type]
+    with pytest.raises(TuneError, match="coordinator must be one"):
+        online(STEP, coordinator=3)  # type: ignore[arg-type]

@@ -17,8 +17,7 @@ from jaxcoll import tune
 from jaxcoll.execute import jax_internals
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.processes import Alone
-from jaxcoll.tune.training_step.profile import Profiler, scope
-from jaxcoll.tune.training_step.timing import Timing
+from jaxcoll.tune.training_step.timing import SCOPE, Profiler, Timing
 from tests.execute.harness import mesh_of
 
 SCAN, RING = Config({"algorithm": "recursive_doubling"}), Config({"algorithm": "ring"})
@@ -29,7 +28,7 @@ def _program(*lines: tuple[str, str, int | None]) -> str:
     return "\n".join(
         f"  %{name} = f32[8]{{0}} {operation}(%x), "
         + (
-            f'metadata={{op_name="jit(f)/{scope(task)}/cond" source_line=3}}'
+            f'metadata={{op_name="jit(f)/{SCOPE}{task}/cond" source_line=3}}'
             if task is not None
             else ""
         )
@@ -149,15 +148,15 @@ class _Listening(Alone):
     def __init__(self):
         self.times = []
 
-    def exchange(self, report, decide, seconds=None):
-        self.times += report.get("times", [])
-        return super().exchange(report, decide, seconds)
+    def exchange(self, mine, decide, answer, seconds=None):
+        self.times += getattr(mine, "steps", ())
+        return super().exchange(mine, decide, answer, seconds)
 
 
 def test_the_seconds_of_tasks_are_within_those_of_the_step():
-    joined = _Listening()
-    _settled(_tuned(joined=joined))
-    profiled = [(seconds, tasks) for _, seconds, tasks in joined.times if tasks]
+    coordinator = _Listening()
+    _settled(_tuned(coordinator=coordinator))
+    profiled = [(seconds, tasks) for _, seconds, tasks in coordinator.times if tasks]
     assert profiled
     for seconds, tasks in profiled:
         assert len(tasks) == 2

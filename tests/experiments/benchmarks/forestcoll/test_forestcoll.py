@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.forestcoll import degraded_networks, forestcoll
+from experiments.benchmarks.forestcoll import forestcoll
 from experiments.recording import pages
 from jaxcoll.topologies import dgx_a100, mi250, torus
 
@@ -46,7 +46,7 @@ def test_networks_without_a_grid_are_measured_and_recorded(monkeypatch, tmp_path
     """A network that is measured again replaces its row; others stay, in order."""
     monkeypatch.chdir(tmp_path)
     names = ("two rings of 3", "two rings of 4")
-    small = {n: lambda n=n: degraded_networks.two_rings(int(n[-1])) for n in names}
+    small = {n: lambda n=n: forestcoll.two_rings(int(n[-1])) for n in names}
     monkeypatch.setattr(forestcoll, "NETWORKS", small)
     monkeypatch.setattr(pages, "SCALE", tmp_path / "scale.json")
     monkeypatch.setattr(pages, "DOCS", tmp_path)
@@ -63,7 +63,7 @@ def test_networks_without_a_grid_are_measured_and_recorded(monkeypatch, tmp_path
     assert all(row["optimal"] and row["commit"] for row in record.values())
     lines = page.read_text().splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines[3:-1]] == list(names)
-    row = forestcoll.measure_scale("star", degraded_networks.star_of_rings(3, 4))
+    row = forestcoll.measure_scale("star", forestcoll.star_of_rings(3, 4))
     assert row["optimal"]
 
 
@@ -74,6 +74,6 @@ def test_what_is_not_measured_at_scale_is_not_recorded(capsys):
 
 
 def test_at_least_25_networks_are_named_and_made():
-    assert len(degraded_networks.NETWORKS) >= 25
-    made = degraded_networks.NETWORKS["A100 x64 with a dead NIC"]()
+    assert len(forestcoll.NETWORKS) >= 25
+    made = forestcoll.NETWORKS["A100 x64 with a dead NIC"]()
     assert (made.num_ranks, made.num_links) == (512, 4 * 512 - 2)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.targets import compiled, targets
+from experiments.benchmarks.targets import targets
 from jaxcoll import aot
 from tests.execute.harness import mesh_of
 
@@ -30,11 +30,11 @@ def test_a_target_that_fails_is_reported():
 
 @pytest.mark.parametrize("function", ["all_gather", "psum_scatter", "psum"])
 def test_native_collectives_as_rows(function, monkeypatch):
-    monkeypatch.setattr(compiled, "LINES", 2)
+    monkeypatch.setattr(targets, "LINES", 2)
     mesh = mesh_of(2, 4)
-    row = compiled.compiled_row(
+    row = targets.compiled_row(
         mesh,
-        lambda x: compiled.by_axis(getattr(compiled.lax, function), function, ("x", "y"), x),
+        lambda x: targets.by_axis(getattr(targets.lax, function), function, ("x", "y"), x),
         function,
         None,
     )
@@ -50,13 +50,13 @@ def test_native_collectives_as_rows(function, monkeypatch):
 def test_many_buckets_leave_the_memory_and_cover_the_products():
     if not aot.is_available("tpu"):
         pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
-    rows, why = targets.compiled_for("v5e:4x4", compiled.MANY_BUCKETS)
+    rows, why = targets.compiled_for("v5e:4x4", targets.MANY_BUCKETS)
     assert why == ""
     native, unlimited, limited = rows
     assert native["permutes"] == native["covered"] == 0
     for row in (unlimited, limited):
         # A bucket schedule of this slice has 12 steps of 20 rounds, none of them cut.
-        assert row["permutes"] == 20 * compiled.BUCKETS
+        assert row["permutes"] == 20 * targets.BUCKETS
         assert row["XLA's own"] == ""
     assert 24 * limited["covered"] >= 15 * limited["products"]
 

@@ -1,0 +1,20 @@
+"""The searches that AutoCCL is compared by, and made-up machines to compare them on.
+
+In reading order: ``printed`` (AutoCCL's Algorithms 1 and 2), ``released`` (the authors' code),
+``sampled`` (everything; AFNFA: a random forest on a sample), ``landscapes``. This library's own is
+``jaxcoll.tune.Fitted``; all have its face, ``jaxcoll.tune.search.base.Search``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from experiments.autoccl.searches.printed import Printed
+from experiments.autoccl.searches.released import Released
+from experiments.autoccl.searches.sampled import Afnfa, Exhaustive
+from jaxcoll.tune import Fitted
+from jaxcoll.tune.search.base import Search
+
+SEARCHES: Mapping[str, type[Search]] = {
+    search.name: search for search in (Fitted, Released, Printed, Exhaustive, Afnfa)
+}

@@ -1,0 +1,444 @@
+"""The dissertation's tables of direct-connect topologies: 3.4 to 3.6 and A.1 to A.3."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.config import StudyConfig, above, at_least, one_of
+from experiments.direct_connect.notation import (
+    base_cost,
+    built_cost,
+    half_to_even,
+    is_optimal,
+    parse,
+    predicted,
+    rate_bound,
+)
+from experiments.direct_connect.paper import Printed, ours_beside_theirs, plain_axes
+from experiments.errors import CheckError, ConfigError
+from experiments.study import publish
+from jaxcoll.bounds.moore import (
+    bandwidth_optimum,
+    bidirectional_moore_steps,
+    cost,
+    least_cost,
+    moore_steps,
+)
+from jaxcoll.collective import Collective
+from jaxcoll.draw.style import INK, MARKERS, PALETTE
+from jaxcoll.synth import Bfb
+from jaxcoll.synth.direct_connect import bfb_cost
+from jaxcoll.synth.direct_connect.searched import searched_all_gather
+from jaxcoll.synth.routing.concurrent_flow import digraph_flow
+from jaxcoll.topologies import hypercube, torus
+from jaxcoll.topologies.generative import distance_regular, is_reverse_symmetric
+from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+
+
+@dataclasses.dataclass(frozen=True)
+class Table35(StudyConfig):
+    """The table.
+
+    Attributes:
+        points: its rows.
+    """
+
+    points: tuple[Printed, ...]
+
+
+def table_3_5(config: Table35) -> list[dict[str, Any]]:
+    """A row for each topology: T_L of its all_reduce, by BFB and as built from its base."""
+    rows = []
+    for point in config.points:
+        construction = parse(point.topology)
+        digraph = construction.digraph()
+        built, bfb = built_cost(construction), bfb_cost(digraph)
+        ours = {
+            "T_L": 2 * min(bfb.steps, built.steps),
+            "T_L as expanded": 2 * built.steps,
+            "least T_L": least_cost(digraph.size, digraph.degree, "all_reduce").steps,
+            "T_B": 2 * float(min(bfb.inverse_bandwidth, built.inverse_bandwidth)),
+            "bandwidth-optimal": is_optimal(bfb, digraph.size),
+            "reverse-symmetric": is_reverse_symmetric(digraph),
+        }
+        rows.append({"N": digraph.size, "topology": point.topology, **point.beside(ours)})
+    title = "Table 3.5: all_reduces on topologies of degree 4"
+    figure = ours_beside_theirs(rows, "T_L", "T_L of all_reduce in alpha")
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+# ------------------------------------------------------------ Table 3.6: BFB on hypercubes and tori
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A row of the table.
+
+    Attributes:
+        family: "hypercube" or "torus", of two equal sides.
+        ranks: a power of two, or a square.
+        bfb: printed seconds of BFB; where "<0.01" is printed, 0.01.
+        sccl, taccl: printed seconds of runs that ended with a schedule.
+    """
+
+    family: str
+    ranks: int
+    bfb: float
+    sccl: tuple[float, ...]
+    taccl: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        one_of("networks.family", self.family, ("hypercube", "torus"))
+        above("networks.bfb", self.bfb, 0)
+        whole = 2**self._bits if self.family == "hypercube" else self._side**2
+        if self.ranks < 4 or whole != self.ranks:
+            wanted = "a power of two" if self.family == "hypercube" else "a square"
+            raise ConfigError(f"ranks of a {self.family} must be {wanted} of 4 or more")
+
+    @property
+    def _bits(self) -> int:
+        return self.ranks.bit_length() - 1
+
+    @property
+    def _side(self) -> int:
+        return math.isqrt(self.ranks)
+
+    def build(self) -> Topology:
+        """The network."""
+        if self.family == "hypercube":
+            return hypercube(self._bits)
+        return torus(self._side, self._side)
+
+    @property
+    def diameter(self) -> int:
+        """Of a hypercube its dimensions, of a torus the sum of floor(d_i / 2)."""
+        if self.family == "hypercube":
+            return self._bits
+        return 2 * (self._side // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table36(StudyConfig):
+    """The table.
+
+    Attributes:
+        networks: its rows.
+        largest: most ranks that a schedule is synthesized for.
+    """
+
+    networks: tuple[Network, ...]
+    largest: int
+
+    def __post_init__(self) -> None:
+        if not any(network.ranks <= self.largest for network in self.networks):
+            raise ConfigError(f"no network has at most largest = {self.largest} ranks")
+
+
+def table_3_6(config: Table36) -> list[dict[str, Any]]:
+    """A row for each network: cost of the verified all_gather, and seconds to make it."""
+    rows = []
+    for network in config.networks:
+        if network.ranks > config.largest:
+            continue
+        topology = network.build()
+        synthesized(topology)  # compiled before it is timed
+        start = time.process_time()
+        schedule = synthesized(topology)
+        seconds = time.process_time() - start
+        found = cost(schedule)
+        rows.append(
+            {
+                "topology": f"{network.family} {network.ranks}",
+                "ranks": network.ranks,
+                "T_L": found.steps,
+                "least T_L": network.diameter,
+                "T_B": float(found.inverse_bandwidth),
+                "least T_B": float(bandwidth_optimum(network.ranks)),
+                "optimal": found.inverse_bandwidth == bandwidth_optimum(network.ranks),
+                "BFB s": seconds,
+                "paper BFB s": network.bfb,
+                "SCCL s, printed": min(network.sccl, default=None),
+                "TACCL s, printed": min(network.taccl, default=None),
+            }
+        )
+    title = "Table 3.6, Fig. 3.10: BFB all_gathers of hypercubes and tori"
+    publish(title, rows, config.results, figure=_draw_costs(rows), notes=config.notes)
+    return rows
+
+
+def synthesized(topology: Topology):
+    """The BFB all_gather with the fewest chunks that lose no bandwidth, verified."""
+    collective = Collective("all_gather", topology.num_ranks, Bfb.chunks(topology))
+    schedule = Bfb().synthesize(topology, collective)
+    verify(schedule)
+    return schedule
+
+
+def _draw_costs(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Seconds above, and T_L with its least value below, over ranks."""
+    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
+    grid = figure.subplots(2, 2)
+    lines = {
+        "BFB s": "ours",
+        "paper BFB s": "BFB, paper",
+        "SCCL s, printed": "SCCL, paper",
+        "TACCL s, printed": "TACCL, paper",
+    }
+    for column, family in zip(grid.T, ("hypercube", "torus"), strict=True):
+        mine = [row for row in rows if row["topology"].startswith(family)]
+        for i, (name, label) in enumerate(lines.items()):
+            shown = [row for row in mine if row[name] is not None]
+            x, y = [row["ranks"] for row in shown], [row[name] for row in shown]
+            column[0].plot(x, y, color=PALETTE[i], marker=MARKERS[i], label=label)
+        x = [row["ranks"] for row in mine]
+        column[1].plot(x, [row["T_L"] for row in mine], "o", color=PALETTE[0], label="T_L")
+        column[1].plot(x, [row["least T_L"] for row in mine], ":", color=INK, label="diameter")
+        column[0].set_title(family, fontsize=10, color=INK)
+        for axes, label in zip(column, ("seconds", "T_L in alpha"), strict=True):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            plain_axes(axes, "ranks", label)
+            axes.legend(frameon=False, labelcolor=INK)
+    return figure
+
+
+# --------------------------------------------------- Table A.2: distance-regular graphs of degree 4
+
+
+DEGREE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph(Printed):
+    """A row of the table.
+
+    Attributes:
+        ranks: its vertices, by which it is known.
+    """
+
+    ranks: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks not in TABLE_A2_SIZES:
+            raise ConfigError(f"no graph of Table A.2 has {self.ranks} ranks")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableA2(StudyConfig):
+    """The table.
+
+    Attributes:
+        graphs: its rows.
+    """
+
+    graphs: tuple[Graph, ...]
+
+
+def table_a_2(config: TableA2) -> list[dict[str, Any]]:
+    """A row for each graph, built."""
+    rows = []
+    for graph in config.graphs:
+        digraph = distance_regular(DEGREE, graph.ranks)
+        found, n = bfb_cost(digraph), digraph.size
+        least, least_both_ways = moore_steps(n, DEGREE), bidirectional_moore_steps(n, DEGREE)
+        ours = {
+            "T_L": found.steps,
+            "T_L*": least,
+            "T_L**": least_both_ways,
+            "T_B": float(found.inverse_bandwidth),
+            "bandwidth-optimal": found.inverse_bandwidth == bandwidth_optimum(n),
+            "reverse-symmetric": is_reverse_symmetric(digraph),
+        }
+        rows.append({"topology": graph.topology, "N": n, **graph.beside(ours)})
+    title = "Table A.2: distance-regular graphs of degree 4"
+    figure = ours_beside_theirs(rows, "T_L", "T_L in alpha")
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+# ---------------------------------------------------------------------- Table A.3: the families
+
+
+PROPERTIES = (
+    "reverse-symmetric",
+    "bandwidth-optimal",
+    "Moore-optimal",
+    "BFB schedule",
+    "self-loops",
+    "multi-edges",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A member of a family.
+
+    Attributes:
+        family: as the table calls it.
+        topology: in the table's notation.
+        steps: T_L as the table gives it for the member; 0 where it gives none.
+        printed: the table's statements on the member, by property; properties that it states for
+            some members only are left out for others.
+    """
+
+    family: str
+    topology: str
+    steps: int
+    printed: Mapping[str, bool]
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.printed if name not in PROPERTIES]
+        if unknown:
+            raise ConfigError(f"unknown property {unknown[0]!r}; known: {', '.join(PROPERTIES)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableA3(StudyConfig):
+    """The table.
+
+    Attributes:
+        members: one or more of each family.
+    """
+
+    members: tuple[Member, ...]
+
+
+def table_a_3(config: TableA3) -> list[dict[str, Any]]:
+    """A row for each member, built: its properties, and those that the table says otherwise."""
+    rows = []
+    for member in config.members:
+        digraph = parse(member.topology).digraph()
+        found = base_cost(digraph)
+        row: dict[str, Any] = {
+            "family": member.family,
+            "topology": member.topology,
+            "N": digraph.size,
+            "d": digraph.degree,
+            "T_L": found.steps,
+            "paper T_L": member.steps or None,
+            "T_L*": moore_steps(digraph.size, digraph.degree),
+            "T_B": float(found.inverse_bandwidth),
+        }
+        holds = (
+            is_reverse_symmetric(digraph),
+            is_optimal(found, digraph.size),
+            found.steps == row["T_L*"],
+            searched_all_gather(digraph) is None,
+            digraph.self_loops > 0,
+            digraph.has_parallel_arcs,
+        )
+        has: dict[str, bool] = dict(zip(PROPERTIES, holds, strict=True))
+        differs = [name for name, said in member.printed.items() if has[name] != said]
+        row["as printed"] = len(member.printed) - len(differs)
+        row["paper as printed"] = len(member.printed)
+        row["has"] = ", ".join(name for name in PROPERTIES if has[name])
+        row["differs"] = ", ".join(differs)
+        rows.append(row)
+    title = "Table A.3: families of topologies, by members that are built"
+    figure = ours_beside_theirs(rows, "T_L", "T_L in alpha", log=True)
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+# ------------------------------------------------------------- Tables 3.4 and A.1: Pareto-efficient
+
+
+BOUND = "bound"  # in the place of a topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Point(Printed):
+    """A row of the table: a topology, or "bound".
+
+    Attributes:
+        ranks: of the topology.
+    """
+
+    ranks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontiers(StudyConfig):
+    """The table.
+
+    Attributes:
+        degree: links out of every rank.
+        points: its rows.
+        alpha_us: microseconds a step.
+        buffer_us: M/B in microseconds.
+        most_rates: ranks up to which all-to-all rates are bounded on any topology; on one known to
+            be vertex-transitive they are at any size.
+        tolerance: relative gap of their bounds.
+        times: whether times of all_reduce and all_to_all are shown.
+    """
+
+    degree: int
+    points: tuple[Point, ...]
+    alpha_us: float
+    buffer_us: float
+    most_rates: int
+    tolerance: float
+    times: bool
+
+    def __post_init__(self) -> None:
+        at_least("degree", self.degree, 1)
+        at_least("alpha_us", self.alpha_us, 0)
+        for name in ("buffer_us", "tolerance"):
+            above(name, getattr(self, name), 0)
+        if not self.points:
+            raise ConfigError("needs points")
+
+
+def frontiers(config: Frontiers) -> list[dict[str, Any]]:
+    """A row for each topology: cost as built, diameter, all-to-all rate."""
+    rows = [
+        {"N": point.ranks, "topology": point.topology, **point.beside(_ours(config, point))}
+        for point in config.points
+    ]
+    column, label = ("all_reduce us",) * 2 if config.times else ("T_B", "T_B in M/B")
+    figure = ours_beside_theirs(rows, column, label)
+    table = "Table 3.4" if config.times else "Table A.1"
+    title = f"{table}: Pareto-efficient topologies of degree {config.degree}"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def _ours(config: Frontiers, point: Point) -> dict[str, Any]:
+    n, degree = point.ranks, config.degree
+    gap = None
+    if point.topology == BOUND:
+        found, rate = least_cost(n, degree), float(rate_bound(n, degree))
+        diameter = found.steps
+    else:
+        construction = parse(point.topology)
+        digraph = construction.digraph()
+        if (digraph.size, digraph.degree) != (n, degree):
+            raise ConfigError(f"{point.topology} is {digraph}, not {n} ranks of degree {degree}")
+        found, diameter, rate = built_cost(construction), digraph.diameter, None
+        if found != predicted(construction).cost:
+            raise CheckError(f"{point.topology} costs {found} as built, another than predicted")
+        if n <= config.most_rates or digraph.vertex_transitive:
+            flow = digraph_flow(n, digraph.tails, digraph.heads, tolerance=config.tolerance)
+            rate, gap = float(flow.lower), round(100 * flow.gap, 3)
+    ours: dict[str, Any] = {
+        "T_L": found.steps,
+        "T_B": half_to_even(found.inverse_bandwidth),
+        "diameter": diameter,
+        "MCF": rate,
+        "MCF gap %": gap,
+    }
+    if config.times:
+        steps, bandwidth = found.steps * config.alpha_us, float(found.inverse_bandwidth)
+        ours["all_reduce us"] = 2 * (steps + bandwidth * config.buffer_us)
+        ours["all_to_all us"] = config.buffer_us * degree / n / rate if rate else None
+    return {**ours, "exact T_B": str(found.inverse_bandwidth)}

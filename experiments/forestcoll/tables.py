@@ -1,0 +1,245 @@
+"""ForestColl's tables: bandwidth of a fixed number of trees (4.1), and seconds by stage (B.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from matplotlib.figure import Figure
+
+from experiments.config import StudyConfig, at_least
+from experiments.errors import ConfigError
+from experiments.forestcoll.algorithms import ClusterConfig
+from experiments.study import publish
+from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
+from jaxcoll.draw.style import FAINT, INK, PALETTE
+from jaxcoll.errors import TopologyError
+from jaxcoll.synth import forest
+from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.stages import assemble
+from jaxcoll.topologies import mi250
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+GB = 10**9
+
+# Seconds of the authors' Java for 1024 ranks on 128 cores (dissertation, Table B.2): of the
+# search for the optimum, the removal of switches and the packing of trees.
+PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
+
+# Table 4.1: k trees per rank on two MI250 hosts, GB/s.
+PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
+
+
+def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]:
+    """One row of Table 4.1."""
+    algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
+    return {"trees per rank": k, "algbw GB/s": float(algbw), "paper GB/s": paper}
+
+
+# ---------------------------------------------------------------------- Table 4.1: two MI250 hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class Table41(StudyConfig):
+    """The table.
+
+    Attributes:
+        trees: trees per rank, rising; the optimum's own number is added.
+        packed: most trees per rank for which trees are packed and counted, too.
+    """
+
+    trees: tuple[int, ...]
+    packed: int
+
+    def __post_init__(self) -> None:
+        if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
+            raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
+        at_least("packed", self.packed, 0)
+
+
+def table_4_1(config: Table41) -> list[dict[str, Any]]:
+    """One row per number of trees: the bandwidth they can reach, and that of packed trees."""
+    topology = mi250(2)
+    best = optimum(topology)
+    rows = []
+    for k in dict.fromkeys([*config.trees, best.k]):
+        row = fixed_row(topology, k, PAPER_FIXED_K.get(k))
+        if k <= config.packed or k == best.k:
+            flow = forest(topology, k=k)
+            row["packed GB/s"] = float(topology.num_ranks / flow.check_load() / GB)
+            row["height"] = flow.height
+        row["% of optimum"] = 100 * row["algbw GB/s"] / float(best.algbw / GB)
+        rows.append(row)
+    title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
+    figure = _draw_bandwidths(rows, float(best.algbw / GB))
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def _draw_bandwidths(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
+    """Bandwidth against trees per rank, with the optimum and the numbers that the paper prints."""
+    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    trees = [row["trees per rank"] for row in rows]
+    axes.axhline(best, color=INK, linestyle=":", label="optimum")
+    axes.plot(trees, [row["algbw GB/s"] for row in rows], "o-", color=PALETTE[0], label="ours")
+    printed = [row for row in rows if row["paper GB/s"] is not None]
+    axes.plot(
+        [row["trees per rank"] for row in printed],
+        [row["paper GB/s"] for row in printed],
+        "x",
+        color=PALETTE[1],
+        markersize=9,
+        label="paper",
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(trees, map(str, trees), fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel("trees per rank", color=INK)
+    axes.set_ylabel("algbw (GB/s)", color=INK)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, labelcolor=INK)
+    return figure
+
+
+# ---------------------------------------------------------------------- Table B.2: 1024 ranks
+
+
+T = TypeVar("T")
+STAGES: tuple[str, ...] = (
+    "optimum",
+    "switch removal",
+    "tree packing",
+    "joining hosts",
+    "counting links",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableB2(StudyConfig):
+    """The table.
+
+    Attributes:
+        clusters: by name; hosts on rails, as the paper's are.
+    """
+
+    clusters: Mapping[str, ClusterConfig]
+
+    def __post_init__(self) -> None:
+        if not self.clusters:
+            raise ConfigError("needs clusters")
+
+
+def table_b_2(config: TableB2) -> list[dict[str, Any]]:
+    """Two rows for each cluster: ours, and the paper's where it prints one."""
+    for warm_up in (ClusterConfig("a100", 3, 8), ClusterConfig("mi250", 4, 8)):
+        staged(warm_up.build())
+    rows = []
+    for name, cluster in config.clusters.items():
+        topology = cluster.build()
+        flow, seconds = staged(topology)
+        rows.append(
+            {
+                "network": name,
+                "whose": "ours, 2 cores",
+                "ranks": topology.num_ranks,
+                **{f"{stage} s": took for stage, took in seconds.items()},
+                "total s": sum(seconds.values()),
+                "height": flow.height,
+                "peak GB of the process": _peak_gb(),
+            }
+        )
+        printed = PAPER_STAGES.get(topology.name)
+        if printed is not None:
+            stages = {f"{s} s": x for s, x in zip(STAGES, printed, strict=False)}
+            rows.append(
+                {
+                    "network": name,
+                    "whose": "paper, 128 cores",
+                    "ranks": topology.num_ranks,
+                    **stages,
+                    "total s": sum(printed),
+                }
+            )
+    title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
+    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    return rows
+
+
+def _draw_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """For each network, bars of the stages; the paper's beside ours."""
+    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(STAGES)
+    for i, stage in enumerate(STAGES):
+        at = [place + (i + 0.5) * width - 0.4 for place in range(len(rows))]
+        height = [row.get(f"{stage} s", 0.0) for row in rows]
+        axes.bar(at, height, width, color=PALETTE[i], label=stage)
+    axes.set_yscale("log")
+    axes.set_ylabel("wall time (s)", color=INK)
+    names = [f"{row['network']}\n{row['whose']}" for row in rows]
+    axes.set_xticks(range(len(rows)), names, fontsize=8)
+    axes.grid(axis="y", color=FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def staged(topology: Topology) -> tuple[TreeFlow, dict[str, float]]:
+    """The forest of hosts on rails, and the wall seconds of each stage.
+
+    Raises:
+        ConfigError: the network is not hosts on rails.
+    """
+    watch = _Watch(dict.fromkeys(STAGES, 0.0))
+    scaling = watch.timed("optimum", optimum, topology).scaling
+    for hosts in watch.timed("joining hosts", list, find_hosts(topology, scaling)):
+        flow = _joined(topology, scaling, hosts, watch)
+        if flow is not None:
+            watch.timed("counting links", flow.check_load)
+            return flow, watch.seconds
+    raise ConfigError(f"{topology} is not hosts on rails, which this table is about")
+
+
+def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -> TreeFlow | None:
+    """As ``jaxcoll.synth.forest`` does, stage by stage."""
+    inner, inside = inner_scaling(hosts, scaling), hosts.inside
+    if inner is None:
+        return None
+    try:
+        logical = watch.timed("switch removal", remove_switches, inside, inner)
+    except TopologyError:
+        return None
+    capacity = logical.capacity()
+    trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
+    spread = watch.timed("joining hosts", assemble, inside, inner, logical, trees)
+    return watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """Wall seconds by stage."""
+
+    seconds: dict[str, float]
+
+    def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of the call; its time is added to the stage's."""
+        start = time.perf_counter()
+        result = call(*arguments)
+        self.seconds[stage] += time.perf_counter() - start
+        return result
+
+
+def _peak_gb() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

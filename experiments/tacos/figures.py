@@ -1,0 +1,287 @@
+"""All-reduces of many algorithms on many networks, as the paper's figures show them.
+
+Each is one of ``Comparison``, measured in the same way, and its own look at the runs: bandwidth by
+size (Fig. 2, 15a, 16a and 17), what every link carries (Fig. 1) and how long it is busy (Fig. 15b),
+and how many links are busy over the time of a run (Fig. 16b and 18).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from experiments.study import Row, publish
+from experiments.tacos.comparison import Comparison, out_of_reach, overtaken
+from experiments.tacos.measure import Run, format_size
+from jaxcoll.draw import link_loads
+from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+
+Config = Comparison
+
+OURS = "tacos"
+BINS = 100  # a run of TACOS
+BUSY = 99.0  # percent of the links, from which on all count as busy
+# From this ratio of bandwidths on, the axis is logarithmic.
+_DECADES = 30
+
+
+def bandwidths(config: Comparison) -> list[Row]:
+    """Bandwidth by network, algorithm and size; returns the rows."""
+    return _publish(config, _bandwidth, _draw_bandwidths, overtaken)
+
+
+def loads(config: Comparison) -> list[Row]:
+    """Bytes on every link, when basic algorithms meet networks that are not their own."""
+    return _publish(config, _load, lambda runs: _draw_heat(runs, _megabytes, "MB on the link"))
+
+
+def busy_links(config: Comparison) -> list[Row]:
+    """Share of the time that every link is busy, on unequal links."""
+
+    def percent(run: Run) -> np.ndarray:
+        return 100 * run.timeline.utilization()
+
+    return _publish(config, _load, lambda runs: _draw_heat(runs, percent, "busy (%)"))
+
+
+def busy_over_time(config: Comparison) -> list[Row]:
+    """Share of the links that are busy, over the time of an all_reduce."""
+    return _publish(config, _busy, _draw_busy, overtaken)
+
+
+def _publish(
+    config: Comparison,
+    row: Callable[[Run, Sequence[Run]], Row],
+    draw: Callable[[Sequence[Run]], Figure],
+    faster: Callable[[Sequence[Run]], list[str]] = lambda runs: [],
+) -> list[Row]:
+    """Measures, prints and publishes; returns the rows.
+
+    Args:
+        row: of a run, which may be compared with the others.
+        draw: the figure of all.
+        faster: a remark for each case in which another algorithm is faster than TACOS.
+    """
+    runs, refused = config.measure()
+    rows = [row(run, runs) for run in runs] + [claim.row(runs) for claim in config.claims]
+    remarks = [*config.footnotes(), *refused, *out_of_reach(runs), *faster(runs)]
+    figure, notes = draw(runs), config.notes
+    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
+    return rows
+
+
+# ---------------------------------------------------------------------- bandwidth
+
+
+def _bandwidth(run: Run, runs: Sequence[Run]) -> Row:
+    return {
+        "network": run.network,
+        "size": format_size(run.nbytes),
+        "algorithm": run.algorithm,
+        "chunks": run.chunks,
+        "us": run.time * 1e6,
+        "GB/s": run.timeline.algbw / 1e9,
+        "% of ideal": run.of_ideal,
+        "% of ideal by load": run.of_ideal_by_load,
+        **({"auto took": run.chosen} if run.chosen else {}),
+    }
+
+
+def _draw_bandwidths(runs: Sequence[Run]) -> Figure:
+    """Bars by network where there is one size, otherwise lines over sizes, a panel a network."""
+    networks = list(dict.fromkeys(run.network for run in runs))
+    algorithms = list(dict.fromkeys(run.algorithm for run in runs))
+    sizes = list(dict.fromkeys(run.nbytes for run in runs))
+    if len(sizes) == 1:
+        figure = Figure(figsize=(2.0 + 1.9 * len(networks), 4.0), layout="constrained")
+        axes = figure.subplots()
+        _draw_bars(axes, runs, networks, algorithms)
+        axes.set_ylabel(f"all_reduce of {format_size(sizes[0])}, algbw (GB/s)", color=INK)
+        axes.legend(frameon=False, labelcolor=INK, fontsize=8, ncols=2)
+        return figure
+    figure = Figure(figsize=(1.4 + 3.9 * len(networks), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(networks), sharey=True, squeeze=False)[0]
+    for axes, network in zip(panels, networks, strict=True):
+        _draw_lines(axes, [run for run in runs if run.network == network], algorithms, sizes)
+        axes.set_title(network, fontsize=10, color=INK)
+    reached = [run.timeline.algbw for run in runs]
+    if max(reached) > _DECADES * min(reached):
+        panels[0].set_yscale("log")  # for all, as they share it
+    else:
+        panels[0].set_ylim(0)
+    panels[0].set_ylabel("all_reduce, algbw (GB/s)", color=INK)
+    panels[0].legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def _draw_bars(
+    axes: Axes, runs: Sequence[Run], networks: Sequence[str], algorithms: Sequence[str]
+) -> None:
+    width = 0.8 / len(algorithms)
+    for i, algorithm in enumerate(algorithms):
+        mine = [run for run in runs if run.algorithm == algorithm]
+        at = [networks.index(run.network) + (i + 0.5) * width - 0.4 for run in mine]
+        height = [run.timeline.algbw / 1e9 for run in mine]
+        hatch = "//" if i >= len(PALETTE) else None
+        axes.bar(at, height, width, color=PALETTE[i % len(PALETTE)], label=algorithm, hatch=hatch)
+    for place, network in enumerate(networks):
+        best = next(run for run in runs if run.network == network)
+        level = best.nbytes / best.ideal / 1e9
+        label = "ideal" if place == 0 else ""
+        axes.hlines(level, place - 0.45, place + 0.45, color=INK, linestyle=":", label=label)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(networks)), networks)
+    axes.grid(axis="y", color=FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def _draw_lines(
+    axes: Axes, runs: Sequence[Run], algorithms: Sequence[str], sizes: Sequence[int]
+) -> None:
+    for i, algorithm in enumerate(algorithms):
+        mine = [run for run in runs if run.algorithm == algorithm]
+        axes.plot(
+            [run.nbytes for run in mine],
+            [run.timeline.algbw / 1e9 for run in mine],
+            color=PALETTE[i % len(PALETTE)],
+            marker=MARKERS[i % len(MARKERS)],
+            linestyle="-" if i < len(PALETTE) else "--",
+            label=algorithm,
+        )
+    least = {run.nbytes: run.nbytes / run.ideal / 1e9 for run in runs}
+    axes.plot(list(least), list(least.values()), color=INK, linestyle=":", label="ideal")
+    axes.set_xscale("log")
+    axes.set_xticks(np.asarray(sizes), [format_size(size) for size in sizes], fontsize=8)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("buffer of a rank", color=INK)
+    axes.grid(color=FAINT, linewidth=0.5)
+
+
+# ---------------------------------------------------------------- links, from source to destination
+
+
+def _megabytes(run: Run) -> np.ndarray:
+    """Megabytes that each link carries, float64 of shape (links,)."""
+    return link_loads(run.schedule).sum(axis=1) / 100 * run.nbytes / 1e6
+
+
+def _load(run: Run, runs: Sequence[Run]) -> Row:
+    """How evenly a run loads the links."""
+    load = _megabytes(run)
+    return {
+        "network": run.network,
+        "size": format_size(run.nbytes),
+        "algorithm": run.algorithm,
+        "chunks": run.chunks,
+        "busiest link MB": float(load.max()),
+        "mean link MB": float(load.mean()),
+        "busiest / mean": float(load.max() / load.mean()),
+        "idle links %": float(100 * (load == 0).mean()),
+        "us": run.time * 1e6,
+        "links busy %": 100 * run.timeline.mean_utilization(),
+        "% of ideal": run.of_ideal,
+    }
+
+
+def _draw_heat(runs: Sequence[Run], heat: Callable[[Run], np.ndarray], label: str) -> Figure:
+    """A panel a run, networks below one another, each on the scale of its hottest link."""
+    networks = list(dict.fromkeys(run.network for run in runs))
+    algorithms = list(dict.fromkeys(run.algorithm for run in runs))
+    size = (1.2 + 2.3 * len(algorithms), 0.6 + 2.3 * len(networks))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(networks), len(algorithms), squeeze=False)
+    for panel in panels.flat:
+        panel.axis("off")
+    for line, network in zip(panels, networks, strict=True):
+        shown = [run for run in runs if run.network == network]
+        heats = [heat(run) for run in shown]
+        norm = Normalize(0, max(float(each.max()) for each in heats))
+        for run, each in zip(shown, heats, strict=True):
+            axes = line[algorithms.index(run.algorithm)]
+            _draw_links(axes, run, each, norm)
+            axes.set_title(f"{network}: {run.algorithm}", fontsize=9, color=INK)
+        bar = figure.colorbar(ScalarMappable(norm, "inferno"), ax=list(line), pad=0.01)
+        bar.set_label(label, fontsize=8, color=INK)
+    return figure
+
+
+def _draw_links(axes: Axes, run: Run, heat: np.ndarray, norm: Normalize) -> None:
+    topology = run.schedule.topology
+    total = np.zeros((topology.num_vertices, topology.num_vertices))
+    count = np.zeros_like(total)
+    np.add.at(total, (topology.src, topology.dst), heat)
+    np.add.at(count, (topology.src, topology.dst), 1)
+    cells = np.ma.masked_array(total / np.maximum(count, 1), mask=count == 0)
+    colors = colormaps["inferno"].with_extremes(bad="#4a4f57")  # no link, unlike an idle one
+    axes.axis("on")
+    axes.imshow(cells, cmap=colors, norm=norm, interpolation="nearest")
+    axes.set_xlabel("destination", fontsize=8, color=INK)
+    axes.set_ylabel("source", fontsize=8, color=INK)
+    axes.tick_params(labelsize=7)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+# ---------------------------------------------------------------------- links busy over time
+
+
+def _busy(run: Run, runs: Sequence[Run]) -> Row:
+    """How busy the links are during a run."""
+    share = _busy_share(run, BINS)
+    ours = next(
+        each.time
+        for each in runs
+        if (each.network, each.nbytes, each.algorithm) == (run.network, run.nbytes, OURS)
+    )
+    return {
+        "network": run.network,
+        "size": format_size(run.nbytes),
+        "algorithm": run.algorithm,
+        "chunks": run.chunks,
+        "us": run.time * 1e6,
+        "times TACOS's": run.time / ours,
+        "links busy, mean %": 100 * run.timeline.mean_utilization(),
+        "links busy, most %": float(share.max()),
+        f"time over {BUSY:g} % busy, %": float(100 * (share >= BUSY).mean()),
+        "% of ideal": run.of_ideal,
+    }
+
+
+def _busy_share(run: Run, bins: int) -> np.ndarray:
+    """Percent of all links' time that is used, in each of equal intervals; shape (bins,)."""
+    return 100 * run.timeline.utilization(bins).mean(axis=0)
+
+
+def _draw_busy(runs: Sequence[Run]) -> Figure:
+    """A panel a network and size; time is in runs of TACOS."""
+    cases = list(dict.fromkeys((run.network, run.nbytes) for run in runs))
+    figure = Figure(figsize=(1.2 + 3.6 * len(cases), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    algorithms = list(dict.fromkeys(run.algorithm for run in runs))
+    for axes, case in zip(panels, cases, strict=True):
+        shown = [run for run in runs if (run.network, run.nbytes) == case]
+        unit = next(run.time for run in shown if run.algorithm == OURS)
+        for run in shown:
+            bins = math.ceil(BINS * run.time / unit)
+            axes.stairs(
+                _busy_share(run, bins),
+                np.linspace(0, run.time / unit, bins + 1),
+                color=PALETTE[algorithms.index(run.algorithm) % len(PALETTE)],
+                linewidth=1.6,
+                label=run.algorithm,
+            )
+        axes.set_title(f"{case[0]}, {format_size(case[1])}", fontsize=10, color=INK)
+        axes.set_xlabel("time (runs of TACOS)", color=INK)
+        axes.set_ylim(0, 105)
+        axes.grid(color=FAINT, linewidth=0.5)
+    panels[0].set_ylabel("links busy (%)", color=INK)
+    panels[-1].legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure

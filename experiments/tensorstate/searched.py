@@ -1,0 +1,352 @@
+"""Plans of models on meshes of growing size: the baselines that an unrestricted search finds again.
+
+Two studies of the same searches: the plans found, beside the baselines, and the seconds of a
+search by the depth of a model and the number of mesh axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.config import StudyConfig, above, at_least, one_of
+from experiments.errors import ConfigError
+from experiments.models import load_model
+from experiments.study import publish
+from jaxcoll.draw.style import MARKERS, PALETTE
+from tensorstate import (
+    HARDWARE,
+    AlphaBetaCosts,
+    Auto,
+    Graph,
+    MeshShape,
+    Plan,
+    PlanError,
+    search,
+    solve_baseline,
+    trace,
+)
+from tensorstate.problem.problem import Problem
+from tensorstate.report.parallelism_names import parallelism_name
+from tensorstate.solver.auto import MAX_EXACT_AXES
+from tensorstate.solver.formulation import Formulation
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisConfig:
+    """An axis of a device mesh, with separate links for the axis.
+
+    Attributes:
+        name: of the axis.
+        devices: number of devices along the axis.
+        alpha_us: latency of a collective's step in microseconds.
+        bandwidth_gbps: of a device along the axis, in GB/s.
+    """
+
+    name: str
+    devices: int
+    alpha_us: float
+    bandwidth_gbps: float
+
+    def __post_init__(self) -> None:
+        at_least(f"{self.name}.devices", self.devices, 1)
+        at_least(f"{self.name}.alpha_us", self.alpha_us, 0)
+        above(f"{self.name}.bandwidth_gbps", self.bandwidth_gbps, 0)
+
+
+def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
+    """Devices along every axis, by its name.
+
+    Raises:
+        ConfigError: no axes, or two of one name.
+    """
+    sizes = {axis.name: axis.devices for axis in axes}
+    if not sizes or len(sizes) < len(axes):
+        raise ConfigError(f"axes must have distinct names, got {[axis.name for axis in axes]}")
+    return sizes
+
+
+def rings(axes: Sequence[AxisConfig]) -> AlphaBetaCosts:
+    """The costs of ring collectives along the axes."""
+    return AlphaBetaCosts(
+        MeshShape.of(sizes_of(axes)),
+        tuple(1e-6 * axis.alpha_us for axis in axes),
+        tuple(1e9 * axis.bandwidth_gbps for axis in axes),
+    )
+
+
+# ------------------------------------------------------------ baselines that the search finds again
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A model to search.
+
+    Attributes:
+        name: in ``configs/model``.
+        fields: overrides of its fields.
+        batches: global batches, in sequences per step.
+    """
+
+    name: str
+    fields: Mapping[str, int]
+    batches: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """``llama, width 64``."""
+        return ", ".join([self.name, *(f"{k} {v}" for k, v in self.fields.items())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rediscovery(StudyConfig):
+    """The sweep.
+
+    Attributes:
+        models: to search.
+        axes: of the mesh.
+        memory_shares: memory limits, as fractions of the memory of the plan without a limit.
+        families: baselines to compare with (see ``tensorstate.problem.baselines``).
+        hardware: a name in ``tensorstate.HARDWARE``.
+        gap: relative gap at which a search may stop.
+        time_limit: seconds per search.
+    """
+
+    models: tuple[ModelConfig, ...]
+    axes: tuple[AxisConfig, ...]
+    memory_shares: tuple[float, ...]
+    families: tuple[str, ...]
+    hardware: str
+    gap: float
+    time_limit: float
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        sizes_of(self.axes)
+        above("time_limit", self.time_limit, 0)
+        at_least("gap", self.gap, 0)
+        for share in self.memory_shares:
+            above("memory_shares", share, 0)
+        if not self.models or not self.families:
+            raise ConfigError("needs models and families")
+
+
+def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
+    """A row for each model, batch and memory limit."""
+    rows = []
+    for model in config.models:
+        for batch in model.batches:
+            traced = load_model(model.name, **{**model.fields, "batch": batch})
+            graph = trace(traced.step, traced.abstract_args)
+            rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
+    title = "Named strategies found again, by batch, model and memory"
+    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=config.notes)
+    return rows
+
+
+def _row_for_each_limit(
+    config: Rediscovery, start: dict[str, Any], graph: Graph
+) -> list[dict[str, Any]]:
+    unlimited = _search(config, graph, None)
+    baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
+    rows = [{**start, "limit GB": None, **_columns(unlimited, baselines)}]
+    for share in config.memory_shares:
+        limit = share * unlimited.cost.memory.peak
+        row = {**start, "limit GB": limit / 1e9}
+        try:
+            row |= _columns(_search(config, graph, limit), baselines)
+        except PlanError as error:
+            row |= {"found": str(error).partition(",")[0]}
+        rows.append(row)
+    return rows
+
+
+def _search(config: Rediscovery, graph: Graph, limit: float | None) -> Plan:
+    return search(
+        graph,
+        mesh=sizes_of(config.axes),
+        network=rings(config.axes),
+        hardware=config.hardware,
+        memory_limit=limit,
+        recompute=limit is not None,
+        solver=Auto(gap=config.gap, time_limit=config.time_limit),
+    )
+
+
+def _columns(plan: Plan, baselines: Mapping[str, Plan]) -> dict[str, Any]:
+    """The plan, and times of baselines divided by its time."""
+    cost, limit = plan.cost, plan.memory_limit
+    ratios = {
+        name: baseline.cost.serial_seconds / cost.serial_seconds
+        if baseline.cost.memory.fits(limit)
+        else None
+        for name, baseline in baselines.items()
+    }
+    return {
+        "found": parallelism_name(plan.problem, plan.decisions, cost),
+        "ms": 1e3 * cost.serial_seconds,
+        "communication ms": 1e3 * cost.communication,
+        "GB": cost.memory.peak / 1e9,
+        "gap %": 100 * plan.gap,
+        **ratios,
+    }
+
+
+def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
+    """Times of baselines without a memory limit, divided by the search's, against the batch."""
+    unlimited = [row for row in rows if row["limit GB"] is None]
+    models = list(dict.fromkeys(row["model"] for row in unlimited))
+    figure = Figure(figsize=(4.2 * len(models), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+    for axes, model in zip(panels, models, strict=True):
+        of_model = [row for row in unlimited if row["model"] == model]
+        batches = [row["batch"] for row in of_model]
+        for i, name in enumerate(families):
+            style = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
+            axes.plot(batches, [row[name] for row in of_model], label=name, **style)
+        axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [str(n) for n in batches])
+        axes.set_title(model, fontsize="medium")
+        axes.set_xlabel("sequences per step")
+    panels[0].set_ylabel("time / time of the search's plan")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+# ---------------------------------------------------------------------- seconds of searches
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """A mesh, and the depths of the models that are searched on it.
+
+    Attributes:
+        axes: of the mesh.
+        layers: numbers of layers, smallest first.
+    """
+
+    axes: tuple[AxisConfig, ...]
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes_of(self.axes)
+        if not self.layers or sorted(set(self.layers)) != list(self.layers):
+            raise ConfigError(f"layers must increase, got {self.layers}")
+
+    @property
+    def name(self) -> str:
+        """``4 x 8``."""
+        return " x ".join(str(axis.devices) for axis in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchTime(StudyConfig):
+    """The study.
+
+    Attributes:
+        model: in ``configs/model``; it must have ``layers``.
+        batch: global batch, in sequences per step.
+        meshes: to search on.
+        hardware: a name in ``tensorstate.HARDWARE``.
+        gap: relative gap at which a search may stop.
+        time_limit: seconds per search.
+    """
+
+    model: str
+    batch: int
+    meshes: tuple[MeshConfig, ...]
+    hardware: str
+    gap: float
+    time_limit: float
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        at_least("gap", self.gap, 0)
+        at_least("batch", self.batch, 1)
+        above("time_limit", self.time_limit, 0)
+        if not self.meshes:
+            raise ConfigError("needs meshes")
+
+
+def search_time(config: SearchTime) -> list[dict[str, Any]]:
+    """A row for each mesh and depth."""
+    graphs = {n: _traced(config, n) for mesh in config.meshes for n in mesh.layers}
+    rows = [
+        _measured(config, mesh, layers, *graphs[layers])
+        for mesh in config.meshes
+        for layers in mesh.layers
+    ]
+    title = "Search time against depth and axes of the mesh"
+    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    return rows
+
+
+def _traced(config: SearchTime, layers: int) -> tuple[Graph, float]:
+    """The graph, and the seconds that tracing took."""
+    model = load_model(config.model, layers=layers, batch=config.batch)
+    start = time.perf_counter()
+    return trace(model.step, model.abstract_args), time.perf_counter() - start
+
+
+def _measured(
+    config: SearchTime, mesh: MeshConfig, layers: int, graph: Graph, traced: float
+) -> dict[str, Any]:
+    network, hardware = rings(mesh.axes), HARDWARE[config.hardware]
+    row = {
+        "mesh": mesh.name,
+        "layers": layers,
+        "operators": len(graph.operators),
+        "classes": len(graph.node_classes),
+        **_program(Problem(graph, network, hardware)),
+        "trace s": traced,
+    }
+    try:
+        plan = search(
+            graph,
+            mesh=sizes_of(mesh.axes),
+            network=network,
+            hardware=hardware,
+            solver=Auto(gap=config.gap, time_limit=config.time_limit),
+        )
+    except PlanError:
+        return {**row, "search s": None, "method": f"none in {config.time_limit:g} s"}
+    return {
+        **row,
+        "search s": plan.result.seconds,
+        "method": plan.result.method,
+        "gap %": 100 * plan.gap if math.isfinite(plan.gap) else None,
+        "step ms": 1e3 * plan.cost.serial_seconds,
+    }
+
+
+def _program(problem: Problem) -> dict[str, int | None]:
+    """The size of the linear program, or ``None`` on meshes that are searched axis by axis."""
+    if len(problem.mesh.sizes) > MAX_EXACT_AXES:
+        return {"variables": None, "constraints": None}
+    program = Formulation(problem, [strategies.all for strategies in problem.strategies]).program
+    return {"variables": program.num_variables, "constraints": program.num_rows}
+
+
+def _draw_seconds(rows: Sequence[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
+    for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
+        solved = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
+        seconds = [row["search s"] for row in solved]
+        axes.plot([r["layers"] for r in solved], seconds, color=colour, marker=marker, label=mesh)
+    depths = {row["layers"]: row["trace s"] for row in rows}
+    axes.plot(sorted(depths), [depths[n] for n in sorted(depths)], "k--", label="to trace")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted(depths), [str(n) for n in sorted(depths)])
+    axes.set_xlabel("layers")
+    axes.set_ylabel("seconds")
+    axes.legend(title="search on a mesh of", frameon=False)
+    return figure

@@ -1,0 +1,312 @@
+"""Execution costs, measured on the devices of a mesh.
+
+Ten programs tell the prices apart, each against one that moves nothing (its time is the dispatch's,
+which every program pays):
+
+- a ring all_gather of few bytes: rounds, each a step of its own;
+- an all_gather of as many rounds in one step (``direct``): steps, by the difference;
+- the ring of many bytes: copies; the ring reduce_scatter of as many: additions;
+- ``direct`` all_to_all of many bytes: the copies of whole buffers;
+- each collective of ``jax.lax`` of few bytes and of many.
+
+Collectives of few bytes run several times in a program, each on the result of the one before: that
+is what they cost in a training step, and the dispatch weighs less. All programs are called in
+alternation, so that other load on the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcoll import fields as readers
+from jaxcoll.collective import Collective
+from jaxcoll.devices.kinds import backend_of
+from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
+from jaxcoll.execute import clock, functions
+from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice.defaults import default_topology
+from jaxcoll.io.files import load_text, write_text
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
+from jaxcoll.synth import synthesize
+
+FORMAT = "jaxcoll.execution-costs/1"
+_MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
+
+_FEW, _MANY = 1 << 10, 4 << 20
+_AXIS = "ranks"
+_TIMES = 16  # that a collective of few bytes runs in a program, or rounds of one
+# Rounds of the comparison after which medians settle, and the fewest that are taken.
+_ROUNDS, _FEWEST_ROUNDS = 40, 5
+
+_KINDS = {
+    "all_reduce": "psum",
+    "all_gather": "all_gather",
+    "reduce_scatter": "psum_scatter",
+    "all_to_all": "all_to_all",
+}
+
+
+def measure_execution(
+    mesh: Mesh, *, cache: str | os.PathLike | None = None, seconds: float = 20.0
+) -> ExecutionCosts:
+    """The execution costs of the devices of a mesh, measured::
+
+        costs = jc.measure_execution(mesh, cache="execution.json")
+        with jc.use_topology(topology, execution=costs):
+            ...
+
+    All ranks of the mesh take part, in its order. Costs between devices whose links are shared or
+    slow include these links: state no topology beside them, or one of the links between hosts only.
+
+    Args:
+        mesh: of two devices or more.
+        cache: a file that keeps the costs of several machines and numbers of ranks, beside the
+            tables of the tuner. Costs found there are returned at once; others are measured and
+            added. A file that cannot be used is skipped with a warning, and not written.
+        seconds: to measure for at most, compiling included; programs compiled by then are called
+            five times at least.
+
+    Raises:
+        TuneError: a mesh of one device, devices of an unknown backend, several processes, or
+            seconds out of range.
+        OSError: the file cannot be written.
+    """
+    checks.instance(mesh, Mesh, "mesh", TuneError)
+    seconds = float(checks.positive(seconds, "seconds", TuneError))
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise TuneError(
+            f"seconds must be from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}, got {seconds:g}"
+        )
+    devices = list(mesh.devices.flat)
+    if len(devices) < 2:
+        raise TuneError("execution costs are measured between two devices or more, got one")
+    platform = devices[0].platform
+    backend = backend_of(platform)
+    if backend not in BACKENDS:
+        raise TuneError(f"devices of {platform!r}; execution costs are of {', '.join(BACKENDS)}")
+    if jax.process_count() > 1:
+        raise TuneError(
+            "execution costs are measured in one process, since all processes must choose by the "
+            "same; measure between the devices of one host, and state these in every process"
+        )
+    machine = stated.machine()
+    place = f"{machine}, {len(devices)} ranks"
+    kept = {} if cache is None else _load_usable(cache)
+    if kept is not None and place in kept:
+        return kept[place]
+    flat = Mesh(np.asarray(devices), (_AXIS,))
+    costs = _measured(flat, backend, machine, time.monotonic() + seconds)
+    if cache is not None and kept is not None:
+        write_text(cache, dumps({**kept, place: costs}))
+    return costs
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def _measured(mesh: Mesh, backend: str, machine: str, until: float) -> ExecutionCosts:
+    n = mesh.size
+    share = (n - 1) / n
+    ring, direct = (_schedule(n, "all_gather", name) for name in ("ring", "direct"))
+    swap = _schedule(n, "all_to_all", "direct")
+    wanted: list[tuple[str, str, Schedule | None, int, int]] = [
+        (f"lax {kind} {nbytes}", kind, None, nbytes, times)
+        for kind in _KINDS
+        for nbytes, times in ((_FEW, _TIMES), (_MANY, 1))
+    ]
+    times = max(1, _TIMES // (n - 1))
+    wanted += [
+        ("rounds", "all_gather", ring, _FEW, times),
+        ("steps", "all_gather", direct, _FEW, times),
+        ("copies", "all_gather", ring, _MANY, 1),
+        ("sums", "reduce_scatter", ring, _MANY, 1),
+        ("swaps", "all_to_all", swap, _MANY, 1),
+    ]
+    calls: dict[str, clock.Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
+    for label, kind, schedule, nbytes, times in wanted:
+        body = _repeated(_body(_KINDS[kind], schedule), times)
+        calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
+    taken = _medians(calls, until)
+    taken = {label: taken[label] / times for label, *_, times in wanted}
+    shared = backend == "cpu"
+    per = 1 / n if shared else 1.0
+    permute = taken["rounds"] / (n - 1)
+    # One step of n - 1 rounds against n - 1 steps of one.
+    fewer = (taken["rounds"] - taken["steps"]) / max(n - 2, 1)
+    step = max(0.0, min(fewer, permute)) if n > 2 else 0.0
+    copied = _slope(taken["copies"], taken["rounds"], share * (_MANY - _FEW))
+    added = _slope(taken["sums"], taken["rounds"], share * (_MANY - _FEW)) - copied
+    swapped = _slope(taken["swaps"], taken["steps"], _MANY - _FEW) - share * copied
+    native = tuple(
+        NativeCost(
+            kind,
+            per * taken[f"lax {kind} {_FEW}"],
+            per * _slope(taken[f"lax {kind} {_MANY}"], taken[f"lax {kind} {_FEW}"], _MANY - _FEW),
+        )
+        for kind in _KINDS
+    )
+    return ExecutionCosts(
+        backend,
+        permute=per * (permute - step),
+        step=per * step,
+        copied=per * copied,
+        added=per * max(0.0, added),
+        swapped=per * max(0.0, swapped) / (n - 1),
+        native=native,
+        shared=shared,
+        source=f"measured on {n} devices",
+        machine=machine,
+    )
+
+
+def _medians(calls: dict[str, clock.Call], until: float) -> dict[str, float]:
+    """Median seconds of each call beyond those of "nothing", in alternation."""
+    names = list(calls)
+    together = [clock.calls_together(calls[name]) for name in names]
+    rows = []
+    while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
+        rows.append(clock.in_alternation([calls[name] for name in names], together, 1)[0])
+    medians = np.median(np.asarray(rows), axis=0)
+    # A clock may see a program faster than one that does nothing.
+    least = 0.02 * medians[0]
+    return {name: float(max(m - medians[0], least)) for name, m in zip(names, medians, strict=True)}
+
+
+def _slope(many: float, few: float, nbytes: float) -> float:
+    return max(0.0, many - few) / nbytes
+
+
+def _cut(kind: str, ranks: int) -> int:
+    """By which the larger of input and output exceeds the input of a rank."""
+    return ranks if kind == "all_gather" else 1
+
+
+def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> clock.Call:
+    """A compiled program on an operand of so many bytes per rank, over ``cut``; it ran once."""
+    spec = PartitionSpec(_AXIS)
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    length = max(mesh.size, nbytes // 4 // cut // mesh.size * mesh.size)
+    sharding = NamedSharding(mesh, spec)
+    x = jax.device_put(np.ones(mesh.size * length, np.float32), sharding)
+    program = step.lower(x).compile()
+    jax.block_until_ready(program(x))
+    return lambda: program(x)
+
+
+def _body(name: str, schedule: Schedule | None) -> Callable:
+    """A collective of a vector by a schedule, or by ``jax.lax``."""
+    function: Any = getattr(lax, name)
+    if schedule is not None:
+        function = functools.partial(getattr(functions, name), schedule=schedule)
+    if name == "all_to_all":
+        return lambda v: function(v, _AXIS, 0, 0, tiled=True)
+    return lambda v: function(v, _AXIS, **({} if name == "psum" else {"tiled": True}))
+
+
+def _repeated(body: Callable, times: int) -> Callable:
+    """A collective several times, each of a vector that the one before has changed."""
+
+    def run(v):
+        out = body(v)
+        for _ in range(times - 1):
+            shared = min(len(v), len(out))
+            v = lax.dynamic_update_slice(v, out[:shared], (0,))
+            out = body(v)
+        return out
+
+    return run
+
+
+def _schedule(ranks: int, kind: str, name: str) -> Schedule:
+    return synthesize(default_topology(ranks), Collective(kind, ranks), name)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def dumps(kept: dict[str, ExecutionCosts]) -> str:
+    """Costs by the place that they were measured in, as JSON text."""
+    entries = {place: dataclasses.asdict(costs) for place, costs in sorted(kept.items())}
+    return json.dumps({"format": FORMAT, "costs": entries}, indent=1, allow_nan=False) + "\n"
+
+
+def loads(text: str) -> dict[str, ExecutionCosts]:
+    """The costs that ``dumps`` has written, by place.
+
+    Raises:
+        FormatError: not JSON, of another format, or costs that ``ExecutionCosts`` refuses.
+    """
+    whole = readers.Fields(readers.parse(text), "the file")
+    whole.take("format", readers.exactly(FORMAT))
+    entries = whole.take("costs", _object)
+    whole.end()
+    return {place: _costs(entry, place) for place, entry in entries.items()}
+
+
+def _object(value: object, name: str) -> dict:
+    if not isinstance(value, dict):
+        raise FormatError(f"{name} must be an object, got {readers.glimpse(value)}")
+    return value
+
+
+def _costs(entry: object, place: str) -> ExecutionCosts:
+    taken = readers.Fields(entry, f"costs of {readers.glimpse(place)}")
+    numbers = ("permute", "step", "copied", "added", "swapped")
+    try:
+        costs = ExecutionCosts(
+            backend=taken.take("backend", readers.text),
+            **{name: taken.take(name, readers.number) for name in numbers},
+            native=tuple(_native(each, place) for each in taken.take("native", readers.items)),
+            shared=taken.take("shared", readers.flag),
+            source=taken.take("source", readers.text),
+            machine=taken.take("machine", readers.text),
+        )
+    except FormatError:
+        raise
+    except JaxcollError as error:
+        raise FormatError(f"costs of {readers.glimpse(place)}: {error}") from error
+    taken.end()
+    if not place.startswith(f"{costs.machine}, "):
+        raise FormatError(
+            f"costs of {readers.glimpse(place)} are those of {readers.glimpse(costs.machine)}; "
+            "measure here again"
+        )
+    return costs
+
+
+def _native(entry: object, place: str) -> NativeCost:
+    taken = readers.Fields(entry, f"a native cost of {readers.glimpse(place)}")
+    cost = NativeCost(
+        taken.take("kind", readers.text),
+        taken.take("seconds", readers.number),
+        taken.take("per_byte", readers.number),
+    )
+    taken.end()
+    return cost
+
+
+def _load_usable(path: str | os.PathLike) -> dict[str, ExecutionCosts] | None:
+    """The costs of a file; none where it is missing, ``None`` where it cannot be used."""
+    try:
+        return load_text(path, loads, _MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = f"skipped the execution costs {os.fspath(path)}: {error}"
+        warnings.warn(TableWarning(reason), stacklevel=3)
+        return None

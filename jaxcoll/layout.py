@@ -1,0 +1,361 @@
+"""Where the vertices of a network stand in a picture: on grids, in hosts, or in tiers of switches.
+
+Every picture asks here, whether Matplotlib draws it, a page or a notebook; so this module takes a
+network's columns and knows neither of them. Neighbours stand about 1 apart, up is positive, and
+the same network always has the same picture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.grid import Placement
+
+RADIUS = 0.17  # of a vertex, when neighbours are 1 apart
+_MOST_IN_A_ROW = 16  # ranks; those of more are stacked below their switches
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A picture's skeleton.
+
+    Attributes:
+        place: of every vertex, float64 of shape (vertices, 2).
+        width: of every vertex, float64 of shape (vertices,): above 0 for a switch drawn as a bar,
+            which a link meets where it stands nearest.
+        hosts: vertices that belong together, each at most once: hosts, or groups of a DragonFly.
+        frames: the lower and upper corner around each host, float64 of shape (hosts, 2, 2).
+        is_round: whether hosts are circles, and their frames too.
+    """
+
+    place: np.ndarray
+    width: np.ndarray
+    hosts: tuple[tuple[int, ...], ...] = ()
+    frames: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2, 2)))
+    is_round: bool = False
+
+    def ends(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where links begin and end, two float64 of shape (links, 2)."""
+        return self._meeting(src, dst), self._meeting(dst, src)
+
+    def _meeting(self, at: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """The point of vertices ``at`` that is level with ``other``, as far as the bar reaches."""
+        half = self.width[at] / 2
+        point = self.place[at].copy()
+        point[:, 0] += np.clip(self.place[other][:, 0] - point[:, 0], -half, half)
+        return point
+
+
+def layout(
+    num_ranks: int,
+    num_vertices: int,
+    src: np.ndarray,
+    dst: np.ndarray,
+    bandwidth: np.ndarray,
+    placement: Placement | None = None,
+) -> Layout:
+    """The layout of a network of these columns, which are those of a ``Topology``.
+
+    Direct networks on a grid of up to four sides stand on it. Other networks are looked at for
+    hosts: parts that stay together when their slowest links are taken away. Without hosts,
+    switches stand in tiers above the ranks, and ranks without switches on a circle.
+    """
+    points = np.zeros(num_vertices)
+    if num_vertices == num_ranks:
+        place = _on_grid(placement)
+        if place is not None:
+            return Layout(place, points)
+    hosts = _hosts(num_ranks, num_vertices, src, dst, bandwidth)
+    if hosts:
+        near = _neighbours(num_vertices, src, dst)
+        rows = all(_is_behind_switches(host, near, num_ranks) for host in hosts)
+        return (_host_rows if rows else _host_circle)(num_ranks, num_vertices, hosts)
+    if num_vertices == num_ranks:
+        return Layout(_circle(num_ranks), points)
+    if num_vertices == num_ranks + 1:
+        return Layout(np.concatenate([_circle(num_ranks), np.zeros((1, 2))]), points)
+    return Layout(_tiers(num_ranks, num_vertices, src, dst), points)
+
+
+def host_names(names: Sequence[str], hosts: Sequence[Sequence[int]]) -> list[str]:
+    """The words that the names of each host's vertices begin with, as "host 0"; or its number."""
+    found = []
+    for i, host in enumerate(hosts):
+        words = zip(*(names[v].split() for v in host), strict=False) if names else ()
+        common = [same[0] for same in itertools.takewhile(lambda w: len(set(w)) == 1, words)]
+        found.append(" ".join(common).removesuffix(" rank") or f"group {i}")
+    return found
+
+
+def short_names(
+    names: Sequence[str], num_ranks: int, num_vertices: int, layout: Layout
+) -> list[str]:
+    """What fits into the vertices: a rank's number, a switch's name without that of its host."""
+    prefix = {
+        v: name
+        for name, host in zip(host_names(names, layout.hosts), layout.hosts, strict=True)
+        for v in host
+    }
+    short = []
+    for vertex in range(num_vertices):
+        name = names[vertex] if names else str(vertex)
+        if vertex >= num_ranks:
+            name = name.removeprefix(prefix.get(vertex, "")).strip()
+        most = 4 if vertex < num_ranks else 14
+        short.append(name if name and len(name) <= most else str(vertex))
+    return short
+
+
+# ---------------------------------------------------------------------- grids
+
+
+def _on_grid(placement: Placement | None) -> np.ndarray | None:
+    """Ranks at their coordinates; a third and a fourth side go into the depth and beside."""
+    if placement is None:
+        return None
+    grid = placement.grid
+    sides = [d for d, side in enumerate(grid.shape) if side > 1]
+    if not 1 <= len(sides) <= 4 or (len(sides) == 1 and grid.wrap[sides[0]]):
+        return None  # a ring is best seen as one
+    at = np.empty((grid.size, len(sides)))
+    at[list(placement.ranks)] = grid.coordinates()[:, sides]
+    if len(sides) == 1:
+        return np.stack([at[:, 0], np.zeros(len(at))], axis=1)
+    column, row = at[:, -1], at[:, -2]
+    if len(sides) == 2:
+        return np.stack([column, -row], axis=1)
+    # Planes one behind the other would cover each other's links unless neighbours in the depth
+    # stand between two columns and between two rows.
+    depth, beside = at[:, -3], at[:, 0] if len(sides) == 4 else np.zeros(len(at))
+    deepest = depth.max()
+    step = 1.6 + 0.25 * deepest
+    x = step * column + 0.52 * depth
+    y = -step * row + 0.43 * depth
+    return np.stack([x + beside * (np.ptp(x) + 1.3), y + 0.31 * beside], axis=1)
+
+
+def _circle(count: int) -> np.ndarray:
+    if count == 1:
+        return np.zeros((1, 2))
+    angle = np.pi / 2 - 2 * np.pi * np.arange(count) / count
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1) * _circle_radius(count)
+
+
+def _circle_radius(count: int) -> float:
+    return 0.5 / math.sin(math.pi / count) if count > 1 else 0.0
+
+
+# ---------------------------------------------------------------------- hosts
+
+
+def _hosts(
+    num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray, bandwidth: np.ndarray
+) -> tuple[tuple[int, ...], ...]:
+    """The parts left by taking away the slowest links, two or more that hold all ranks."""
+    for slowest in np.unique(bandwidth)[:-1].tolist():
+        fast = bandwidth > slowest
+        parts = _parts(num_vertices, src[fast], dst[fast])
+        with_ranks = [part for part in parts if part[0] < num_ranks]
+        sizes = [sum(v < num_ranks for v in part) for part in with_ranks]
+        if min(sizes) < 2:
+            return ()
+        if len(with_ranks) > 1:
+            return tuple(with_ranks)
+    return ()
+
+
+def _parts(num_vertices: int, src: np.ndarray, dst: np.ndarray) -> list[tuple[int, ...]]:
+    """The connected parts, each sorted, in order of their first vertex."""
+    near = _neighbours(num_vertices, src, dst)
+    seen = np.zeros(num_vertices, bool)
+    parts = []
+    for first in range(num_vertices):
+        if seen[first]:
+            continue
+        seen[first] = True
+        part = [first]
+        for vertex in part:  # grows on the way
+            for other in near[vertex]:
+                if not seen[other]:
+                    seen[other] = True
+                    part.append(other)
+        parts.append(tuple(sorted(part)))
+    return parts
+
+
+def _neighbours(num_vertices: int, src: np.ndarray, dst: np.ndarray) -> list[list[int]]:
+    near: list[set[int]] = [set() for _ in range(num_vertices)]
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        near[u].add(v)
+        near[v].add(u)
+    return [sorted(others) for others in near]
+
+
+def _is_behind_switches(host: Sequence[int], near: list[list[int]], num_ranks: int) -> bool:
+    """Whether the ranks of a host reach each other by its switches only."""
+    inside = set(host)
+    ranks = [v for v in host if v < num_ranks]
+    return not any(w in inside and w < num_ranks for v in ranks for w in near[v])
+
+
+def _host_rows(num_ranks: int, num_vertices: int, hosts: tuple[tuple[int, ...], ...]) -> Layout:
+    """Hosts in a row above and a row below the network that joins them.
+
+    The ranks of a host face the network, its switches stand behind them.
+    """
+    place, width = np.zeros((num_vertices, 2)), np.zeros(num_vertices)
+    ranks_of = [[v for v in host if v < num_ranks] for host in hosts]
+    widest = max(map(len, ranks_of))
+    above = (len(hosts) + 1) // 2
+    frames = np.zeros((len(hosts), 2, 2))
+    for i, host in enumerate(hosts):
+        up, column, across = (1, i, above) if i < above else (-1, i - above, len(hosts) - above)
+        middle = (column - (across - 1) / 2) * (widest + 0.9)
+        _spread(place, ranks_of[i], middle, 1.55 * up, len(ranks_of[i]))
+        switches = [v for v in host if v >= num_ranks]
+        width[switches] = _spread(place, switches, middle, 2.75 * up, widest) - 0.5
+        low, high = sorted((1.05 * up, 3.45 * up))
+        frames[i] = ((middle - widest / 2, low), (middle + widest / 2, high))
+    joining = sorted(set(range(num_vertices)) - {v for host in hosts for v in host})
+    whole = above * (widest + 0.9) - 0.9
+    width[joining] = _spread(place, joining, 0.0, 0.0, whole) - 0.5
+    return Layout(place, width, hosts, frames)
+
+
+def _spread(
+    place: np.ndarray, vertices: Sequence[int], middle: float, y: float, width: float
+) -> float:
+    """Vertices in a row about ``middle``, evenly in a width; returns how far they are apart."""
+    apart = width / max(len(vertices), 1)
+    for i, vertex in enumerate(vertices):
+        place[vertex] = (middle + apart * (i - (len(vertices) - 1) / 2), y)
+    return apart
+
+
+def _host_circle(num_ranks: int, num_vertices: int, hosts: tuple[tuple[int, ...], ...]) -> Layout:
+    """Hosts as circles of their vertices on a large circle; the network that joins them inside."""
+    place, width = np.zeros((num_vertices, 2)), np.zeros(num_vertices)
+    own = np.array([_circle_radius(len(host)) + 0.55 for host in hosts])
+    joining = sorted(set(range(num_vertices)) - {v for host in hosts for v in host})
+    count = len(hosts)
+    large = (own.max() + 0.3) / math.sin(math.pi / count)
+    if joining:
+        large = max(large, own.max() + _circle_radius(len(joining)) + 1.0)
+    frames = np.zeros((count, 2, 2))
+    for i, host in enumerate(hosts):
+        # Two stand side by side, four at the corners of a square.
+        angle = math.pi * (1 if count == 2 else 0.5 + 1 / count) - 2 * math.pi * i / count
+        at = large * np.array([math.cos(angle), math.sin(angle)])
+        place[list(host)] = at + _circle(len(host)) @ _turned(angle - math.pi / 2)
+        frames[i] = (at - own[i], at + own[i])
+    place[joining] = _circle(len(joining)) if joining else np.zeros((0, 2))
+    return Layout(place, width, hosts, frames, is_round=True)
+
+
+def _turned(angle: float) -> np.ndarray:
+    """The matrix that turns row vectors by an angle."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    return np.array([[cosine, sine], [-sine, cosine]])
+
+
+# ---------------------------------------------------------------------- tiers
+
+
+def _tiers(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """Ranks at the bottom, and switches in rows by their distance from the ranks.
+
+    A row is ordered by the middle of what each switch joins below, as fat trees are drawn. Where
+    ranks are many, those of one switch stand below it as a block.
+    """
+    near = _neighbours(num_vertices, src, dst)
+    tier = _tier_of(num_ranks, num_vertices, near)
+    place = np.zeros((num_vertices, 2))
+    columns = _rank_columns(num_ranks, near)
+    x = 0.0
+    for block in columns:
+        across = len(block) if num_ranks <= _MOST_IN_A_ROW else math.ceil(math.sqrt(len(block)))
+        for i, rank in enumerate(block):
+            place[rank] = (x + i % across, -(i // across))
+        x += across + 0.4
+    width = max(x - 1.4, 1.0)
+    for level in range(1, tier.max() + 1):
+        row = np.flatnonzero(tier == level).tolist()
+        under = {v: [place[w, 0] for w in near[v] if tier[w] < level] or [width / 2] for v in row}
+        row.sort(key=lambda v: (round(sum(under[v]) / len(under[v]), 6), v))
+        rise = 1.4 + 0.08 * width
+        apart = (width + 1.0) / len(row)
+        for i, vertex in enumerate(row):
+            place[vertex] = (apart * (i + 0.5) - 0.5, level * rise)
+    return place
+
+
+def _tier_of(num_ranks: int, num_vertices: int, near: list[list[int]]) -> np.ndarray:
+    tier = np.full(num_vertices, -1)
+    tier[:num_ranks] = 0
+    front = list(range(num_ranks))
+    for vertex in front:  # breadth first; grows on the way
+        for other in near[vertex]:
+            if tier[other] < 0:
+                tier[other] = tier[vertex] + 1
+                front.append(other)
+    return np.maximum(tier, 1) * (np.arange(num_vertices) >= num_ranks)
+
+
+def _rank_columns(num_ranks: int, near: list[list[int]]) -> list[list[int]]:
+    """Ranks by the first switch that they are linked to, in order."""
+    blocks: dict[int, list[int]] = {}
+    for rank in range(num_ranks):
+        switch = next((v for v in near[rank] if v >= num_ranks), -1)
+        blocks.setdefault(switch, []).append(rank)
+    return list(blocks.values())
+
+
+# ---------------------------------------------------------------------- links
+
+
+def bows(layout: Layout, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """How far each link bends to the right of its way, float64 of shape (links,).
+
+    A little everywhere, so that the links of both directions and parallel ones stay apart; far on
+    a link that would otherwise run over the vertices between its ends.
+    """
+    place = layout.place
+    starts, stops = layout.ends(src, dst)
+    bow = np.full(len(src), 0.045)
+    pair = src.astype(np.int64) * len(place) + dst
+    nth = np.arange(len(src)) - np.searchsorted(pair, pair)  # of parallel links
+    bow += 0.07 * nth
+    middle = (place.min(axis=0) + place.max(axis=0)) / 2
+    points = place[layout.width == 0]
+    for link, (a, b) in enumerate(zip(starts, stops, strict=True)):
+        if not _runs_over(points, a, b):
+            continue
+        way = (b - a) / np.linalg.norm(b - a)
+        right = np.array([way[1], -way[0]])
+        outward = float(np.dot((a + b) / 2 - middle, right))
+        # On the axis of symmetry either side will do, but the same one for both directions.
+        side = np.sign(outward) if abs(outward) > 1e-9 else np.sign(right[0] + 1e-3 * right[1])
+        bow[link] = side * (0.36 + 0.04 * side) + 0.07 * nth[link]
+    return bow
+
+
+def _runs_over(place: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
+    way = b - a
+    along = (place - a) @ way / (way @ way)
+    off = place - a - along[:, None] * way
+    beside = np.hypot(off[:, 0], off[:, 1])
+    return bool(((along > 1e-6) & (along < 1 - 1e-6) & (beside < RADIUS)).any())
+
+
+def curve_middles(layout: Layout, bow: np.ndarray, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """The middle of every link's curve, float64 of shape (links, 2)."""
+    a, b = layout.ends(src, dst)
+    way = b - a
+    way = way / np.hypot(way[:, 0], way[:, 1])[:, None]
+    right = np.stack([way[:, 1], -way[:, 0]], axis=1)
+    return (a + b) / 2 + bow[:, None] * right

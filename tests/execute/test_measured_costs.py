@@ -1,0 +1,121 @@
+"""Measured execution costs: they come back, go to a file and back, and foreign ones are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from jaxcoll import CollectiveError, FormatError, TuneError
+from jaxcoll.errors import TableWarning
+from jaxcoll.execute.choice import measured_costs
+from jaxcoll.execute.choice.measured_costs import dumps, loads, measure_execution
+from jaxcoll.simulation.execution_costs import costs_of
+from jaxcoll.tune import this_machine
+
+FOUR = Mesh(np.array(jax.devices()[:4]), ("x",))
+CPU = costs_of("cpu")
+assert CPU is not None
+MINE = dataclasses.replace(CPU, machine=str(this_machine()), source="measured on 4 devices")
+PLACE = f"{this_machine()}, 4 ranks"
+
+
+@pytest.mark.slow
+def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch):
+    file = tmp_path / "execution.json"
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    costs = jc.measure_execution(mesh, cache=file)
+    assert costs.backend == "cpu"
+    assert costs.shared
+    assert costs.machine == str(this_machine())
+    assert costs.permute > 0
+    assert costs.copied > 0
+    assert all(each.seconds > 0 for each in costs.native)
+    monkeypatch.setattr(measured_costs, "_measured", None)  # whoever measures again fails
+    assert jc.measure_execution(FOUR, cache=file) == costs
+
+
+def test_costs_of_this_machine_are_read_and_others_stay(tmp_path):
+    file = tmp_path / "execution.json"
+    other = dataclasses.replace(MINE, machine="gpu: NVIDIA H100, jax 0.12.0", backend="gpu")
+    file.write_text(dumps({PLACE: MINE, "gpu: NVIDIA H100, jax 0.12.0, 8 ranks": other}))
+    assert measure_execution(FOUR, cache=file) == MINE
+    assert len(loads(file.read_text())) == 2
+
+
+def test_a_file_is_written_beside_what_it_holds(tmp_path, monkeypatch):
+    file = tmp_path / "execution.json"
+    monkeypatch.setattr(measured_costs, "_measured", lambda *_: MINE)
+    measure_execution(FOUR, cache=file)
+    two = Mesh(np.array(jax.devices()[:2]), ("x",))
+    measure_execution(two, cache=file)
+    assert set(loads(file.read_text())) == {PLACE, f"{this_machine()}, 2 ranks"}
+    file.write_text("{")
+    with pytest.warns(TableWarning, match="skipped the execution costs"):
+        assert measure_execution(FOUR, cache=file) == MINE
+    assert file.read_text() == "{"  # someone's file, whatever it is
+
+
+def broken() -> dict[str, str]:
+    whole = json.loads(dumps({PLACE: MINE}))
+
+    def changed(**fields):
+        costs = {**whole["costs"][PLACE], **fields}
+        return json.dumps({**whole, "costs": {PLACE: costs}})
+
+    return {
+        "cut": dumps({PLACE: MINE})[:-40],
+        "no object": "[]",
+        "another format": json.dumps({**whole, "format": "jaxcoll.execution-costs/2"}),
+        "a list": json.dumps({**whole, "costs": []}),
+        "one more field": json.dumps({**whole, "more": 1}),
+        "negative": changed(permute=-1.0),
+        "no number": changed(copied="fast"),
+        "infinite": changed(added=1e999),
+        "a word": changed(shared="yes"),
+        "unknown backend": changed(backend="abacus"),
+        "unknown field": changed(colour="red"),
+        "native": changed(native=[{"kind": "gather", "seconds": 0.0, "per_byte": 0.0}]),
+        "native twice": changed(native=[{"kind": "all_reduce", "seconds": 0, "per_byte": 0}] * 2),
+        "of another machine": changed(machine="gpu: NVIDIA H100, jax 0.12.0"),
+    }
+
+
+@pytest.mark.parametrize("how", broken())
+def test_broken_files_are_refused(how):
+    with pytest.raises(FormatError) as refused:
+        loads(broken()[how])
+    assert len(str(refused.value)) < 300
+
+
+def test_files_go_both_ways():
+    assert loads(dumps({PLACE: MINE})) == {PLACE: MINE}
+
+
+def test_costs_of_another_machine_are_refused_by_name():
+    other = dataclasses.replace(MINE, machine="cpu: 96 cores, jax 0.12.0.1")
+    step = jax.shard_map(lambda v: jc.psum(v, "x"), mesh=FOUR, in_specs=P("x"), out_specs=P())
+    x = np.ones(4, np.float32)
+    with (
+        jc.use_topology(None, execution=other),
+        pytest.raises(CollectiveError, match=r"measured on cpu: 96 cores.*measure here"),
+    ):
+        jax.jit(step).lower(x)
+    with jc.use_topology(None, execution=MINE):
+        assert "all_reduce" in jax.jit(step).lower(x).as_text()
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(TuneError, match="two devices or more"):
+        measure_execution(Mesh(np.array(jax.devices()[:1]), ("x",)))
+    with pytest.raises(TuneError, match="mesh"):
+        measure_execution(4)  # type: ignore[arg-type]
+    for seconds in (0, -1, float("nan"), 1e9, "long"):
+        with pytest.raises(TuneError, match="seconds"):
+            measure_execution(FOUR, seconds=seconds)  # type: ignore[arg-type]
