@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topology import Topology
 from tensorstate.cost.result import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
@@ -52,7 +53,7 @@ def search(
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "sum",
     solver: Solver = Auto(),  # noqa: B008  (frozen)
-    progress: Progress | None = None,
+    progress: Wanted = None,
 ) -> Plan:
     """Choose the placements of every tensor of a training step.
 
@@ -77,7 +78,9 @@ def search(
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
-        progress: called with elapsed seconds, best objective and bound (both in microseconds).
+        progress: True for a line in the terminal, or a function called during the search with a
+            ``jaxcoll.progress.Progress``: seconds so far, the best objective and its bound, both in
+            seconds.
 
     Raises:
         PlanError: contradictory arguments; a network for another number of devices; a step that
@@ -90,7 +93,7 @@ def search(
         raise PlanError(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
-    checks.optional(progress, checks.function, "progress", PlanError)
+    checked(progress, PlanError)
     checks.optional(batch, checks.text, "batch", PlanError)
     counts = _microbatches(microbatches)
     pin, forbid = checked_pins(pin), checked_forbidden(forbid)
@@ -103,10 +106,11 @@ def search(
         every = [strategies.all for strategies in problem.strategies]
         return problem, apply_constraints(problem, every, pin, forbid)
 
-    if isinstance(counts, int):
-        problem, candidates = problem_for(counts)
-        return Plan(problem, solver.solve(problem, candidates, options, progress), options)
-    return _MicrobatchSearch(problem_for, solver, options, progress).run(counts)
+    with reporting(progress, "searching", PlanError) as report:
+        if isinstance(counts, int):
+            problem, candidates = problem_for(counts)
+            return Plan(problem, solver.solve(problem, candidates, options, report), options)
+        return _MicrobatchSearch(problem_for, solver, options, report).run(counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
