@@ -367,7 +367,8 @@ def _flags(values) -> np.ndarray:
 def _by_message(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The order of ``Schedule.from_sends``, and its ``step_ptr``.
 
-    Sorts by counting, which takes an eighth of what comparing takes.
+    Sorted by step, then by where the message of (step, edge) first stands. Counting takes an eighth
+    of what comparing takes; it is stable, which keeps the sends of a message in the order given.
     """
     (step, steps), (edge, edges) = _from_zero(step), _from_zero(edge)
     sizes = np.bincount(step, minlength=steps)

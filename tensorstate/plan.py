@@ -8,12 +8,11 @@ from collections.abc import Mapping
 import jax
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.cost import Cost, estimate_cost
+from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.reshard_plan import has_no_partial
-from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import Collectives, lax_collectives
+from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements

@@ -33,8 +33,8 @@ from experiments.autoccl.searches.landscapes import (
     ramps,
 )
 from experiments.benchmarks.report import report, text
+from jaxcoll.configurations.base import Search
 from jaxcoll.tune import Fitted, Space
-from jaxcoll.tune.search.base import Search
 
 FAMILIES: Mapping[str, Callable[..., Landscape]] = {
     "equations": equations,

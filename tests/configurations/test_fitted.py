@@ -17,12 +17,11 @@ from experiments.autoccl.searches.landscapes import (
     landscape_space,
     ramps,
 )
+from jaxcoll.configurations.base import race
+from jaxcoll.configurations.grid import better_form
+from jaxcoll.configurations.peaks import Elliptical, Separable
 from jaxcoll.tune import Config, Fitted
-from jaxcoll.tune.models.elliptical import Elliptical
-from jaxcoll.tune.models.separable import Separable
-from jaxcoll.tune.search.forms import better_form
-from jaxcoll.tune.search.racing import race
-from tests.tune.search.searching import SPACE, finish, seconds_of
+from tests.configurations.searching import SPACE, finish, seconds_of
 
 
 @pytest.mark.parametrize(

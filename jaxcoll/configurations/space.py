@@ -14,10 +14,10 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from jaxcoll.configurations.config import Config, Parameter, Value
+from jaxcoll.configurations.nccl_space import NVLINK_DEFAULT, TABLE_2
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.spaces.config import Config, Parameter, Value
-from jaxcoll.tune.spaces.nccl_space import NVLINK_DEFAULT, TABLE_2
 
 Valid = Callable[[Config], bool]
 Index = tuple[int, ...]

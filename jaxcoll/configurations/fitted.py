@@ -1,6 +1,6 @@
 """The search of this library: equations 1 to 5 are fitted while measuring, and point the way.
 
-Each subspace has an ensemble of fits (``models.ensemble``). The next measurement goes to the
+Each subspace has an ensemble of fits (``models.equations``). The next measurement goes to the
 subspace that promises most, at the point of the largest expected improvement. Points are a coarse
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
 diagonal ones: along a coordinate the search would stall on the kink of equation 1.
@@ -23,17 +23,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxcoll.configurations.base import Search, Steps, race
+from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.equations import NCCL_PHASES, Equations
+from jaxcoll.configurations.fits import Floats
+from jaxcoll.configurations.grid import FORMS, Grid, better_form, fit_form, share
+from jaxcoll.configurations.nccl_space import TABLE_2
+from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble
-from jaxcoll.tune.models.least_squares import Floats
-from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.search.forms import FORMS, better_form, fit_form, share
-from jaxcoll.tune.search.grid import Grid
-from jaxcoll.tune.search.racing import race
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.nccl_space import TABLE_2
-from jaxcoll.tune.spaces.space import Space, Subspace
 
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
 # the noise that no machine of equations 1 to 5 reached in 1,300 searches (2.3 at most) and others
@@ -200,7 +198,7 @@ class Fitted(Search):
         if subspace not in self._grids:
             names = tuple(p.name for p in subspace.resources)
             phases = NCCL_PHASES if names == _NCCL_RESOURCES else np.eye(max(1, len(names)))
-            ensemble = Ensemble(
+            ensemble = Equations(
                 phases[:, : len(names)],
                 [self.seed, len(self._grids)],
                 noise=self.noise,
@@ -281,10 +279,10 @@ class Fitted(Search):
             ensemble.expect_level(mean, _LEVEL_SPREAD)
             self._predict(grid)
 
-    def _ensembles(self) -> list[tuple[Grid, Ensemble]]:
+    def _ensembles(self) -> list[tuple[Grid, Equations]]:
         """The subspaces that are fitted by the equations."""
         grids = self._grids.values()
-        return [(g, g.ensemble) for g in grids if isinstance(g.ensemble, Ensemble)]
+        return [(g, g.ensemble) for g in grids if isinstance(g.ensemble, Equations)]
 
     # ------------------------------------------------------------------ where to measure
 

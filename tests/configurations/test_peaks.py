@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxcoll.configurations.fits import product_of
+from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
 from jaxcoll.tune import Fitted
-from jaxcoll.tune.models.elliptical import Elliptical
-from jaxcoll.tune.models.least_squares import product_of
-from jaxcoll.tune.models.peaks import Peaks
-from jaxcoll.tune.models.separable import Separable
-from tests.tune.search.searching import SPACE, finish
+from tests.configurations.searching import SPACE, finish
 
 EXTENTS = (3.0, 2.0, 4.0)
 OPTIMUM = np.array([0.6, -0.4, 0.9])

@@ -5,7 +5,7 @@ Values are written as NCCL's tuner configuration files write them, in lower case
 
 from __future__ import annotations
 
-from jaxcoll.tune.spaces.config import Config, Parameter
+from jaxcoll.configurations.config import Config, Parameter
 
 ALGORITHM = Parameter("algorithm", ("tree", "ring"), "implementation")
 PROTOCOL = Parameter("protocol", ("ll", "ll128", "simple"), "implementation")

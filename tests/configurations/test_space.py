@@ -135,7 +135,7 @@ def test_bad_input_is_refused_by_name(make, message):
 def test_the_search_part_loads_no_jax():
     code = (
         "import sys, jaxcoll as jc; assert 'jaxcoll.tune' not in sys.modules; "
-        "import jaxcoll.tune.search.fitted, jaxcoll.tune.spaces.space; "
+        "import jaxcoll.configurations.fitted, jaxcoll.configurations.space; "
         "sys.exit('jax' in sys.modules or 'sklearn' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

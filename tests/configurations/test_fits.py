@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxcoll.tune.models.least_squares import damped_step, next_damping, restarts
+from jaxcoll.configurations.fits import damped_step, next_damping, restarts
 
 
 def test_an_undamped_step_ends_in_the_minimum_of_a_linear_problem():
