@@ -118,8 +118,7 @@ def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing 
             schedule.edge,
             schedule.chunk,
             schedule.reduce,
-            edges.src,
-            edges.dst,
+            (edges.src, edges.dst),
             begin,
             complete,
             held,
@@ -134,9 +133,9 @@ def _first_fault(schedule: Schedule, begin: int, end: int) -> _Fault | _Missing 
 
 
 @kernel(cache=True)
-def _replay(step_ptr, edge, chunk, reduce, src, dst, begin, complete, held):
+def _replay(step_ptr, edge, chunk, reduce, ends, begin, complete, held):
     """Replays the sends of the chunks from ``begin`` on; the first thing wrong as (code, send)."""
-    count = len(complete)
+    (src, dst), count = ends, len(complete)
     longest = 1
     for t in range(len(step_ptr) - 1):
         longest = max(longest, step_ptr[t + 1] - step_ptr[t])

@@ -8,13 +8,12 @@ The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``
 ``execution``, ``report``; then ``plan``, ``step_search`` and ``mesh_search``.
 """
 
-from tensorstate.cost.cost import Cost
+from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import Memory
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import (
+from tensorstate.execution.placement_table import (
     Collectives,
     lax_collectives,
     scheduled_collectives,

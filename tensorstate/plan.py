@@ -10,12 +10,11 @@ import jax
 
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
-from tensorstate.cost.cost import Cost, estimate_cost
+from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.reshard_plan import has_no_partial
-from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import Collectives, lax_collectives
+from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
@@ -23,7 +22,7 @@ from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
-from tensorstate.report.parallelism_names import parallelism_name
+from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp

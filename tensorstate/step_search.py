@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
-from tensorstate.cost.result import SearchOptions, SearchResult, result_order
+from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
@@ -84,51 +84,73 @@ def search(
             cannot run in microbatches, with the operator that needs the whole batch; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
-    sizes = _mesh_shape(mesh)
-    options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
+    sizes, device = _mesh_shape(mesh), hardware_named(hardware)
+    checks.optional(progress, checks.function, "progress", PlanError)
+    checks.optional(batch, checks.text, "batch", PlanError)
     if not isinstance(solver, Solver):
         raise PlanError(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
-    checks.optional(progress, checks.function, "progress", PlanError)
-    checks.optional(batch, checks.text, "batch", PlanError)
-    counts = _microbatches(microbatches)
-    pin, forbid = checked_pins(pin), checked_forbidden(forbid)
-    graph = _graph(step, abstract_args)
-    device = hardware_named(hardware)
-    network = _network(sizes, topology, network, device)
-
-    def problem_for(count: int) -> tuple[Problem, CandidateStrategies]:
-        problem = Problem(graph, network, device, count, batch)
-        every = [strategies.all for strategies in problem.strategies]
-        return problem, apply_constraints(problem, every, pin, forbid)
-
-    if isinstance(counts, int):
-        problem, candidates = problem_for(counts)
-        return Plan(problem, solver.solve(problem, candidates, options, progress), options)
-    return _MicrobatchSearch(problem_for, solver, options, progress).run(counts)
+    question = _Question(
+        options=SearchOptions(recompute, memory_limit, objective),  # type: ignore[arg-type]
+        counts=_microbatches(microbatches),
+        pin=checked_pins(pin),
+        forbid=checked_forbidden(forbid),
+        network=_network(sizes, topology, network, device),
+        hardware=device,
+        batch=batch,
+        solver=solver,
+        progress=progress,
+        graph=_graph(step, abstract_args),  # last: it traces, and the others are refused at once
+    )
+    return question.plan()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _MicrobatchSearch:
-    """The best plan over several numbers of microbatches.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Question:
+    """The arguments of a search, each checked where it entered; below, none is checked again.
+
+    A plan is found in one order: problem, candidate strategies, solution, plan. Several numbers of
+    microbatches are several problems, of whose plans the best is taken.
 
     Attributes:
-        problem_for: the problem and its candidate strategies for a number of microbatches.
+        counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
         solver: its time limit is for all numbers together.
     """
 
-    problem_for: Callable[[int], tuple[Problem, CandidateStrategies]]
-    solver: Solver
     options: SearchOptions
+    counts: int | tuple[int, ...] | None
+    pin: Mapping[str, Spec]
+    forbid: Mapping[str, tuple[str, ...]]
+    network: CollectiveCostModel
+    hardware: Hardware
+    batch: str | None
+    solver: Solver
     progress: Progress | None
+    graph: Graph
 
-    def run(self, counts: Sequence[int] | None) -> Plan:
+    def plan(self) -> Plan:
+        """The answer."""
+        if not isinstance(self.counts, int):
+            return self._best_of(self.counts)
+        problem, candidates = self._problem(self.counts)
+        return Plan(problem, self._solve(problem, candidates, self.solver), self.options)
+
+    def _problem(self, count: int) -> tuple[Problem, CandidateStrategies]:
+        """The step in a number of microbatches, and the strategies that pins leave."""
+        problem = Problem(self.graph, self.network, self.hardware, count, self.batch)
+        every = [strategies.all for strategies in problem.strategies]
+        return problem, apply_constraints(problem, every, self.pin, self.forbid)
+
+    def _solve(
+        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
+    ) -> SearchResult:
+        return solver.solve(problem, candidates, self.options, self.progress)
+
+    def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
 
-        Args:
-            counts: the numbers, which share the time equally. ``None`` for powers of 2 while they
-                improve the plan: each takes half of the remaining time.
+        Given numbers share the time equally; each power of 2 takes half of the remaining time.
 
         Raises:
             PlanError: no plan fits, whatever the number; with the reason of the last.
@@ -142,7 +164,7 @@ class _MicrobatchSearch:
             if (best is not None or reason) and left <= 0:
                 break
             try:
-                problem, candidates = self.problem_for(count)
+                problem, candidates = self._problem(count)
             except PlanError:
                 if counts is not None or count == 1:
                     raise
@@ -150,7 +172,7 @@ class _MicrobatchSearch:
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
             try:
-                candidate = solver.solve(problem, candidates, self.options, self.progress)
+                candidate = self._solve(problem, candidates, solver)
             except PlanError as error:
                 if limit is None:
                     raise

@@ -29,11 +29,11 @@ from typing import cast
 import numpy as np
 from scipy.optimize import least_squares
 
+from jaxcoll.configurations.equations import NCCL_PHASES, Equations
+from jaxcoll.configurations.fits import Floats
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config
-from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble
-from jaxcoll.tune.models.least_squares import Floats
 
 # Bytes that a thread moves at once: two 8-byte words. A factor of alpha_1 that decides nothing.
 THREAD_BYTES = 16
@@ -191,7 +191,7 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
 
 def _fitted(points: Floats, logs: Floats, seed: int) -> Floats:
     """Two offsets, two start-ups, three exponents, congestion: logarithms but for the exponents."""
-    ensemble = Ensemble(NCCL_PHASES, [checks.seed(seed, TuneError)])
+    ensemble = Equations(NCCL_PHASES, [checks.seed(seed, TuneError)])
     for point, log in zip(points, logs, strict=True):
         ensemble.add(point, float(log))
     best: tuple[float, Floats] | None = None

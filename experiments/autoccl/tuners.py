@@ -24,10 +24,10 @@ from experiments.autoccl.searches.released import Released
 from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least
 from experiments.study import Row, publish
+from jaxcoll.configurations.base import Search
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
-from jaxcoll.tune.search.base import Search
 
 _SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
 AFNFA, OPTIMUM = "AFNFA", "optimum"

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.study import Row, publish
+from jaxcoll.configurations.config import Config as Configuration
+from jaxcoll.configurations.nccl_space import THREADS, nccl_config
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config as Configuration
-from jaxcoll.tune.spaces.nccl_space import THREADS, nccl_config
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from experiments.benchmarks.report import earlier, report, text, write
 
 if TYPE_CHECKING:  # JAX starts once its devices are counted
+    from jaxcoll.configurations.base import Search
     from jaxcoll.tune import Config, Space
-    from jaxcoll.tune.search.base import Search
     from jaxcoll.tune.trial import Trial
 
 DEVICES = 8

@@ -106,8 +106,8 @@ class _Replay(NamedTuple):
         head: next message of each first link that has not joined the link's queue.
         is_shared: whether each link also serves messages that other links bring.
         arrived: arrivals of every chunk at every rank, (ranks, chunks).
-        lacks: the chunk that the next message of each first link waits for, or -1. Beside it a
-            column per rank and chunk would be the larger part of what a run reads.
+        lacks: the chunk that the next message of each first link waits for, or -1. So few messages
+            wait at a time that a column of ranks and chunks is not needed.
     """
 
     head: np.ndarray

@@ -66,26 +66,38 @@ def simulate(
         free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
         kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
     else:
-        needed = np.zeros(schedule.num_sends, np.int32)
-        arrived = np.zeros(shape, np.int32)
-        kernels.arrivals_needed(
-            schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed
-        )
-        # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
-        first = hop_link[hop_ptr[:-1]].astype(np.min_scalar_type(links))
-        queue = np.argsort(first, kind="stable")
-        queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
-        arrived[:] = 0
-        out = np.argsort(schedule.topology.src, kind="stable")
-        out_ptr = np.searchsorted(schedule.topology.src[out], np.arange(shape[0] + 1))
-        queues = kernels.Queues(
-            message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out
-        )
-        kernels.run_routed(queues, hops, links, arrived, start)
+        queues = _queues(schedule, src, dst, hop_link[hop_ptr[:-1]], shape)
+        kernels.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     return Timeline(
         schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing, charge
     )
+
+
+def _queues(
+    schedule: Schedule,
+    src: np.ndarray,
+    dst: np.ndarray,
+    first: np.ndarray,
+    shape: tuple[int, int],
+) -> kernels.Queues:
+    """The messages by their first links.
+
+    Args:
+        src, dst, first: ranks at the ends of each message, and its first link.
+        shape: ranks and chunks.
+    """
+    chunk, topology = schedule.chunk, schedule.topology
+    needed, arrived = np.zeros(schedule.num_sends, np.int32), np.zeros(shape, np.int32)
+    kernels.arrivals_needed(schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed)
+    # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
+    first = first.astype(np.min_scalar_type(topology.num_links))
+    queue = np.argsort(first, kind="stable")
+    queue_ptr = np.searchsorted(first[queue], np.arange(topology.num_links + 1))
+    out = np.argsort(topology.src, kind="stable")
+    out_ptr = np.searchsorted(topology.src[out], np.arange(shape[0] + 1))
+    message_ptr = schedule.message_ptr
+    return kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out)
 
 
 def check_request(nbytes: Number, model: str) -> Fraction:

@@ -36,6 +36,7 @@ from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
 from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.trees.hierarchical_tree import HierarchicalTree
+from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.tto import Tto
 
@@ -61,6 +62,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     Hdrm,
     Bfb,
     MultiTree,
+    JointTrees,
     Tacos,
     ForestColl,
     MinCongestion,

@@ -5,26 +5,26 @@ decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL. ``offline
 before training, ``online`` a training step while it trains, ``bucket_bytes`` the size of its
 gradient buckets.
 
-To be read in this order: ``spaces`` (what may be chosen), ``models`` and ``search`` (how to
-choose), ``tables``; ``trial`` and ``offline_tuner``; ``bucket_sizes``; ``training_step`` (the
-online tuner); ``nccl``.
+What may be chosen and the search for the fastest are in ``jaxcoll.configurations``. Then to be read
+in this order: ``backend_space`` (what a JAX backend may run), ``tables``; ``trial`` and
+``offline_tuner``; ``bucket_sizes``; ``training_step`` (the online tuner); ``nccl``.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
+from jaxcoll.configurations.config import Config, Parameter
+from jaxcoll.configurations.fitted import Fitted
+from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.task import Task
 from jaxcoll.tune import nccl
-from jaxcoll.tune.search.fitted import Fitted
-from jaxcoll.tune.spaces.config import Config, Parameter
-from jaxcoll.tune.spaces.space import Space, Subspace
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 if TYPE_CHECKING:
+    from jaxcoll.tune.backend_space import jax_space
     from jaxcoll.tune.bucket_sizes import BucketSizes, bucket_bytes
     from jaxcoll.tune.offline_tuner import Outcome, offline
-    from jaxcoll.tune.spaces.backend_space import jax_space
     from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.task import tasks_of
     from jaxcoll.tune.training_step.online_tuner import online
@@ -37,7 +37,7 @@ _NEED_JAX = {
     "Recording": "training_step.report",
     "Report": "training_step.report",
     "bucket_bytes": "bucket_sizes",
-    "jax_space": "spaces.backend_space",
+    "jax_space": "backend_space",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
     "replay": "training_step.report",

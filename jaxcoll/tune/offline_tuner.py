@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxcoll.configurations.base import Search
+from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.fitted import Fitted
+from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.search.base import Search
-from jaxcoll.tune.search.fitted import Fitted
-from jaxcoll.tune.spaces.backend_space import jax_space
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.space import Space
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import this_machine
-from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
 

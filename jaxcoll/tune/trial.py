@@ -21,14 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
-from jaxcoll.tune.spaces.backend_space import collective_of
-from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.backend_space import collective_of
 from jaxcoll.tune.task import tasks_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -17,27 +17,28 @@ import jax
 import jax.numpy as jnp
 
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.execution.collectives import (
+from tensorstate.execution.interpreter import (
+    ExecutionOrder,
+    completion_scalar,
+    materialize,
+    read_view,
+    run_operator,
+    updated_args,
+    wait_for,
+)
+from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
+from tensorstate.execution.placement_table import (
     Collectives,
+    PlacementTable,
     all_gathers,
     apply_reshard_step,
     local_shard,
     shard_index,
 )
-from tensorstate.execution.interpreter import read_view, run_operator
-from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
-from tensorstate.execution.ordering import (
-    ExecutionOrder,
-    completion_scalar,
-    materialize,
-    updated_args,
-    wait_for,
-)
-from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
+from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 
 # Kinds of operators that take most of the time; execution is ordered by them.
 MATMUL_KINDS = ("einsum", "window")

@@ -17,12 +17,11 @@ from jax import lax
 
 from tensorstate.cost.reshard_plan import NO_RESHARD, ReshardPlan
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import num_shards
-from tensorstate.execution.ordering import wait_for
-from tensorstate.execution.placement_table import PlacementTable
+from tensorstate.execution.interpreter import wait_for
+from tensorstate.execution.placement_table import PlacementTable, num_shards
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
-from tensorstate.rules.local_shard import MicrobatchSlice
+from tensorstate.rules.sharding_rule import MicrobatchSlice
 
 Copies = dict[Placements, jax.Array]
 PlacedTensor = tuple[int, Placements]

@@ -22,9 +22,13 @@ from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import Collectives, scheduled_collectives
 from tensorstate.execution.executor import LocalExecutor
-from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
+from tensorstate.execution.placement_table import (
+    Collectives,
+    PlacementTable,
+    scheduled_collectives,
+    to_partition_spec,
+)
 from tensorstate.ir.graph import Graph
 from tensorstate.problem.problem import Problem
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.reshard_plan import reshard_plans
-from tensorstate.cost.result import SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.reshard_plan import ReshardPlan, ReshardTree
-from tensorstate.cost.result import SearchResult
 from tensorstate.problem.problem import Problem
 
 

@@ -12,16 +12,21 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.pages.template import page as html_page
-from tensorstate.cost.memory import bytes_by_group
-from tensorstate.cost.memory_terms import CATEGORIES
-from tensorstate.cost.result import SearchResult
+from tensorstate.cost.cost import SearchResult
+from tensorstate.cost.memory import CATEGORIES, bytes_by_group
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
 from tensorstate.report.alternatives import Alternative, alternatives
-from tensorstate.report.parallelism_names import parallelism_name
 from tensorstate.report.step_events import operator_names, position, step_events
-from tensorstate.report.text import common_pattern, format_placements, seconds, size, summary
+from tensorstate.report.text import (
+    common_pattern,
+    format_placements,
+    parallelism_name,
+    seconds,
+    size,
+    summary,
+)
 
 PHASES = ("forward", "backward", "optimizer")
 # A page stays below about 2 MB, which a browser opens at once.

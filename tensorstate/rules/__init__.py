@@ -4,16 +4,16 @@ A rule says which dimensions of an equation are sharded together and which are r
 equation on one device's shards. Primitives that only rename dimensions are views and have no rule;
 see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
 
-In reading order: ``sharding_rule`` (the parts of a rule), ``local_shard`` (the shard of one device
-in one microbatch), ``elementwise``, ``products``, ``reductions``, ``shapes``, ``indexing``,
-``random`` (the written rules, one family per file), ``inferred`` (rules read from ``vmap``).
+In reading order: ``sharding_rule`` (the parts of a rule, and the shard of one device in one
+microbatch), ``elementwise``, ``products``, ``shapes``, ``indexing`` (the written rules, by family),
+``inferred`` (rules read from ``vmap``).
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules import elementwise, indexing, products, random, reductions, shapes
+from tensorstate.rules import elementwise, indexing, products, shapes
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
@@ -29,10 +29,10 @@ _KEY_PRIMITIVES = ("random_wrap", "random_unwrap", "random_seed", "random_split"
 RULES: dict[str, PrimitiveRule] = {
     **elementwise.RULES,
     **products.RULES,
-    **reductions.RULES,
+    **products.REDUCTIONS,
     **indexing.RULES,
     **shapes.RULES,
-    **random.RULES,
+    **shapes.RANDOM,
     **dict.fromkeys(_KEY_PRIMITIVES, dataclasses.replace(FALLBACK_RULE, origin="written")),
 }
 

@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 
 from tensorstate.ir.graph import Reduce
-from tensorstate.rules.local_shard import LocalShard
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
+    LocalShard,
     PrimitiveRule,
     ShardingRule,
     bind_with,

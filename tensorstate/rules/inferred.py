@@ -22,11 +22,11 @@ from jax.extend.core import Literal
 
 from tensorstate.ir import jaxprs
 from tensorstate.rules import elementwise
-from tensorstate.rules.local_shard import LocalShard
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
     AbstractArray,
     LocalEqn,
+    LocalShard,
     PrimitiveRule,
     ShardingRule,
     bind,

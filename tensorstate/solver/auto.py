@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult, result_order
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
-from tensorstate.solver.exact import Milp, solve_within_limit
-from tensorstate.solver.least_memory import infeasible_message
+from tensorstate.solver.exact import Milp, infeasible_message, solve_within_limit
 from tensorstate.solver.linear_program import Progress
 
 # Meshes with at most this many axes longer than 1 are searched exactly.

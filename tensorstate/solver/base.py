@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.result import SearchOptions, SearchResult
+from tensorstate.cost.cost import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy

@@ -1,22 +1,235 @@
-"""The exact search: the mixed-integer program of all mesh axes at once."""
+"""The exact search: the mixed-integer program of all mesh axes at once.
+
+1. The program of all candidate strategies is built (``formulation``). If it is large, its LP
+   relaxation is solved first: if no share in it is a fraction it is the plan, else the strategies
+   with a positive share are solved as a program of their own, under the relaxation's bound.
+2. Shares of saved tensors are rounded to whole tensors. Where the result exceeds the memory limit,
+   the decisions of the few tensor groups that cause it are excluded, and the program solved again.
+3. If nothing fits in time, the decisions with the least memory are searched; if even these exceed
+   the limit, the error says by how much and which tensors take most.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
+from tensorstate.cost.decisions import find_recomputed_nodes
+from tensorstate.cost.memory import bytes_by_group
+from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
-from tensorstate.solver.conflicts import crowded_groups
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.least_memory import infeasible_message, minimize_memory
 from tensorstate.solver.linear_program import Progress, Solution
-from tensorstate.solver.preselection import solve_by_size
+
+# Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
+# RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
+# final.
+DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
+
+
+def solve_by_size(
+    build: Callable[[CandidateStrategies], Formulation],
+    candidates: CandidateStrategies,
+    gap: float,
+    until: float,
+    progress: Progress | None,
+) -> tuple[Formulation, Solution]:
+    """A program and its solution; unless it is small, among preselected strategies.
+
+    The bound is valid for all strategies. If it is farther than ``gap`` from the solution, and the
+    program is not very large, the remaining time goes to the program of all strategies.
+
+    A relaxation that is a plan already needs no second program. Those of baselines are: they leave
+    most classes one strategy, and half the time of a baseline went into building the program again.
+    """
+    left = functools.partial(remaining_time, until)
+    full = build(candidates)
+    size = full.program.num_variables
+    if size > DIRECT_SOLVE_MAX_VARS:
+        relaxed = solve_relaxation(full, gap, left)
+        # A negative bound says nothing about a time, and its values select poorly.
+        if len(relaxed.values) and relaxed.bound >= 0:
+            if full.is_decided(relaxed) and relaxed.bound >= relaxed.objective * (1 - gap):
+                return full, relaxed
+            support = build(full.choices.fractional_support(relaxed))
+            solution = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
+            is_close = relaxed.bound >= solution.objective * (1 - gap)
+            if len(solution.values):
+                solution = dataclasses.replace(solution, bound=relaxed.bound)
+                if is_close or size > RELAX_ONLY_MIN_VARS:
+                    return support, solution
+                better = full.program.solve(gap=gap, time_limit=left(), progress=progress)
+                if better.objective < solution.objective:
+                    return full, better
+                return support, dataclasses.replace(
+                    solution, bound=max(solution.bound, better.bound)
+                )
+    return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+
+
+def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -> Solution:
+    """The LP relaxation: by the simplex method, unless that takes too many iterations.
+
+    Simplex finds a vertex, where few strategies have positive shares, and is mostly faster than the
+    interior-point method; but it may stall where many solutions are equally good. Presolve helps
+    only without a memory limit.
+    """
+    program, limited = full.program, full.memory_constraints is not None
+    if program.num_variables <= RELAX_ONLY_MIN_VARS:
+        iterations = program.num_rows // 2 if limited else program.num_rows
+        solution = program.solve(
+            relax=True, presolve=not limited, iterations=iterations, time_limit=left()
+        )
+        if solution.status != "limit":
+            return solution
+    return program.solve_ipm_relaxation(tolerance=gap / 100, time_limit=left())
+
+
+# ---------------------------------------------------------------- groups that crowd a program point
+
+
+def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[int]:
+    """Tensor groups that exceed a limit together at the program point with the most live bytes.
+
+    Whatever is decided for all others, the memory exceeds the limit while these groups have the
+    same strategies, saved and loop-resident copies.
+
+    Args:
+        found: decisions with a peak above the limit.
+        limit: bytes per device.
+    """
+    decisions = found.decisions
+    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    by_group = {
+        number: inputs + others.sum(0)
+        for number, inputs, others in bytes_by_group(
+            problem, decisions, found.cost.reshards, recomputed_nodes
+        )
+    }
+    numbers = sorted(by_group)
+    nbytes = np.array([by_group[number] for number in numbers])
+    at_peak = nbytes[:, int(nbytes.sum(0).argmax())]
+    largest = np.argsort(-at_peak, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(at_peak[largest]), limit, side="right")) + 1
+    return [numbers[i] for i in largest[:needed]]
+
+
+# ---------------------------------------------------------------------- the least memory
+
+
+# Seconds and relative gap of the search for the least memory.
+TIME_LIMIT_S = 60
+GAP = 1e-2
+# Decisions that take more memory than the program says, and are excluded one after another.
+MAX_LEAST_EXCLUDED = 20
+
+
+def minimize_memory(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    prune_placements: bool = False,
+) -> tuple[SearchResult | None, float]:
+    """Decisions with approximately the least memory, if any are found in a minute.
+
+    Args:
+        options: the memory limit is ignored.
+
+    Returns:
+        The decisions, and a lower bound in bytes of the memory of all decisions.
+    """
+    start = time.perf_counter()
+    all_tensors = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
+    # The program minimizes memory instead of its objective, so "sum" is as good as "max".
+    loose = SearchOptions(recompute=options.recompute, memory_limit=2 * all_tensors)
+
+    def build(candidates: CandidateStrategies) -> Formulation:
+        formulation = Formulation(problem, candidates, loose, prune_placements=prune_placements)
+        formulation.minimize_memory()
+        return formulation
+
+    until = start + TIME_LIMIT_S
+    formulation, solution = solve_by_size(build, candidates, GAP, until, None)
+    bound, least = formulation.nbytes(solution.bound), None
+    for _ in range(MAX_LEAST_EXCLUDED):
+        if not len(solution.values):
+            break
+        found = formulation.result(solution, options)
+        if least is None or found.cost.memory.peak < least.cost.memory.peak:
+            least = found
+        # Decisions may take more memory than the program says: see ``exact``.
+        if bound >= (1 - GAP) * least.cost.memory.peak or time.perf_counter() > until:
+            break
+        crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
+        if not formulation.exclude(solution, crowded):
+            break
+        solution = formulation.program.solve(gap=GAP, time_limit=remaining_time(until))
+        if formulation.covers(candidates):
+            bound = min(formulation.nbytes(solution.bound), least.cost.memory.peak)
+    if least is None:
+        return None, bound
+    return dataclasses.replace(least, seconds=time.perf_counter() - start), bound
+
+
+def infeasible_message(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    infeasible: Infeasible,
+    options: SearchOptions,
+) -> str:
+    """Why no plan fits: the least memory that was found, and the largest tensors in it."""
+    limit = options.memory_limit
+    if limit is None:
+        return "no consistent assignment of strategies exists; the pins may contradict each other"
+    none = "no plan fits" if infeasible.proven else "no plan was found that fits"
+    none = f"{none} into {_bytes(limit)} of a device's memory"
+    least = infeasible.least_memory or minimize_memory(problem, candidates, options)[0]
+    if least is None:
+        return f"{none}: the minimum memory could not be determined within {TIME_LIMIT_S} s"
+    memory = least.cost.memory
+    largest = sorted(
+        ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
+        key=lambda pair: -pair[0],
+    )[:3]
+    tensors = problem.graph.tensors
+    names = ", ".join(
+        f"{tensors[reshard.tensors[0]].name} x {reshard.multiplicity}: {_bytes(nbytes)}"
+        for nbytes, reshard in largest
+    )
+    return (
+        f"{none}: the least is about "
+        f"{_bytes(memory.peak)}, {_bytes(memory.peak - limit)} more. Inputs take "
+        f"{_bytes(memory.inputs)}, saved tensors {_bytes(memory.saved + memory.loop_resident)}, "
+        f"gradients {_bytes(memory.gradients)}; the largest are {names}"
+    )
+
+
+def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
+    """Bytes per device of an input, and of saved and loop-resident copies."""
+    group = problem.tensor_groups[reshard.group]
+    copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
+    input_bytes = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
+    return reshard.multiplicity * (
+        input_bytes + sum(problem.local_bytes(group, copy) for copy in copies)
+    )
+
+
+def _bytes(nbytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
+# ---------------------------------------------------------------------- the search
+
 
 # Attempts to find decisions that still fit after shares are rounded up, and seconds per attempt.
 MAX_REPAIRS = 6

@@ -45,7 +45,7 @@ for ``saved`` and ``loop_resident`` under a memory limit), ``Formulation._forbid
 (4: only for classes whose results are not read after the forward pass), in
 ``reshard_constraints`` by ``_conserve_flow`` (5), ``_route`` (6), ``_sinks`` (7),
 ``_available_share`` (8) and ``_restored`` (9), ``Formulation._add_objective`` (10), and
-``MemoryConstraints.add_peak`` (11). The terms of (11) are those of ``cost.memory_terms``;
+``MemoryConstraints.add_peak`` (11). The terms of (11) are those of ``cost.memory``;
 ``memory_constraints.VariableShares`` gives their shares. (5) has one flow for every row of the
 table in ``cost.reshard_passes``: ``start`` and ``sink`` are x, saved, restored, available, returned
 and loop_resident.
@@ -62,17 +62,19 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution
 from tensorstate.solver.memory_constraints import MemoryConstraints
-from tensorstate.solver.reshard_constraints import GroupVariables, ReshardConstraints
-from tensorstate.solver.variables import StrategyVariables
+from tensorstate.solver.reshard_constraints import (
+    GroupVariables,
+    ReshardConstraints,
+    StrategyVariables,
+)
 
 # The objective of the program is in microseconds.
 MICROSECONDS = 1e6
@@ -169,6 +171,16 @@ class Formulation:
         """Whether every class may use all of these strategies."""
         allowed = ({strategy for strategy, _ in choices} for choices in self.choices.x)
         return all(set(c) <= those for those, c in zip(allowed, candidates, strict=True))
+
+    def is_decided(self, solution: Solution) -> bool:
+        """Whether a relaxed solution is a plan: no share of a strategy is a fraction.
+
+        Under a memory limit the shares of saved tensors would have to be whole too.
+        """
+        if self.memory_constraints is not None or solution.status != "optimal":
+            return False
+        shares = solution.values[[v for choices in self.choices.x for v in choices.values()]]
+        return bool((np.minimum(shares, 1 - shares) <= TOLERANCE).all())
 
     def exclude(self, solution: Solution, groups: Collection[int]) -> bool:
         """Exclude what a solution decides for some tensor groups, by number.

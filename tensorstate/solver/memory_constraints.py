@@ -1,7 +1,7 @@
 """The memory constraints of the exact search.
 
 The bytes of a tensor group at a program point are linear in the variables: they are the terms of
-``tensorstate.cost.memory_terms``, with a variable as the share of each term.
+``tensorstate.cost.memory``, with a variable as the share of each term.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.memory_terms import ReshardPhase, Shares, memory_terms
+from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.solver.linear_program import Terms
-from tensorstate.solver.reshard_constraints import GroupVariables, UsedSteps
-from tensorstate.solver.variables import StrategyVariables
+from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
 # The memory limit in units of the program: the solver's tolerances are absolute.
 MEMORY_UNITS = 1e3

@@ -11,19 +11,19 @@ from pathlib import Path
 import jaxcoll as jc
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
 from jaxcoll.aot.summary import summarize_module
+from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import msccl, multitree
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
-from tests.execute.test_measured_costs import MINE, PLACE
+from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import tensorstate as ts
 from jaxcoll import topologies
-from tensorstate.cost.result import SearchOptions
+from tensorstate.cost.cost import SearchOptions
 from tests.misuse import fields_of
 
 ARGS = (

@@ -27,6 +27,7 @@ from jaxcoll.synth import (
     Hdrm,
     HierarchicalRing,
     HierarchicalTree,
+    JointTrees,
     MinCongestion,
     MultiTree,
     NcclRing,
@@ -171,6 +172,11 @@ CASES = [
     Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
     Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),
     Case(HierarchicalRing(inner=1), "random", RANDOM),
+    *(
+        Case(JointTrees(tries=2), *family, (*TREES, *SUMS))
+        for family in (("mixed links", MIXED), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
+    Case(JointTrees(rounds=0), "hosts", HOSTS, (*TREES, *SUMS), grouped=False),
     Case(HierarchicalTree(), "boxes", BOXES, SUMS, grouped=False),
     Case(HierarchicalTree(inner=2, pieces=2), "even", EVEN, SUMS, grouped=False),
     Case(HierarchicalTree(chains=((1, 0), (0, 1), (0, 1))), "even", EVEN, SUMS, grouped=False),

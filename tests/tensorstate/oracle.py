@@ -14,7 +14,7 @@ from tensorstate.execution.sharded_step import ShardedStep
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
-from tensorstate.rules.local_shard import LocalShard
+from tensorstate.rules.sharding_rule import LocalShard
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tensorstate import Auto, CoordinateDescent, Milp, SearchOptions, SearchResult
-from tensorstate.cost.result import Infeasible
+from tensorstate.cost.cost import Infeasible
 from tensorstate.solver import exact
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.formulation import Formulation

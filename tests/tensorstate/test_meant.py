@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tensorstate
-from tensorstate.cost.result import SearchOptions
+from tensorstate.cost.cost import SearchOptions
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
 

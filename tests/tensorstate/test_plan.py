@@ -24,12 +24,12 @@ from tensorstate import (
     trace,
 )
 from tensorstate.report import text as report
-from tensorstate.report.parallelism_names import (
+from tensorstate.report.text import (
+    common_pattern,
     expert_factors,
     parallelism_by_axis,
     parallelism_name,
 )
-from tensorstate.report.text import common_pattern
 
 MESH = {"data": 2, "model": 4}
 NETWORK = AlphaBetaCosts(MeshShape.of(MESH), (1e-9, 1e-9), (1e11, 4e11))
@@ -153,7 +153,7 @@ def test_three_axes_are_searched_one_by_one(graph):
 def deep(params, x):
     def loss(params):
         hidden = x
-        for _ in range(4):
+        for _ in range(3):
             hidden = hidden + jnp.tanh(jnp.sin(hidden) * 2.0) * jnp.exp(-hidden)
         return jnp.mean((hidden @ params) ** 2)
 
@@ -176,8 +176,8 @@ def test_limits_only_cost():
     def limited(limit):
         return search(
             graph,
-            mesh=MESH,
-            network=NETWORK,
+            mesh={"x": 8},
+            network=AlphaBetaCosts(MeshShape.of({"x": 8}), (1e-9,), (1e11,)),
             hardware="CPU",
             memory_limit=limit,
             recompute=True,

@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.transports import clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.backend_space import jax_space
-from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.trial import COLLECTIVES, Trial
 
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})

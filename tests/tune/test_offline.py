@@ -8,11 +8,11 @@ import pytest
 from jax.sharding import Mesh
 
 from experiments.autoccl.searches.sampled import Exhaustive
+from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
+from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.offline_tuner import Outcome, offline, tune
-from jaxcoll.tune.spaces.backend_space import jax_space
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.space import Space, Subspace
 from jaxcoll.tune.tables.in_use import this_machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.trial import Trial

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 import jaxcoll.io.files
 from jaxcoll.cli import main
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables import table_file
-from jaxcoll.tune.tables.decision import Decision
-from jaxcoll.tune.tables.machine import Machine
-from jaxcoll.tune.tables.size_ranges import nearest, size_ranges
+from jaxcoll.tune.tables.decision import Decision, Machine, nearest, size_ranges
 from jaxcoll.tune.tables.table import ENDED_IN_TRIAL, Table
 
 HERE = Machine("cpu: 2 cores", "0.12.0")

@@ -2,7 +2,7 @@
 
 In reading order: ``printed`` (AutoCCL's Algorithms 1 and 2), ``released`` (the authors' code),
 ``sampled`` (everything; AFNFA: a random forest on a sample), ``landscapes``. This library's own is
-``jaxcoll.tune.Fitted``; all have its face, ``jaxcoll.tune.search.base.Search``.
+``jaxcoll.tune.Fitted``; all have its face, ``jaxcoll.configurations.base.Search``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from experiments.autoccl.searches.printed import Printed
 from experiments.autoccl.searches.released import Released
 from experiments.autoccl.searches.sampled import Afnfa, Exhaustive
+from jaxcoll.configurations.base import Search
 from jaxcoll.tune import Fitted
-from jaxcoll.tune.search.base import Search
 
 SEARCHES: Mapping[str, type[Search]] = {
     search.name: search for search in (Fitted, Released, Printed, Exhaustive, Afnfa)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
+from jaxcoll.configurations.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config, Parameter, Space
-from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
 
 _GB = 1e9
 # Between which NC, NT and C lie where they begin to cost more than they gain.

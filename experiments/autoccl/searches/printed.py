@@ -27,10 +27,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxcoll.configurations.base import Search, Steps
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config, Space, Subspace
-from jaxcoll.tune.search.base import Search, Steps
 
 FIRST_RATE = 0.01
 

@@ -28,11 +28,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxcoll.configurations.base import Search, Steps
+from jaxcoll.configurations.space import Index
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config, Space, Subspace
-from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.spaces.space import Index
 
 NEIGHBOURS = 3
 _RATE = 0.8

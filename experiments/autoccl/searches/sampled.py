@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxcoll.configurations.base import Search, Steps
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config, Space
-from jaxcoll.tune.search.base import Search, Steps
 
 # Configurations of which the forest predicts the times; larger spaces are sampled.
 _PREDICTED = 50_000

@@ -1,1 +1,1 @@
-"""ForestColl: seconds by stage, on the paper's clusters and on ``degraded_networks``."""
+"""ForestColl: seconds by stage, on the paper's clusters and on degraded networks."""

@@ -1,1 +1,1 @@
-"""Machines that are not here: ``targets`` starts one process of ``compiled`` per target."""
+"""Machines that are not here: ``targets`` starts a process per target, ``tpu_slices`` has rates."""

@@ -1,1 +1,1 @@
-"""The online tuner in a training script: ``network``, ``runs`` and ``tune_training``."""
+"""The online tuner in a training script: ``runs`` (network and runs) and ``tune_training``."""

@@ -36,7 +36,8 @@ class Problem:
         any_chunks: whether the number of chunks per shard is open, to be chosen.
 
     Raises:
-        CollectiveError: something else than a collective, bytes not above 0, a bad seed.
+        CollectiveError: something else than a collective, or one of too many chunks
+            (``Collective.check_listed``), bytes not above 0, a bad seed.
         TopologyError: a network that is none, is not connected, or has other ranks than the
             collective.
     """

@@ -30,7 +30,7 @@ from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.stages import assemble
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
-from jaxcoll.trees.lowering import edge_before
+from jaxcoll.trees.flow import edge_before
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,20 @@
-"""Forests: from a network to trees whose throughput is optimal, each counted before it is given."""
+"""Steps 2 to 4: from rates to trees of that throughput, counted before they are given.
+
+2. Switches are removed, so that links join ranks only (``edge_splitting``, Sec. 4.5.2).
+3. Spanning trees are packed into what is left (``packing``, Sec. 4.5.3), and
+4. made low, the loads of links being shared out evenly among roots (``packing.balancing``).
+Each tree edge then gets its path through the switches back (``assemble``).
+
+Networks of a known form have shorter ways to such trees: all roots' trees are those of rank 0 moved
+(tori), those of one host joined (rails), or those of hosts that are entered once. They are tried in
+that order, in ``_structured`` alone, and their trees are counted like the rest, so that a network
+that only resembles the form costs time and never throughput.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,6 +29,7 @@ from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
 from jaxcoll.synth.forestcoll.packing.height_reduction import Trees
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.rates import Rates
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -50,33 +63,43 @@ def forest(
     Raises:
         TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``fast``.
     """
+    best = optimum(topology, weights)
     if k is None:
-        return forest_at(topology, optimum(topology, weights).scaling, guess=guess, fast=fast)
-    return forest_at(topology, fixed_k(topology, k, weights), guess=guess, fast=fast, exact=False)
+        return forest_at(Rates(topology, best, best.scaling), guess, fast)
+    scaling = fixed_k(topology, k, weights, best=best)
+    return forest_at(Rates(topology, best, scaling, is_exact=False), guess, fast)
 
 
-def forest_at(
-    topology: Topology,
-    scaling: Scaling,
-    *,
-    guess: bool = True,
-    fast: bool = False,
-    exact: bool = True,
-) -> TreeFlow:
-    """``forest`` where the scaling is known.
-
-    Args:
-        exact: whether some link carries as many trees as ``scaling.U`` allows, as at the optimum;
-            links that were trimmed for a fixed k may turn out to be needed less than that.
-    """
+def forest_at(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
+    """``forest`` where the rates are known: by a known form of networks, or the general way."""
     if guess:
-        for flow in _structured(topology, scaling, fast):
+        for flow in _structured(rates.topology, rates.scaling, fast):
             try:
                 return _counted(flow)
             except ScheduleError:  # the network only resembled this form
                 continue
-    flow = _packed(topology, scaling, guess, fast)
-    return _counted(flow if exact else dataclasses.replace(flow, inverse=flow.slowest_link()))
+    flow = _packed(rates.topology, rates.scaling, guess, fast)
+    if not rates.is_exact:
+        flow = dataclasses.replace(flow, inverse=flow.slowest_link())
+    return _counted(flow)
+
+
+@functools.lru_cache(maxsize=4)
+def known_forest(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
+    """``forest_at``, found once for every number of chunks of a network.
+
+    The certificate also says how fast the trees are and how fast any could be.
+    """
+    flow = forest_at(rates, guess, fast)
+    claims = {
+        "seconds per byte of shard": str(flow.inverse),
+        "optimum": str(rates.best.inverse),
+        "cut": str(rates.best),
+        "k": flow.k,
+        "height": flow.height,
+        "mean height": flow.mean_height,
+    }
+    return dataclasses.replace(flow, certificate={**claims, **flow.certificate})
 
 
 def _counted(flow: TreeFlow) -> TreeFlow:
@@ -147,8 +170,8 @@ def _packed(topology: Topology, scaling: Scaling, guess: bool, fast: bool) -> Tr
             "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
             f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
         )
-    logical = remove_switches(topology, scaling, guess=guess)
-    trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
+    logical = remove_switches(topology, scaling, guess=guess)  # step 2
+    trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)  # steps 3 and 4
     return assemble(topology, scaling, logical, trees)
 
 

@@ -1,4 +1,11 @@
-"""ForestColl: schedules whose throughput no schedule can beat, on any network."""
+"""ForestColl: schedules whose throughput no schedule can beat, on any network.
+
+The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it (``rates``);
+2. switches removed; 3. spanning trees packed into the rest; 4. low trees with even loads (all in
+``stages``); 5. the schedule, in which the pieces of a tree follow each other down (``TreeFlow``).
+Every step takes the frozen value of the one before: ``Rates``, ``Logical``, ``Trees``,
+``TreeFlow``, ``Schedule``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +21,12 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import DOUBLINGS, IN_BLOCKS, SOON, Counts, Synthesizer
 from jaxcoll.synth.building.problem import Problem, mean_hops
-from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest, known_optimum, numbers_of_trees
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
+from jaxcoll.synth.forestcoll.rates import known_optimum, numbers_of_trees, rates_for_chunks
+from jaxcoll.synth.forestcoll.stages import known_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
-from jaxcoll.trees.lowering import ORDERS
+from jaxcoll.trees.flow import ORDERS
 
 PHASES = ("separate", "joint")
 
@@ -126,14 +134,11 @@ class ForestColl(Synthesizer):
         weights = _weights(topology, collective)
         if collective.kind == "all_reduce":
             return self._all_reduce(topology, collective, seed)
-        chunks = collective.chunks_per_shard
         if self.fast:
             _check_quick(topology)
-        flow = fitting_forest(topology, weights, chunks, k=self.k, guess=self.guess, fast=self.fast)
-        if self.pieces is None and self.nbytes is not None:
-            return self._tuned(flow, collective, self.nbytes)
-        pieces = chunks if self.pieces is None else self.pieces
-        return flow.to_schedule(pieces, order=self.order, collective=collective)
+        rates = rates_for_chunks(topology, weights, collective.chunks_per_shard, self.k)  # step 1
+        flow = known_forest(rates, self.guess, self.fast)  # steps 2 to 4
+        return self._in_pieces(flow, collective)  # step 5
 
     def joint_granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_reduce in joint phases are best a multiple of this.
@@ -149,13 +154,21 @@ class ForestColl(Synthesizer):
             return joint_all_reduce(topology, collective, bound, self.pieces)
         return self.two_phases(Problem(topology, collective, seed=seed))
 
-    def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:
-        """The fastest of 1, 2, 4, ... pieces; the search ends where twice as many are slower."""
+    def _in_pieces(self, flow: TreeFlow, collective: Collective) -> Schedule:
+        """The trees as a pipeline of the pieces asked for.
+
+        Where those are left open for a number of bytes, the fastest of 1, 2, 4, ... pieces; the
+        search ends where twice as many are slower.
+        """
+        chunks = collective.chunks_per_shard
+        if self.pieces is not None or self.nbytes is None:
+            pieces = chunks if self.pieces is None else self.pieces
+            return flow.to_schedule(pieces, order=self.order, collective=collective)
         best = flow.to_schedule(1, order=self.order, collective=collective)
-        least, pieces = simulate(best, nbytes).time, 2
-        while pieces <= collective.chunks_per_shard // flow.granularity:
+        least, pieces = simulate(best, self.nbytes).time, 2
+        while pieces <= chunks // flow.granularity:
             schedule = flow.to_schedule(pieces, order=self.order, collective=collective)
-            taken = simulate(schedule, nbytes).time
+            taken = simulate(schedule, self.nbytes).time
             if taken >= least:
                 break
             best, least, pieces = schedule, taken, 2 * pieces
@@ -180,7 +193,7 @@ def _check_quick(topology: Topology) -> None:
         )
 
 
-def _weights(topology: Topology, collective: Collective) -> list[int] | None:
+def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | None:
     group, *others = collective.groups
     n = topology.num_ranks
     if others or len(group) < n:
@@ -189,8 +202,8 @@ def _weights(topology: Topology, collective: Collective) -> list[int] | None:
         )
     if collective.shares is not None:
         shares = dict(zip(group, collective.shares, strict=True))
-        return [shares[r] for r in range(n)]
+        return tuple(shares[r] for r in range(n))
     if collective.kind in ("all_gather", "all_reduce"):
         return None
     root = group[collective.root or 0]
-    return [int(r == root) for r in range(n)]
+    return tuple(int(r == root) for r in range(n))

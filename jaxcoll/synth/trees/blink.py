@@ -21,7 +21,8 @@ from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
-from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest
+from jaxcoll.synth.forestcoll.rates import rates_for_chunks
+from jaxcoll.synth.forestcoll.stages import known_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -140,8 +141,9 @@ class Blink(Synthesizer):
         self, topology: Topology, root: int, collective: Collective, hops: int
     ) -> Schedule:
         """The pieces of all trees one after another, each a run of consecutive chunks."""
-        weights = [int(rank == root) for rank in range(topology.num_ranks)]
-        flow = fitting_forest(topology, weights, collective.num_chunks, k=self.k)
+        weights = tuple(int(rank == root) for rank in range(topology.num_ranks))
+        rates = rates_for_chunks(topology, weights, collective.num_chunks, self.k)
+        flow = known_forest(rates)
         pieces = collective.num_chunks if self.pieces is None else self.pieces
         found = flow.to_schedule(pieces, order="steps", collective=collective)
         # Through switches, the last arrivals of one step would keep the next one waiting.

@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from jaxcoll.configurations.config import Config, Value
 from jaxcoll.errors import TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config, Value
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 # Per protocol the variable that sets the threads of a block, and the least and most that NCCL

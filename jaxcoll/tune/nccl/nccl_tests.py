@@ -11,12 +11,12 @@ import dataclasses
 import re
 
 from jaxcoll import fields as readers
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 _KINDS = {

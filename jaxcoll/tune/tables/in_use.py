@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
 from jaxcoll.execute.choice import active, stated
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 

@@ -14,14 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables import table_file, table_text
-from jaxcoll.tune.tables.decision import Decision, positive_seconds
-from jaxcoll.tune.tables.machine import Machine
-from jaxcoll.tune.tables.size_ranges import SizeRange, nearest, size_ranges
+from jaxcoll.tune.tables.decision import (
+    Decision,
+    Machine,
+    SizeRange,
+    nearest,
+    positive_seconds,
+    size_ranges,
+)
 
 # Why a configuration is in quarantine that was being tried when its process ended.
 ENDED_IN_TRIAL = "the process that tried it ended before the trial did"

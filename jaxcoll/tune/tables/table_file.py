@@ -13,12 +13,11 @@ import zlib
 from collections.abc import Callable
 
 from jaxcoll import fields as readers
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.decision import Decision
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Decision, Machine
 
 FORMAT = "jaxcoll.tuner-table"
 VERSION = 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.decision import Decision
-from jaxcoll.tune.tables.machine import Machine
-from jaxcoll.tune.tables.size_ranges import size_ranges
+from jaxcoll.tune.tables.decision import Decision, Machine, size_ranges
 from jaxcoll.tune.tables.table_file import Parts
 
 _HEADER = ("collective", "dtype", "ranks", "groups", "topology", "bytes", "configuration", "time")

@@ -19,13 +19,13 @@ from typing import Any
 
 import jax
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
-from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step import processes
 from jaxcoll.tune.training_step.interrupts import Held

@@ -21,15 +21,14 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcoll.collective import ROOTED
+from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.backend_space import jax_space
-from jaxcoll.tune.spaces.candidates import candidates
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.space import Space
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.backend_space import candidates, jax_space
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.task import Occurrence, Recorder
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled

@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads. Steps leave processor time to compilers while devices wait for each other,

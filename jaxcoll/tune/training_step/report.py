@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
+from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
 

@@ -9,7 +9,7 @@ import pytest
 
 from tensorstate import Plan, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape

@@ -14,7 +14,7 @@ from jax.sharding import Mesh as Devices
 
 from experiments.models import load_model
 from jaxcoll import aot
-from tensorstate.execution.collectives import lax_collectives, scheduled_collectives
+from tensorstate.execution.placement_table import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tensorstate.execution.collectives import (
+from tensorstate.execution.placement_table import (
     apply_reshard_step,
     lax_collectives,
     local_shard,

@@ -15,7 +15,7 @@ from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate import Plan
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import MeshShape

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tensorstate.execution.ordering import ExecutionOrder, completion_scalar, materialize, wait_for
+from tensorstate.execution.interpreter import (
+    ExecutionOrder,
+    completion_scalar,
+    materialize,
+    wait_for,
+)
 from tensorstate.execution.sharded_step import CPU_OPTIONS
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)

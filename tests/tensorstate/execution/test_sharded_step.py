@@ -19,7 +19,7 @@ from jaxcoll.synth import Direct, Ring
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape

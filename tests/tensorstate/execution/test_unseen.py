@@ -8,7 +8,7 @@ import pytest
 
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, search, trace
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tests.tensorstate.execution.test_sharded_step import PLANE, devices, drawn
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted

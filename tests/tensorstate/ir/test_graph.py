@@ -125,15 +125,15 @@ def test_layers_are_of_the_same_classes(name):
     """Every further layer adds the same number of nodes, and no classes."""
     graphs = [
         trace(model.step, model.abstract_args)
-        for model in (load_model(name, layers=n) for n in (5, 9))
+        for model in (load_model(name, layers=n) for n in (3, 6))
     ]
-    assert len(graphs[0].node_classes) == len(graphs[1].node_classes)
-    per_layer = (len(graphs[1].nodes) - len(graphs[0].nodes)) / 4
+    assert len(graphs[0].node_classes) == len(graphs[1].node_classes) < 300
+    per_layer = (len(graphs[1].nodes) - len(graphs[0].nodes)) / 3
     grown = [
         len(b) - len(a) for a, b in zip(graphs[0].node_classes, graphs[1].node_classes, strict=True)
     ]
-    assert sum(grown) == 4 * per_layer
-    assert all(count % 4 == 0 for count in grown)
+    assert sum(grown) == 3 * per_layer
+    assert all(count % 3 == 0 for count in grown)
 
 
 def test_flops_of_a_transformer():

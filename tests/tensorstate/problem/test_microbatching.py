@@ -16,7 +16,7 @@ from tensorstate.execution.interpreter import interpret, read_view, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
-from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
+from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import MODELS, QUICK, arguments, assert_alike
 from tests.tensorstate.steps import I32, KEY, STEPS, s

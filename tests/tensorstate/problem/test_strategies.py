@@ -9,7 +9,7 @@ from tensorstate.execution.interpreter import evaluate, run_operator
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.strategies import NodeStrategies, Strategy
-from tensorstate.rules.local_shard import LocalShard
+from tensorstate.rules.sharding_rule import LocalShard
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, close
 from tests.tensorstate.steps import STEPS

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxcoll.errors import FormatError
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import lax_collectives, scheduled_collectives
+from tensorstate.execution.placement_table import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline

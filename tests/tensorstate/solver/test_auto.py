@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
-from tensorstate.solver import least_memory, preselection
+from tensorstate.solver import exact
 from tensorstate.solver.coordinate_descent import CoordinateDescent
-from tensorstate.solver.least_memory import minimize_memory
+from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.linear_program import LinearProgram, Solution
 from tests.tensorstate.solvers import (
     coordinate_descent,
@@ -117,15 +117,34 @@ def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
         found = solve(self, **options)
         return dataclasses.replace(found, bound=0.5 * found.objective)
 
-    monkeypatch.setattr(preselection, "DIRECT_SOLVE_MAX_VARS", 0)
+    monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
     monkeypatch.setattr(LinearProgram, "solve", hurried)
     found = solve_milp(problem, candidates)
     assert calls == [True, False, False]
     assert 0 < found.bound < 0.6 * found.objective
 
 
+def test_a_relaxation_without_fractions_is_the_plan(monkeypatch, problem, candidates):
+    """Strategies that are all decided, as most of a baseline's, are one program and not two."""
+    free = solve_milp(problem, candidates)
+    fixed = [[strategy] for strategy in free.decisions.strategies]
+    solve, calls = LinearProgram.solve, []
+
+    def counted(self, **options):
+        calls.append(options.get("relax", False))
+        return solve(self, **options)
+
+    monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
+    monkeypatch.setattr(LinearProgram, "solve", counted)
+    found = solve_milp(problem, fixed)
+    assert calls == [True]
+    assert found.decisions.strategies == free.decisions.strategies
+    assert found.objective == pytest.approx(free.objective, rel=1e-9)
+    assert found.bound == pytest.approx(free.objective, rel=1e-6)
+
+
 def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, problem, candidates):
-    monkeypatch.setattr(least_memory, "minimize_memory", lambda *_args: (None, -math.inf))
+    monkeypatch.setattr(exact, "minimize_memory", lambda *_args: (None, -math.inf))
     with pytest.raises(PlanError, match="the minimum memory could not be determined"):
         solve_milp(problem, candidates, recompute=True, memory_limit=1.0)
 

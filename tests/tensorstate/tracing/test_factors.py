@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorstate.tracing.factors import Factors, UnalignedError, reshape_segments
+from tensorstate.tracing.propagate import Factors, UnalignedError, reshape_segments
 
 
 def sizes_of(factors: Factors, factor: int) -> tuple[int, ...]:

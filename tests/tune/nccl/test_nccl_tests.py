@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from jaxcoll.configurations.nccl_space import NVLINK_DEFAULT
 from jaxcoll.errors import FormatError
 from jaxcoll.task import Task
 from jaxcoll.tune.nccl import nccl_tests
-from jaxcoll.tune.spaces.nccl_space import NVLINK_DEFAULT
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 H100 = Machine("gpu: NVIDIA H100", "0.12.0")

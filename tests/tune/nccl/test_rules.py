@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll.configurations.nccl_space import nccl_config
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
 from jaxcoll.task import Task
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of
-from jaxcoll.tune.spaces.nccl_space import nccl_config
-from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 A40 = Machine("gpu: NVIDIA A40", "0.12.0")

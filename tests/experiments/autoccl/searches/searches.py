@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from experiments.autoccl.searches import SEARCHES
+from jaxcoll.configurations.base import Search
 from jaxcoll.tune import Space
-from jaxcoll.tune.search.base import Search
-from tests.tune.search.searching import SPACE
+from tests.configurations.searching import SPACE
 
 OPTIONS = {
     "fitted": {"small": 0, "budget": 20, "extended": 30},

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from experiments.autoccl.searches import Afnfa, Printed, Released, sampled
 from experiments.autoccl.searches.landscapes import equations, landscape_space
 from experiments.autoccl.searches.released import Unvisited
+from jaxcoll.configurations.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Parameter, Space, Subspace
-from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
+from tests.configurations.searching import CHUNKS, LANES, SPACE, finish
 from tests.experiments.autoccl.searches.searches import make
-from tests.tune.search.searching import CHUNKS, LANES, SPACE, finish
 
 
 def test_the_exhaustive_search_measures_everything_and_finds_the_best():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from experiments.autoccl.searches import SEARCHES, Afnfa, Exhaustive, Printed, Released, sampled
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Fitted, Space, Subspace
+from tests.configurations.searching import SPACE, finish, seconds_of
 from tests.experiments.autoccl.searches.searches import make
-from tests.tune.search.searching import SPACE, finish, seconds_of
 
 
 @pytest.mark.parametrize("name", SEARCHES)

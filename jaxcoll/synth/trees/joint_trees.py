@@ -1,0 +1,290 @@
+"""Joint trees: every chunk is summed up one tree and broadcast down another, all at the same time.
+
+An all_reduce in two phases makes every rank send and receive nearly the whole buffer twice. Where
+the links of a rank are slow, that is twice too much: as a leaf of both trees of a chunk it sends
+the chunk once, receives it once, and may do both at the same time. The optimum of such pairs of
+trees is a linear program (dissertation on ForestColl, App. B.7); its solution needs thousands of
+chunks. Here every chunk gets one pair of its own, and few chunks come within percents of it:
+
+1. *Grow*: chunk by chunk, an in-tree and an out-tree with a common root, over links whose prices
+   rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
+   approximation algorithms for fractional packing and covering problems", 1995), and with a price
+   per hop, so that trees are low.
+2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply
+   from pass to pass; the pass of the least load is kept.
+3. *Order*: all sends are list-scheduled, sums and copies of different chunks in turns, and the plan
+   is improved backwards and forwards (``list_scheduling``).
+
+On three ranks in a row, 0 - 1 - 2, every pair has its root in the middle, sums come in from both
+ends, and copies go back over the same wires the other way: each link carries each chunk once.
+
+Proved of a schedule, as of any, is that it is correct; how close it comes to the bound is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.links import group_by
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.paths import hop_distances
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
+from jaxcoll.synth.building.list_scheduling import LinkedSends, improved, link_ticks, remaining
+from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.trees import joint_trees_kernel as kernel
+from jaxcoll.topology import Topology
+
+# Doublings of a price over the load that even trees would give every link, in the first pass; and
+# by how much more from pass to pass. Of passes, as long as two have not failed to lower the load.
+# Over tori, hosts and random networks with slow links 24 and 3 came closest to the bound.
+_FIRST_STEEPNESS, _STEEPER, _PASSES, _FAILURES = 24.0, 3.0, 6, 2
+# The price of a hop, in those of a chunk on the fullest link: it decides where loads are equal.
+_HOP = 0.02
+# Urgency of chunks by their number, in parts of the time that each adds to a run.
+_PACES = (0.1, 0.2, 0.4, 0.8)
+# Links looked at in one call of the kernel, by way of trees: about half a second.
+_LINKS_AT_ONCE = 1 << 22
+# Sends up to which all paces and rounds are tried.
+_MANY_SENDS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class JointTrees(Synthesizer):
+    """All-reduce over an in-tree and an out-tree per chunk, near the optimum of unequal links.
+
+    On networks whose links are unequal, or that miss some, one all_reduce by joint trees takes as
+    long as the joint bound within some percent (a torus less a link, 16 chunks per shard: 0.1 %),
+    where reduce_scatter and all_gather take up to twice as long. An all_gather and a broadcast have
+    out-trees alone; reduce_scatter and reduce are theirs backwards. Groups run at the same time,
+    and ranks of other groups forward.
+
+    Sources: the optimum by the dissertation on ForestColl, App. B.7; prices exponential in load by
+    Plotkin, Shmoys and Tardos (1995); the order by Li and Willis (1992).
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
+        tries: roots that are tried for each chunk of an all_reduce.
+        rounds: how often the order of sends is improved.
+
+    Raises:
+        CollectiveError: a field out of range.
+    """
+
+    nbytes: float = BUCKET_BYTES
+    tries: int = 4
+    rounds: int = 4
+
+    name: ClassVar[str] = "joint_trees"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
+    has_nbytes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
+        checks.integer_fields(self, CollectiveError, "tries")
+        checks.put(self, rounds=checks.integer(self.rounds, "rounds", CollectiveError, least=0))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(),)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """More chunks share the load more evenly, in a shorter pipeline."""
+        return (DOUBLINGS,)
+
+    def work(self, problem: Problem) -> float:
+        """Every tree is grown several times, and every send planned a dozen times."""
+        return 6 * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+        sides = 2 if collective.kind == "all_reduce" else 1
+        roots = self._roots(collective, seed)
+        chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)
+        grown = _Growth(topology, collective, sides, float(chunk_bytes))
+        trees = grown.best(roots)
+        sends = linked(topology, collective, trees)
+        schedule = self._ordered(topology, collective, sends)
+        claims = {
+            "busiest link": f"{grown.least * float(chunk_bytes) / grown.usual:.6g} s",
+            "passes": grown.passes,
+        }
+        return schedule.with_provenance(Provenance(certificate=claims))
+
+    def _roots(self, collective: Collective, seed: int) -> np.ndarray:
+        """Roots to try for each chunk, int64 of shape (chunks, tries)."""
+        if collective.kind != "all_reduce":
+            return collective.owner.astype(np.int64)[:, None]
+        choice = np.random.default_rng(seed)
+        groups = [np.asarray(group) for group in collective.groups]
+        found = np.empty((collective.num_chunks, self.tries), np.int64)
+        for g, members in enumerate(groups):
+            mine = np.flatnonzero(collective.group_of_chunk == g)
+            # The first takes turns, so that every rank is tried as often.
+            found[mine, 0] = members[np.arange(len(mine)) % len(members)]
+            found[mine, 1:] = choice.choice(members, (len(mine), self.tries - 1))
+        return found
+
+    def _ordered(self, topology: Topology, collective: Collective, sends: LinkedSends) -> Schedule:
+        """The sends in the order of the best plan, by simulation where links are shared inside."""
+        hops = int(sends.edges.hops[sends.edge].sum())
+        nbytes = as_fraction(self.nbytes)
+        busy, delay = link_ticks(topology, collective, nbytes, hops)
+        left = remaining(sends, delay)
+        links = sends.edges.path_link
+        crossings = np.bincount(sends.edge, minlength=len(sends.edges))
+        load = np.bincount(links, np.repeat(crossings, sends.edges.hops), topology.num_links)
+        pace = float((load * busy).max()) / collective.num_chunks
+        is_large = len(sends.edge) > _MANY_SENDS
+        paces, rounds = ((0.2,), min(self.rounds, 2)) if is_large else (_PACES, self.rounds)
+        urgencies = [sends.chunk * round(part * pace) - left for part in paces]
+        plans = improved(sends, urgencies, busy, delay, rounds)
+        if topology.is_direct and len(plans) > 1:
+            plans = plans[-1:]  # every message is one hop: the plan is the run
+        made = [sends.at(begin, topology, collective) for begin in plans[-3:]]
+        if len(made) == 1:
+            return made[0]
+        # Where sends meet inside the network at the same moment, a run takes the one that stands
+        # first in the schedule, which no plan foresees.
+        return min(made, key=lambda schedule: simulate(schedule, nbytes).time)
+
+
+def _chunks_of_buffer(collective: Collective) -> int:
+    """Chunks that a rank's whole buffer is cut into."""
+    return int(np.bincount(collective.group_of_chunk).max())
+
+
+class _Growth:
+    """Trees over the links of a network, grown and grown again."""
+
+    def __init__(
+        self, topology: Topology, collective: Collective, sides: int, chunk_bytes: float
+    ) -> None:
+        n, vertices, links = topology.num_ranks, topology.num_vertices, topology.num_links
+        self.topology, self.collective, self.sides = topology, collective, sides
+        self.usual = float(np.median(topology.bandwidth))
+        self.seconds = self.usual / topology.bandwidth
+        src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
+        self.back = kernel.Graph(*group_by(dst, vertices), dst, src)
+        self.forth = kernel.Graph(*group_by(src, vertices), src, dst)
+        groups = collective.groups
+        self.member = np.zeros((len(groups), vertices), np.bool_)
+        for g, members in enumerate(groups):
+            self.member[g, list(members)] = True
+        sizes = self.member.sum(axis=1)
+        is_one_hop = topology.is_direct and len(groups) == 1 and sizes[0] == n
+        self.most_links = 1 if is_one_hop else 1 + int(hop_distances(topology).max())
+        self.sizes = sizes[collective.group_of_chunk]
+        self.chunks, self.most = collective.num_chunks, int(sizes.max())
+        self.links = links
+        # Load if all links carried equally much for as long: no trees have a lower one.
+        self.even = float(sides * (self.sizes - 1).sum() / (1 / self.seconds).sum())
+        # A hop more is latency once in the run, whose length is about the even load.
+        latency = float(np.median(topology.alpha)) / (chunk_bytes / self.usual)
+        self.hop = _HOP + latency / self.even
+        self.passes, self.least = 0, np.inf
+
+    def best(self, roots: np.ndarray) -> kernel.Trees:
+        """The trees of the pass that loads the busiest link the least."""
+        trees = self._blank(self.chunks)
+        load = np.zeros(self.links, np.int64)
+        kept, failures, steepness = trees, 0, _FIRST_STEEPNESS
+        while self.passes < _PASSES and failures < _FAILURES:
+            self._pass(trees, roots, load, steepness / self.even)
+            self.passes += 1
+            busiest = float((load * self.seconds).max())
+            failures += busiest >= self.least
+            if busiest < self.least:
+                self.least, failures = busiest, 0
+                kept = kernel.Trees(*(column.copy() for column in trees))
+            roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
+            steepness *= _STEEPER
+        return kept
+
+    def _pass(
+        self, trees: kernel.Trees, roots: np.ndarray, load: np.ndarray, doublings: float
+    ) -> None:
+        """Grow each tree again; prices double so many times per unit of time."""
+        v = self.topology.num_vertices
+        # Beyond some hundred doublings a price only says never.
+        rise = np.exp2(np.minimum(doublings * self.seconds, 200.0))
+        fine = 256.0 * doublings
+        hop_price = self.hop * (float(np.exp2(min(doublings, 200.0))) - 1)
+        search = kernel.Search(
+            np.empty(v),
+            np.zeros(v, np.int64),
+            np.zeros(v, np.int64),
+            np.zeros(v, np.bool_),
+            np.empty(self.links),
+            np.empty(64 * (self.links + v)),
+            np.empty(64 * (self.links + v), np.int64),
+        )
+        spare, level = self._blank(1), np.ones(self.links)
+        grown = self.chunks if self.passes else 0
+        work = self.links * self.sides * roots.shape[1] * 4
+        block = max(1, _LINKS_AT_ONCE // work)
+        for first in range(0, self.chunks, block):
+            kernel.replace(
+                first,
+                min(first + block, self.chunks),
+                grown,
+                self.back,
+                self.forth,
+                self.member,
+                self.collective.group_of_chunk,
+                trees,
+                roots,
+                load,
+                self.seconds,
+                fine,
+                rise,
+                level,
+                hop_price,
+                self.most_links,
+                search,
+                spare,
+            )
+
+    def _blank(self, chunks: int) -> kernel.Trees:
+        shape = (chunks, self.sides)
+        return kernel.Trees(
+            np.zeros(chunks, np.int64),
+            np.zeros((*shape, max(1, self.most - 1) * self.most_links), np.int32),
+            np.zeros((*shape, self.most), np.int32),
+            np.zeros((*shape, max(1, self.most - 1)), np.int32),
+        )
+
+
+def linked(topology: Topology, collective: Collective, trees: kernel.Trees) -> LinkedSends:
+    """The sends of all trees: chunk by chunk, sums from the leaves inwards, then copies."""
+    sides = trees.link.shape[1]
+    sizes = np.bincount(collective.group_of_rank[collective.group_of_rank >= 0])
+    size = sizes[collective.group_of_chunk]
+    counts = sides * (size - 1)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    links = sum(int(trees.way_ptr[np.arange(len(size)), s, size - 1].sum()) for s in range(sides))
+    sends = int(first[-1])
+    path_ptr, path = np.zeros(sends + 1, np.int64), np.empty(links, np.int64)
+    before_count = kernel.write_sends(
+        trees, size, first, topology.src, topology.dst, path_ptr, path
+    )
+    before, after = np.empty(before_count, np.int64), np.empty(before_count, np.int64)
+    kernel.write_waits(
+        trees, size, first, topology.src, topology.dst, topology.num_ranks, before, after
+    )
+    order = np.argsort(before, kind="stable")
+    next_ptr = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=sends))])
+    chunk = np.repeat(np.arange(len(size)), counts)
+    is_sum = np.arange(sends) - first[chunk] < (size - 1)[chunk]
+    edges, edge = distinct_edges(topology, path_ptr, path)
+    reduce = is_sum if sides == 2 else np.zeros(sends, bool)
+    return LinkedSends(edges, edge, chunk, reduce, next_ptr, after[order])

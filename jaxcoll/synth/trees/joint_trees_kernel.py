@@ -1,0 +1,302 @@
+"""Trees grown over links whose prices rise with their load, compiled; see ``joint_trees``.
+
+A tree adds the rank that is cheapest to reach from any of its ranks: the prices of the links on the
+way, and ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge for
+depth. Through vertices that only forward, the way is a shortest one (Dijkstra), since data is
+copied at ranks alone; so a link may be on several ways of one tree, and costs more at each.
+
+Prices are powers of two by table and exponent, and no library's: kernels run as Python and compiled
+give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
+
+# Prices keep so many bits behind the point of their exponent.
+_FINE = 256
+POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
+
+
+class Graph(NamedTuple):
+    """The links in one direction: of out-trees as they are, of in-trees from end to start.
+
+    Attributes:
+        ptr, link: links that leave each vertex, in the direction of growth; int64.
+        tail, head: vertices at the ends of each link, in that direction.
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    tail: np.ndarray
+    head: np.ndarray
+
+
+class Search(NamedTuple):
+    """The state of a growing tree.
+
+    Attributes:
+        cost: of the cheapest way known to each vertex, depth included.
+        by: the last link of that way.
+        depth: links from the root to each rank in the tree.
+        inside: whether each vertex is a rank in the tree.
+        price: of each link; rises where the tree uses it.
+        keys, items: heap of vertices by cost.
+    """
+
+    cost: np.ndarray
+    by: np.ndarray
+    depth: np.ndarray
+    inside: np.ndarray
+    price: np.ndarray
+    keys: np.ndarray
+    items: np.ndarray
+
+
+class Trees(NamedTuple):
+    """Trees of all chunks, one per chunk and side (in-trees first where there are two).
+
+    Attributes:
+        root: root of each chunk's trees.
+        link: links of the ways by which ranks were added, each from the tree to the rank, one after
+            another; of shape (chunks, sides, most links).
+        way_ptr: the way of the i-th rank added is ``link[way_ptr[i]:way_ptr[i + 1]]``; of shape
+            (chunks, sides, most ranks).
+        rank: the ranks in the order of their addition, of shape (chunks, sides, most ranks - 1).
+    """
+
+    root: np.ndarray
+    link: np.ndarray
+    way_ptr: np.ndarray
+    rank: np.ndarray
+
+
+@kernel(cache=True, nogil=True)
+def replace(
+    first, last, grown, back, forth, member, group, trees, roots, load, seconds, fine, rise, level,
+    hop_price, most_links, search, spare,
+):  # fmt: skip
+    """Grow the trees of chunks ``first..last - 1`` again, beside all others as they are.
+
+    Args:
+        grown: chunks below this one have trees, whose load is taken off first.
+        back, forth: the graphs of in-trees and out-trees; ``back`` is empty where there are none.
+        member: whether each vertex is a rank of each group, of shape (groups, vertices).
+        group: group of each chunk.
+        roots: roots to try for each chunk, of shape (chunks, tries).
+        load: chunks on each link; updated.
+        seconds: how long a chunk takes on each link, in units of the usual link.
+        fine: by how many ``_FINE``-ths of a doubling a price rises per unit of time.
+        rise: factor by which the price of each link rises with a chunk; level: ones.
+        hop_price: price of each link between root and rank, beside that of its load.
+        most_links: of a way from rank to rank.
+        spare: trees of one chunk, scratch.
+    """
+    sides = trees.link.shape[1]
+    for c in range(first, last):
+        size = 0
+        for v in range(member.shape[1]):
+            size += member[group[c], v]
+        if c < grown:
+            _add_load(trees, c, size, load, -1)
+        longest = 0.0
+        for e in range(len(load)):
+            longest = max(longest, load[e] * seconds[e])
+        best = np.inf
+        for t in range(roots.shape[1]):
+            for e in range(len(load)):
+                # Powers of two per unit of time, less what the longest has, in parts of _FINE.
+                power = math.floor(fine * (load[e] * seconds[e] - longest))
+                whole = power // _FINE
+                search.price[e] = math.ldexp(POWERS[power - whole * _FINE], whole) * (rise[e] - 1)
+            cost = 0.0
+            for s in range(sides):
+                # Sides take turns to choose first, so that neither always has the cheap links.
+                side = (s + c + t) % sides
+                graph = forth if side == sides - 1 else back
+                link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
+                paid = _grow(
+                    graph, member[group[c]], size, roots[c, t], rise, hop_price, most_links,
+                    search, link, way_ptr, spare.rank[0, side],
+                )  # fmt: skip
+                if paid < 0:
+                    # With equal prices that stay, every way is a shortest one.
+                    search.price[:] = 1.0
+                    paid = _grow(
+                        graph, member[group[c]], size, roots[c, t], level, hop_price, most_links,
+                        search, link, way_ptr, spare.rank[0, side],
+                    )  # fmt: skip
+                cost += paid
+            if cost < best:
+                best = cost
+                trees.root[c] = roots[c, t]
+                trees.link[c] = spare.link[0]
+                trees.way_ptr[c] = spare.way_ptr[0]
+                trees.rank[c] = spare.rank[0]
+        _add_load(trees, c, size, load, 1)
+
+
+@kernel(cache=True, nogil=True)
+def _add_load(trees, c, size, load, sign):
+    for side in range(trees.link.shape[1]):
+        for i in range(trees.way_ptr[c, side, size - 1]):
+            load[trees.link[c, side, i]] += sign
+
+
+@kernel(cache=True, nogil=True)
+def _grow(
+    graph, member, size, root, rise, hop_price, most_links, search, link, way_ptr, rank
+):  # fmt: skip
+    """Grow one tree from its root; the prices paid, or -1 where a rank was out of reach.
+
+    That happens where a way became longer than ``most_links`` as a part of it was replaced.
+    """
+    cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
+    price, keys, items = search.price, search.keys, search.items
+    cost[:] = np.inf
+    inside[:] = False
+    inside[root], depth[root] = True, 0
+    waiting = _offer(graph, root, root, 0.0, 0, hop_price, member, search, 0)
+    paid, used, added = 0.0, 0, 0
+    way_ptr[0] = 0
+    while added < size - 1:
+        if waiting == 0:
+            return -1.0
+        known, v = keys[0], items[0]
+        waiting = heap.pop(keys, items, 0, waiting)
+        if inside[v] or known > cost[v]:
+            continue
+        prices, links, start = 0.0, 0, v
+        while not inside[start] and links <= most_links:
+            prices += price[by[start]]
+            start = graph.tail[by[start]]
+            links += 1
+        if links > most_links:
+            cost[v] = np.inf
+            continue
+        # Links that the tree took meanwhile cost more now: a way whose cost rose waits again.
+        now = prices + hop_price * (depth[start] + links)
+        if now > known * (1 + 2.0**-30):
+            cost[v] = now
+            waiting = heap.push(keys, items, 0, waiting, now, v)
+            continue
+        if not member[v]:
+            waiting = _offer(graph, v, start, prices, links, hop_price, member, search, waiting)
+            continue
+        used += links
+        at = v
+        for i in range(links):
+            e = by[at]
+            link[used - 1 - i] = e
+            paid += price[e]
+            price[e] *= rise[e]
+            at = graph.tail[e]
+        inside[v], depth[v] = True, depth[start] + links
+        rank[added] = v
+        added += 1
+        way_ptr[added] = used
+        waiting = _offer(graph, v, v, 0.0, 0, hop_price, member, search, waiting)
+    return paid
+
+
+@kernel(cache=True, nogil=True)
+def _offer(graph, u, start, prices, links, hop_price, member, search, waiting):
+    """Offer the ways that go on from a vertex to its neighbours; how many vertices wait then.
+
+    Args:
+        start: the rank of the tree where the way to ``u`` starts.
+        prices, links: of the way from there to ``u``.
+    """
+    cost, by, inside = search.cost, search.by, search.inside
+    before = prices + hop_price * (search.depth[start] + links + 1)
+    for i in range(graph.ptr[u], graph.ptr[u + 1]):
+        e = graph.link[i]
+        v = graph.head[e]
+        offered = before + search.price[e]
+        if inside[v] or offered >= cost[v]:
+            continue
+        # A vertex whose cost is out of date must not become part of the way to itself.
+        is_on_way, at = False, u
+        while not member[v] and at != start and not is_on_way:
+            is_on_way = at == v
+            at = graph.tail[by[at]]
+        if not is_on_way:
+            cost[v], by[v] = offered, e
+            waiting = heap.push(search.keys, search.items, 0, waiting, offered, v)
+    return waiting
+
+
+@kernel(cache=True, nogil=True)
+def write_sends(trees, size, first, src, dst, path_ptr, path):
+    """Write the paths of all sends; in how many pairs one send waits for another.
+
+    Args:
+        size: ranks of each chunk's group.
+        first: first send of each chunk.
+    """
+    sides, used, pairs = trees.link.shape[1], 0, 0
+    for c in range(len(size)):
+        i, others = first[c], size[c] - 1
+        root, from_root, into_root = trees.root[c], 0, 0
+        if sides == 2:
+            # Ranks were added from the root outwards, so the last one is a leaf.
+            for k in range(others - 1, -1, -1):
+                low, high = trees.way_ptr[c, 0, k], trees.way_ptr[c, 0, k + 1]
+                for j in range(high - 1, low - 1, -1):
+                    path[used] = trees.link[c, 0, j]
+                    used += 1
+                i += 1
+                path_ptr[i] = used
+                into_root += dst[trees.link[c, 0, low]] == root
+        for k in range(others):
+            low, high = trees.way_ptr[c, sides - 1, k], trees.way_ptr[c, sides - 1, k + 1]
+            for j in range(low, high):
+                path[used] = trees.link[c, sides - 1, j]
+                used += 1
+            i += 1
+            path_ptr[i] = used
+            from_root += src[trees.link[c, sides - 1, low]] == root
+        pairs += others - from_root
+        if sides == 2:
+            pairs += others - into_root + into_root * from_root
+    return pairs
+
+
+@kernel(cache=True, nogil=True)
+def write_waits(trees, size, first, src, dst, ranks, before, after):
+    """Write which send waits for which, as pairs.
+
+    A rank gives its sum when those of its children have come; the root's copies leave when all sums
+    that enter it have come; other copies when the rank has its own.
+    """
+    sides, n = trees.link.shape[1], 0
+    sum_of, copy_of = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for c in range(len(size)):
+        i, others, root = first[c], size[c] - 1, trees.root[c]
+        if sides == 2:
+            for k in range(others - 1, -1, -1):
+                sum_of[trees.rank[c, 0, k]] = i
+                i += 1
+            for k in range(others - 1, -1, -1):
+                parent = dst[trees.link[c, 0, trees.way_ptr[c, 0, k]]]
+                if parent != root:
+                    before[n], after[n] = sum_of[trees.rank[c, 0, k]], sum_of[parent]
+                    n += 1
+        for k in range(others):
+            copy_of[trees.rank[c, sides - 1, k]] = i
+            parent = src[trees.link[c, sides - 1, trees.way_ptr[c, sides - 1, k]]]
+            if parent != root:
+                before[n], after[n] = copy_of[parent], i
+                n += 1
+            elif sides == 2:
+                for j in range(others):
+                    if dst[trees.link[c, 0, trees.way_ptr[c, 0, j]]] == root:
+                        before[n], after[n] = sum_of[trees.rank[c, 0, j]], i
+                        n += 1
+            i += 1

@@ -1,0 +1,149 @@
+"""Joint trees: near the joint bound with few chunks, weak ranks at the ends, loads as counted."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcoll.bounds import bound, lower_bounds
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import JointTrees, synthesize
+from jaxcoll.topologies import dgx_h100, mesh, ring, torus
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+from tests import strategies
+
+SIZE = 2**28
+
+
+def with_speeds(topology: Topology, factor) -> Topology:
+    """The network with the bandwidth of each link u -> v times ``factor(u, v)``."""
+    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
+    speeds = [b * factor(*e) for b, e in zip(topology.exact_bandwidth, ends, strict=True)]
+    return Topology(
+        topology.num_ranks,
+        topology.src,
+        topology.dst,
+        topology.alpha,
+        speeds,  # type: ignore[arg-type]
+        num_vertices=topology.num_vertices,
+    )
+
+
+def half_speed(topology: Topology, u: int, v: int) -> Topology:
+    return with_speeds(topology, lambda a, b: Fraction(1, 1 + ({a, b} == {u, v})))
+
+
+def all_reduce(topology: Topology, chunks: int, nbytes: float = SIZE, **fields) -> Schedule:
+    collective = Collective("all_reduce", topology.num_ranks, chunks)
+    schedule = JointTrees(nbytes, **fields).synthesize(topology, collective)
+    verify(schedule)
+    return schedule
+
+
+def over_bound(topology: Topology, chunks: int) -> float:
+    schedule = all_reduce(topology, chunks)
+    return simulate(schedule, SIZE).time / bound(topology, "all_reduce", nbytes=SIZE).time
+
+
+@pytest.mark.parametrize(
+    ("topology", "chunks", "most"),
+    [
+        (torus(4, 4).without(links=[(0, 1), (1, 0)]), 16, 1.01),
+        (half_speed(torus(4, 4), 0, 1), 16, 1.01),
+        (half_speed(ring(8), 0, 1), 16, 1.01),
+        (mesh(4, 4), 32, 1.03),
+        (half_speed(dgx_h100(2), 3, 18), 64, 1.06),
+    ],
+    ids=[
+        "torus less a link",
+        "torus, half a link",
+        "ring, half a link",
+        "mesh",
+        "hosts, half a NIC",
+    ],
+)
+def test_unequal_networks_are_used_near_the_joint_bound(topology, chunks, most):
+    assert over_bound(topology, chunks) < most
+    if not topology.is_direct:
+        return
+    # Two phases, each at its own optimum, would take more than that.
+    phases = [bound(topology, k, nbytes=SIZE).time for k in ("reduce_scatter", "all_gather")]
+    assert sum(phases) > 1.05 * most * bound(topology, "all_reduce", nbytes=SIZE).time
+
+
+def test_auto_takes_them_where_two_phases_are_slower():
+    degraded = torus(4, 4).without(links=[(0, 1), (1, 0)])
+    found = synthesize(degraded, "all_reduce", nbytes=SIZE)
+    assert found.provenance.certificate["synthesizer"] == "joint_trees"
+    whole = synthesize(torus(4, 4), "all_reduce", nbytes=SIZE)
+    assert whole.provenance.certificate["synthesizer"] != "joint_trees"
+
+
+def test_a_weak_rank_is_at_the_end_of_all_trees():
+    """It sends every chunk once and receives it once."""
+    weak = with_speeds(torus(4, 4), lambda u, v: Fraction(1, 1 + 7 * (5 in (u, v))))
+    schedule = all_reduce(weak, 4)
+    chunks = schedule.collective.num_chunks
+    assert np.count_nonzero(schedule.src == 5) == chunks
+    assert np.count_nonzero(schedule.dst == 5) == chunks
+
+
+@settings(max_examples=30)
+@given(strategies.topologies(max_ranks=10, homogeneous=False), st.integers(1, 3), st.integers(0, 9))
+def test_the_certificate_says_what_the_busiest_link_takes(topology, chunks, seed):
+    collective = Collective("all_reduce", topology.num_ranks, chunks)
+    schedule = JointTrees(SIZE).synthesize(topology, collective, seed)
+    if topology.num_ranks == 1:
+        return
+    times = np.bincount(schedule.edge, minlength=len(schedule.edges))
+    load = np.bincount(
+        schedule.edges.path_link,
+        np.repeat(times, schedule.edges.hops),
+        minlength=topology.num_links,
+    )
+    taken = float((load * SIZE / collective.num_chunks / topology.bandwidth).max())
+    said = str(schedule.provenance.certificate["busiest link"]).split()[0]
+    assert float(said) == pytest.approx(taken, rel=1e-5)
+    assert lower_bounds(topology, collective, SIZE)
+    assert schedule == JointTrees(SIZE).synthesize(topology, collective, seed)
+
+
+def test_small_buffers_have_low_trees():
+    low, high = (all_reduce(torus(6, 6), 1, nbytes) for nbytes in (1e3, 1e9))
+    times = [float(simulate(schedule, 1e3).time) for schedule in (low, high)]
+    assert times[0] < times[1]
+
+
+def test_an_order_that_is_improved_is_never_slower():
+    degraded = torus(4, 4).without(links=[(0, 1), (1, 0)])
+    times = [simulate(all_reduce(degraded, 8, rounds=rounds), SIZE).time for rounds in (0, 1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < 0.97 * times[0]
+
+
+def test_groups_run_beside_one_another():
+    groups = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 12), (9, 10, 11, 13, 14, 15))
+    collective = Collective("all_reduce", 16, 2, groups)
+    schedule = JointTrees(SIZE).synthesize(torus(4, 4), collective)
+    verify(schedule)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"nbytes": 0}, "nbytes"),
+        ({"tries": 0}, "tries must be an integer of at least 1, got 0"),
+        ({"rounds": -1}, "rounds must be an integer of at least 0, got -1"),
+    ],
+)
+def test_fields_out_of_range_are_refused(fields, text):
+    with pytest.raises(CollectiveError, match=text):
+        JointTrees(**fields)
