@@ -17,6 +17,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
 from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.pictures import markup
 from jaxcoll.topology import Topology
 
 
@@ -280,6 +281,21 @@ class Schedule:
             f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "network": self.topology.name or str(self.topology),
+            "synthesizer": self.provenance.synthesizer or "not known",
+            "ranks": f"{self.topology.num_ranks:,}",
+            "chunks": f"{self.collective.num_chunks:,}",
+            "steps": f"{self.num_steps:,}",
+            "messages": f"{self.num_messages:,}",
+            "sends": f"{self.num_sends:,}",
+        }
+        in_step = np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
+        share = in_step / max(in_step.max(initial=1), 1)
+        drawing = markup.bars(share, "messages by step")
+        return markup.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
     def check_claims(self) -> None:
         """Refuse a collective that is too large to be looked at for the few sends there are.

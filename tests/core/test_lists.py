@@ -115,9 +115,8 @@ def test_every_study_is_listed():
     for path in root.rglob("*.py"):
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
         for made in ast.parse(path.read_bytes()).body:
-            named = isinstance(made, ast.FunctionDef) and made.name == "run"
-            if named and [a.arg for a in made.args.args][:1] == ["config"]:
-                studies.add(module)
+            if isinstance(made, ast.FunctionDef) and made.name == "run":
+                studies |= {module} if [a.arg for a in made.args.args][:1] == ["config"] else set()
     listed = {study.function for study in EXPERIMENTS.values()}
     assert len(studies) > 10
     assert studies == {function for function in listed if ":" not in function}
