@@ -113,7 +113,8 @@ class Kernel:
     @functools.cached_property
     def _instructions(self) -> int:
         """Of the bytecode that compiling reads: the kernel's and, once each, those it calls."""
-        found, left = {self}, [self]
+        found: set[Kernel] = {self}
+        left: list[Kernel] = [self]
         while left:
             function = left.pop()._function
             names, space = function.__code__.co_names, function.__globals__
