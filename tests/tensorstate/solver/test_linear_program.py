@@ -82,7 +82,7 @@ def test_costs_can_be_forgotten():
 
 
 def test_progress_is_in_seconds_and_leaves_out_what_is_not_known_yet():
-    """A knapsack that takes a search: what is reported are bounds of the optimum."""
+    """A knapsack that takes a search, whose reports are bounds of its optimum."""
     random, program = np.random.default_rng(0), LinearProgram()
     chosen = [program.add_variable(cost=-w, high=1.0, integer=True) for w in random.random(60)]
     for _ in range(20):
