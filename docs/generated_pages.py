@@ -51,6 +51,36 @@ def write_pages(folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def write_live_pages(folder: Path) -> None:
+    """An interactive page of a schedule and one of a plan, as examples."""
+    import jax
+    import jax.numpy as jnp
+
+    import jaxcoll as jc
+    import tensorstate
+
+    def step(params, x):
+        def loss(params):
+            return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"]) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, jax.grad(loss)(params))
+
+    shapes = {"up": (1024, 4096), "down": (4096, 1024)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    x, torus = jax.ShapeDtypeStruct((2048, 1024), jnp.float32), jc.topologies.torus(2, 4)
+    plan = tensorstate.search(
+        step, (params, x), mesh={"data": 2, "model": 4}, topology=torus, hardware="A100"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    schedule = jc.synthesize(torus, "all_reduce", "tacos", chunks=3)
+    pages = {
+        "schedule-page.html": jc.pages.schedule(schedule, 1e6),
+        "plan-page.html": plan.html("A network of two layers"),
+    }
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def _tree(entries: list[str]) -> str:
     return "\n".join(["```{toctree}", ":hidden:", "", *entries, "```", ""])
 

@@ -93,6 +93,7 @@ _MODULES = frozenset(
         "numerics",
         "pages",
         "paths",
+        "pictures",
         "progress",
         "provenance",
         "schedule",

@@ -10,14 +10,74 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.ragged import distinct_rows, take_rows
+from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
 from jaxcoll.paths import Edges, whole_numbers
-from jaxcoll.provenance import Provenance
+from jaxcoll.pictures import markup
 from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Provenance:
+    """Where a schedule comes from. Not part of its content: equal schedules may differ here.
+
+    Attributes:
+        synthesizer: name of the algorithm.
+        parameters: its hyperparameters, by name.
+        seed: the seed it was given.
+        seconds: wall time it took.
+        certificate: its claims about the result, by name (a bound it meets, a path it took).
+    """
+
+    synthesizer: str = ""
+    parameters: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    seconds: float = 0.0
+    certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Provenance({self.synthesizer or 'unnamed'}, {len(self.parameters)} parameters, "
+            f"seed {self.seed}, {self.seconds:.3g} s, {len(self.certificate)} claims)"
+        )
+
+
+def encode_provenance(provenance: Provenance) -> dict[str, object]:
+    """Provenance in JSON's terms.
+
+    Raises:
+        FormatError: a value that JSON cannot say.
+    """
+    return {
+        "synthesizer": str(provenance.synthesizer),
+        "parameters": fields.encode(provenance.parameters, "provenance.parameters"),
+        "seed": fields.encode(provenance.seed, "provenance.seed"),
+        "seconds": fields.encode(provenance.seconds, "provenance.seconds"),
+        "certificate": fields.encode(provenance.certificate, "provenance.certificate"),
+    }
+
+
+def decode_provenance(value: object, where: str) -> Provenance:
+    """The provenance that ``encode_provenance`` has encoded.
+
+    Raises:
+        FormatError: naming the field that is not as it should be.
+    """
+    given = fields.Fields(value, where)
+    arguments = (
+        given.take("synthesizer", fields.text, ""),
+        given.take("parameters", fields.decode_object, {}),
+        given.optional("seed", fields.any_whole),
+        given.take("seconds", fields.number, 0.0),
+        given.take("certificate", fields.decode_object, {}),
+    )
+    given.end()
+    return Provenance(*arguments)
+
 
 _UNKNOWN = Provenance()
 _MOST_FREE = 2**26  # (rank, chunk) pairs of a schedule of whatever few sends
@@ -134,7 +194,7 @@ class Schedule:
                 f"step, edge, chunk and reduce need one value per send, got lengths "
                 f"{', '.join(map(str, lengths))}"
             )
-        order, step_ptr = _by_message(step, edge)
+        order, step_ptr = in_groups(step, edge)
         return cls(
             topology,
             collective,
@@ -221,6 +281,21 @@ class Schedule:
             f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "network": self.topology.name or str(self.topology),
+            "synthesizer": self.provenance.synthesizer or "not known",
+            "ranks": f"{self.topology.num_ranks:,}",
+            "chunks": f"{self.collective.num_chunks:,}",
+            "steps": f"{self.num_steps:,}",
+            "messages": f"{self.num_messages:,}",
+            "sends": f"{self.num_sends:,}",
+        }
+        in_step = np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
+        share = in_step / max(in_step.max(initial=1), 1)
+        drawing = markup.bars(share, "messages by step")
+        return markup.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
     def check_claims(self) -> None:
         """Refuse a collective that is too large to be looked at for the few sends there are.
@@ -362,68 +437,6 @@ def _flags(values) -> np.ndarray:
     if given.ndim > 1:
         raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
     return np.asarray(given, bool)
-
-
-def _by_message(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order of ``Schedule.from_sends``, and its ``step_ptr``.
-
-    Sorted by step, then by where the message of (step, edge) first stands. Counting takes an eighth
-    of what comparing takes; it is stable, which keeps the sends of a message in the order given.
-    """
-    (step, steps), (edge, edges) = _from_zero(step), _from_zero(edge)
-    sizes = np.bincount(step, minlength=steps)
-    order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)
-    _sort(step, np.cumsum(sizes) - sizes, order)
-    messages = _number_messages(order, step, edge, np.full(edges, -1), message)
-    if messages < len(order):
-        within = np.empty(len(order), np.int64)
-        counts = np.bincount(message)
-        _sort(message, np.cumsum(counts) - counts, within)
-        order = order[within]
-    return order, np.append(0, np.cumsum(sizes[sizes > 0]))
-
-
-def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """Numbers from 0, not many more than there are values, in their order; and how many."""
-    if not values.size:
-        return values, 0
-    most = int(values.max())
-    if values.min() >= 0 and most < 4 * len(values) + 1024:
-        return values, most + 1
-    distinct, place = np.unique(values, return_inverse=True)
-    return place, len(distinct)
-
-
-@kernel(cache=True)
-def _sort(key, following, order):
-    """Fill in the order of keys, equal ones as they stand.
-
-    Args:
-        following: the first place of each key; left after its last.
-    """
-    for i in range(len(key)):
-        order[following[key[i]]] = i
-        following[key[i]] += 1
-
-
-@kernel(cache=True)
-def _number_messages(order, step, edge, last, message):
-    """Number the messages of sends in order of their steps; how many there are.
-
-    Args:
-        last: -1s, one per edge: its latest message.
-        message: filled, one per send in the order given.
-    """
-    count = first = 0  # messages, and how many of them are of earlier steps
-    for p in range(len(order)):
-        i = order[p]
-        if p and step[i] != step[order[p - 1]]:
-            first = count
-        if last[edge[i]] < first:
-            last[edge[i]] = count
-            count += 1
-        message[p] = last[edge[i]]
-    return count
 
 
 @kernel(cache=True)

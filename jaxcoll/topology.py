@@ -29,6 +29,8 @@ from jaxcoll.links import (
 )
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
+from jaxcoll.pictures import markup
+from jaxcoll.pictures.places import layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -311,6 +313,24 @@ class Topology:
         switches = "" if self.is_direct else f", {self.num_vertices - self.num_ranks} switches"
         label = f"{self.name}: " if self.name else ""
         return f"Topology({label}{self.num_ranks} ranks{switches}, {self.num_links} links)"
+
+    def _repr_html_(self) -> str:
+        sides = "" if self.grid is None else " x ".join(map(str, self.grid.shape))
+        kinds = [(float(bandwidth), float(alpha)) for alpha, bandwidth in self.speeds[0]]
+        speeds = [f"{rate / 1e9:.4g} GB/s, {1e6 * alpha:.4g} µs" for rate, alpha in sorted(kinds)]
+        rows = {
+            "ranks": f"{self.num_ranks:,}",
+            "switches": f"{self.num_vertices - self.num_ranks:,}",
+            "links": f"{self.num_links:,}",
+            "speeds": "; ".join(speeds[:-4:-1]) + (" and others" if len(speeds) > 3 else ""),
+            **({"grid": sides} if sides else {}),
+        }
+        drawing = ""
+        if self.num_links <= markup.MOST_DRAWN:
+            where = (self.num_vertices, self.src, self.dst, self.bandwidth, self.placement)
+            found = layout(self.num_ranks, *where)
+            drawing = markup.network(found, self.num_ranks, self.src, self.dst)
+        return markup.table(self.name or "Topology", rows, drawing)
 
     # ------------------------------------------------------------------ networkx
 

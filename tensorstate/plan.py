@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import jax
 
 from jaxcoll.numerics import checks
+from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.reshard_plan import has_no_partial
@@ -20,6 +22,7 @@ from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
+from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp
@@ -73,6 +76,23 @@ class Plan:
 
     def __str__(self) -> str:
         return report.summary(self.problem, self.result, self.memory_limit)
+
+    def _repr_html_(self) -> str:
+        cost, mesh, options = self.cost, self.problem.mesh, self.options
+        rows = {
+            "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
+            "time of a step": report.seconds(cost.serial_seconds),
+            "compute": report.seconds(cost.compute),
+            "communication": report.seconds(cost.communication),
+            "memory": report.size(cost.memory.peak),
+            "gap": "no bound" if math.isinf(self.result.bound) else f"{100 * self.gap:.2g} %",
+            "as a page": "plan.html()",
+        }
+        room = options.memory_limit or self.problem.hardware.memory
+        parts = dataclasses.astuple(cost.memory)
+        filled = [sum(parts[: i + 1]) / room for i in range(len(parts))]
+        drawing = markup.bars(filled, "inputs, saved, resident, gradients, temporaries")
+        return markup.table(parallelism_name(self.problem, self.decisions, cost), rows, drawing)
 
     def html(self, title: str = "Plan") -> str:
         """An interactive page, one HTML file that needs nothing else.

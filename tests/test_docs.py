@@ -11,6 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from jaxcoll.compact import compact_schedule
+from jaxcoll.execute.choice.measured_costs import FORMAT
+from jaxcoll.finder import entry
+from jaxcoll.io import files
+from jaxcoll.io import json as io_json
+from jaxcoll.io.msccl import program
+from jaxcoll.pages import schedule_page
+from jaxcoll.tune.tables import table_file
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -92,6 +101,11 @@ def test_the_page_of_plans_plans_and_runs(tmp_path):
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
 
 
+def test_the_cluster_described_by_hand_has_its_switch(tmp_path):
+    printed = run_code(blocks_of("my-cluster.md")[:2], tmp_path)
+    assert printed == ["Topology(4 ranks, 1 switches, 10 links)"]
+
+
 def test_two_lines_of_the_step_are_changed():
     assert text("training.md").count("# was: ") == 2
 
@@ -125,3 +139,24 @@ def test_the_architecture_page_names_files_and_folders_of_its_tables():
         paths = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]
         assert len(paths) > 8
         assert [path for path in paths if not (ROOT / package / path).exists()] == []
+
+
+def test_the_page_of_formats_has_the_versions_and_limits_of_the_code():
+    page, rows = text("formats.md"), {}
+    for row in re.findall(r"^\| (.*?) \| (.*?) \|$", page.partition("## Limits")[2], re.MULTILINE):
+        numbers = re.findall(r"\d[\d,]*\d", row[1])
+        rows[row[0]] = [int(number.replace(",", "")) for number in numbers]
+    assert rows["bytes of a file that is read"][0] == files.MAX_BYTES
+    assert rows["ranks of a collective"] == [io_json.MAX_RANKS]
+    assert rows["chunks of a collective"] == [io_json.MAX_CHUNKS]
+    assert rows["vertices beyond twice the links"] == [io_json.MAX_FREE_VERTICES]
+    blocks = rows["MSCCL: blocks of a rank, instructions of a block"]
+    assert blocks == [program.MOST_BLOCKS, program.MOST_INSTRUCTIONS]
+    chunks = rows["MSCCL: chunks of one instruction, of a buffer"]
+    assert chunks == [program.MOST_COUNT, program.MOST_CHUNKS]
+    assert rows["MSCCL: ranks of a program that is read"] == [program.MOST_RANKS]
+    shown = rows["a page: messages on links, links with a row"]
+    assert shown == [2 * schedule_page.MOST_HOPS, schedule_page.MOST_ROWS]
+    formats = (io_json.TOPOLOGY, io_json.COLLECTIVE, io_json.SCHEDULE, FORMAT, entry.FORMAT)
+    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact_schedule._FORMAT):
+        assert f"`{name}" in page

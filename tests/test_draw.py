@@ -13,7 +13,7 @@ from matplotlib.collections import QuadMesh
 import jaxcoll as jc
 from jaxcoll import draw, topologies
 from jaxcoll.draw.style import LOADS
-from jaxcoll.layout import RADIUS, bows, curve_middles, host_names, layout
+from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout
 
 TOPOLOGIES = [
     topologies.torus(2, 4),

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,18 @@ from jaxcoll.cli.application import COMMANDS
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory) -> Path:
-    spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "generated_pages.py")
+def module_of(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory) -> Path:
+    module = module_of("generated_pages")
     folder = tmp_path_factory.mktemp("reference")
     module.write_pages(folder)
     return folder
@@ -58,7 +64,57 @@ def test_links_lead_to_pages_made_from_the_code(generated):
 def test_every_page_stands_in_the_contents():
     contents = re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    pages |= {f"notebooks/{path.stem}" for path in (DOCS / "notebooks").glob("*.md")}
     assert pages == {name for name in contents if not name.startswith("reference/")}
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_blocks_of_notebooks_run_and_show_something(path, tmp_path):
+    module, text = module_of("executed_blocks"), path.read_text(encoding="utf-8")
+    results = module.run_page(text, path.stem, tmp_path)
+    assert len(results) == text.count("```python\n") > 2
+    assert all(each["printed"] or "html" in each or "figure" in each for each in results)
+    for each in results:
+        assert "False" not in each["printed"]
+        if "figure" in each:
+            assert (tmp_path / each["figure"]).read_bytes().startswith(b"\x89PNG")
+    assert module.with_outputs(text, results).count("```python\n") == len(results)
+
+
+def test_a_block_that_fails_stops_the_build(tmp_path):
+    module = module_of("executed_blocks")
+    page = "# A page\n\n```python\n1 / 0\n```\n"
+    with pytest.raises(RuntimeError, match=r"notebooks/bad.md does not run:(.|\n)*ZeroDivision"):
+        module.run_page(page, "bad", tmp_path)
+
+
+def test_outputs_stand_below_their_block():
+    module = module_of("executed_blocks")
+    page = "```python\n1\n```\nbetween\n\n```python\n2\n```\n"
+    results = [{"printed": "one"}, {"printed": "", "html": "<b>two</b>"}]
+    assert module.with_outputs(page, results) == (
+        "```python\n1\n```\n\n```text\none\n```\nbetween\n\n"
+        "```python\n2\n```\n\n```{raw} html\n<b>two</b>\n```\n"
+    )
+
+
+def test_code_that_is_a_public_name_has_a_place_in_the_api():
+    pytest.importorskip("docutils")
+    entry = types.SimpleNamespace
+    objects = {
+        "jaxcoll.psum": entry(docname="api/jaxcoll", node_id="jaxcoll.psum", objtype="function"),
+        "jaxcoll.Topology": entry(docname="api/jaxcoll", node_id="T", objtype="class"),
+        "jaxcoll.tune.Report": entry(docname="a", node_id="a", objtype="class"),
+        "tensorstate.Report": entry(docname="b", node_id="b", objtype="class"),
+    }
+    found = module_of("cross_links").targets(objects)
+    assert found["jc.psum"] == found["jaxcoll.psum"] == ("api/jaxcoll", "jaxcoll.psum")
+    assert found["Topology"] == ("api/jaxcoll", "T")
+    assert "Report" not in found
+    assert "psum" not in found
 
 
 @pytest.mark.slow
@@ -70,3 +126,5 @@ def test_it_is_built_without_warnings(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "quick-start.html").is_file()
+    assert "GB/s at most" in (tmp_path / "notebooks/ring-and-better.html").read_text()
+    assert (tmp_path / "plan-page.html").is_file()

@@ -41,6 +41,11 @@ EXEMPT = {
     },
     "jaxcoll/synth/tacos/events.py": {"expand": KERNEL, "_match": KERNEL},
     "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
+    "jaxcoll/synth/trees/joint_trees_kernel.py": {
+        "replace": KERNEL,
+        "_grow": KERNEL,
+        "_offer": KERNEL,
+    },
     "jaxcoll/synth/trees/multitree_kernel.py": {"_add_one_each": KERNEL},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},

@@ -153,6 +153,29 @@ def init_params(
     return graph, init
 
 
+def image_classifier(
+    make: Callable[[nnx.Rngs], nnx.Module], batch: int, side: int, classes: int
+) -> Model:
+    """The training step of a module that gives logits of the classes of square images.
+
+    Args:
+        make: the module, called with images of shape (batch, side, side, 3).
+        batch, side: images a step, and pixels of a side.
+        classes: to tell apart.
+    """
+    graph, init = init_params(make)
+
+    def loss_of(params, batch):
+        module = cast(Callable[[jax.Array], jax.Array], nnx.merge(graph, params))
+        return cross_entropy(module(batch["image"]), batch["label"])
+
+    shapes = {
+        "image": jax.ShapeDtypeStruct((batch, side, side, 3), jnp.float32),
+        "label": jax.ShapeDtypeStruct((batch,), jnp.int32),
+    }
+    return make_training_step(loss_of, init, shapes, classes)
+
+
 # ----------------------------------------------- attention and rotary positions of the transformers
 
 

@@ -6,12 +6,11 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.models.training_step import Model, cross_entropy, init_params, make_training_step
+from experiments.models.training_step import Model, image_classifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +71,6 @@ class VGG(nnx.Module):
 
 def model(config: Config) -> Model:
     """Its training step, on images and their classes."""
-    graph, init = init_params(lambda rngs: VGG(config, rngs))
-
-    def loss_of(params, batch):
-        return cross_entropy(nnx.merge(graph, params)(batch["image"]), batch["label"])
-
-    batch = {
-        "image": jax.ShapeDtypeStruct(
-            (config.batch, config.image_size, config.image_size, 3), jnp.float32
-        ),
-        "label": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
-    }
-    return make_training_step(loss_of, init, batch, config.classes)
+    return image_classifier(
+        lambda rngs: VGG(config, rngs), config.batch, config.image_size, config.classes
+    )

@@ -24,14 +24,16 @@ def pictures(
     sizes: Sequence[int],
     bounds: Sequence[Bound],
     seed: int,
+    model: str = "astra",
 ) -> dict[str, Figure]:
     """Three figures, by name.
 
     topology: the network, with one chunk's tree in the all-gather of the candidate that is best
-    at the largest size, of those with few chunks. heatmap: that candidate's links by steps, beside
-    the ring's. algbw: the bandwidth against size of all candidates that are best at some size, and
-    of the baselines.
+    at the largest size, of those with few chunks. heatmap: that candidate's links over time, beside
+    the ring's, for the middle size. algbw: the bandwidth against size of all candidates that are
+    best at some size, and of the baselines.
     """
+    middle = len(sizes) // 2
     defined = [candidate for candidate in found if candidate.is_defined]
     best = best_at([c for c in found if c.chunks is not None] or found, len(sizes) - 1)
     gather = jc.synthesize(
@@ -46,7 +48,8 @@ def pictures(
     return {
         "topology": draw.draw_topology(topology, gather, chunk=0),
         "heatmap": draw.draw_heatmap(
-            *(c.schedules[-1] for c in shown), labels=[c.label for c in shown]
+            *(jc.simulate(c.schedules[middle], sizes[middle], model) for c in shown),
+            labels=[c.label for c in shown],
         ),
         "algbw": draw.draw_algbw(sizes, algbw, limit),
     }
@@ -59,7 +62,11 @@ def main(folder: Path = DOCUMENTATION) -> None:
     sizes, model, seed = config.sizes, config.link_model, config.seed
     found = list(candidates(topology, config.synth, sizes, model, seed))
     bounds = [jc.bound(topology, "all_reduce", nbytes) for nbytes in sizes]
-    for name, figure in pictures(topology, found, sizes, bounds, seed).items():
+    drawn = pictures(topology, found, sizes, bounds, seed, model)
+    hosts = jc.topologies.dgx_h100(2)
+    drawn["hosts"] = draw.draw_topology(hosts)
+    drawn["loads"] = draw.draw_loads(jc.synthesize(hosts, "all_reduce", "ring"))
+    for name, figure in drawn.items():
         print(write_figure(folder / f"{name}.png", figure, dpi=90))
 
 

@@ -145,7 +145,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
         "machine": describe_machine(),
     }
     write_json(config.results / "table.json", content)
-    for name, figure in pictures(topology, found, config.sizes, bounds, config.seed).items():
+    drawn = pictures(topology, found, config.sizes, bounds, config.seed, config.link_model)
+    for name, figure in drawn.items():
         write_figure(config.results / f"{name}.png", figure)
     for label, check in checks.items():
         check.check(label)

@@ -26,8 +26,7 @@ from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
-from jaxcoll.provenance import Provenance, decode_provenance, encode_provenance
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology
 
 _FORMAT = "jaxcoll compact schedule 1"

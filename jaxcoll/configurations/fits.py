@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+# A step that was refused takes back more than one that helped had eased: 0.2 times 8 is above 1.
 _INITIAL_DAMPING = 1e-2
 _LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e4
 _EASED, _TIGHTENED = 0.2, 8

@@ -27,8 +27,9 @@ from jaxcoll.configurations.base import Search, Steps, race
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.equations import NCCL_PHASES, Equations
 from jaxcoll.configurations.fits import Floats
-from jaxcoll.configurations.grid import FORMS, Grid, better_form, fit_form, share
+from jaxcoll.configurations.grid import Grid, better_form, fit_form, share
 from jaxcoll.configurations.nccl_space import TABLE_2
+from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
@@ -88,6 +89,9 @@ class Fitted(Search):
     """
 
     name: ClassVar[str] = "fitted"
+    # Each of the three is needed by some machines (docs/tuner.md); benchmarks take them away.
+    begins_with_equations: ClassVar[bool] = True
+    forms: ClassVar[tuple[type[Peaks], ...]] = (Elliptical, Separable)
 
     def __init__(
         self,
@@ -112,10 +116,10 @@ class Fitted(Search):
         self.extended = checks.integer(extended, "extended", TuneError, least=self.budget)
         self.noise = float(checks.positive(noise, "noise", TuneError))
         self.small = checks.integer(small, "small", TuneError, least=0)
-        self._limit = self.budget
+        self._limit = self.budget if self.begins_with_equations else self.extended
         self._absorbed = 0
         self._estimates: dict[Config, float] = {}
-        self._form, self._form_is_certain = FORMS[0], False
+        self._form, self._form_is_certain = self.forms[0], False
         self._is_small = _has_at_most(space, min(self.small, self.budget))
         self._grids: dict[Subspace, Grid] = {}
         self._refused: set[Config] = set()
@@ -260,7 +264,7 @@ class Fitted(Search):
             share(grids)
         elif self.evaluations % _SHARED == 0:
             if not self._form_is_certain:
-                form, self._form_is_certain = better_form(grids, self.seed, self.noise)
+                form, self._form_is_certain = better_form(self.forms, grids, self.seed, self.noise)
                 if form is not self._form:
                     self._form = form
                     fit_form(form, grids, self.seed, self.noise)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.equations import Equations
 from jaxcoll.configurations.fits import Floats, product_of
-from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
+from jaxcoll.configurations.peaks import Peaks
 from jaxcoll.configurations.space import Index, Subspace
 
 # Spacing of the coarse grid in natural logarithms, and its most values per resource.
@@ -26,8 +26,6 @@ _MOST_VALUES = 10
 # The fine grid, in spacings of the coarse one.
 _STEP = 0.25
 _FINE = _STEP * np.arange(-3, 4)
-
-FORMS: tuple[type[Peaks], ...] = (Elliptical, Separable)
 
 # The model's own error: near the optimum in measurement noises, and per unit of logarithm above it.
 _ERROR, _ERROR_ABOVE = 1.5, 0.2
@@ -128,18 +126,20 @@ def fit_form(form: type[Peaks], grids: Sequence[Grid], seed: int, noise: float) 
         grid.ensemble = _fitted(form, grid, [seed, number, 1], noise, _ERROR_ABOVE)
 
 
-def better_form(grids: Sequence[Grid], seed: int, noise: float) -> tuple[type[Peaks], bool]:
+def better_form(
+    forms: Sequence[type[Peaks]], grids: Sequence[Grid], seed: int, noise: float
+) -> tuple[type[Peaks], bool]:
     """The form with the least cost over all subspaces, and whether that is certain.
 
     Measurements far from the optimum have full weight here: they tell forms apart best.
     """
     known = [(n, grid) for n, grid in enumerate(grids) if len(grid.measured) >= _COMPARED]
     costs = []
-    for form in FORMS:
+    for form in forms:
         fitted = (_fitted(form, grid, [seed, number, 1], noise) for number, grid in known)
         costs.append(float(sum(np.median(peaks.cost) for peaks in fitted)))
-    least, next_least = sorted(costs)[:2]
-    return FORMS[costs.index(least)], next_least - least > _DECISIVE
+    least, *others = sorted(costs)
+    return forms[costs.index(least)], not others or others[0] - least > _DECISIVE
 
 
 def _fitted(

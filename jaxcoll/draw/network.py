@@ -15,8 +15,8 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from jaxcoll.draw.heatmap import link_loads
 from jaxcoll.draw.style import FAINT, INK, LOADS, PALETTE, PAPER, label_of
 from jaxcoll.errors import ScheduleError
-from jaxcoll.layout import RADIUS, bows, curve_middles, host_names, layout, short_names
 from jaxcoll.numerics import checks
+from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout, short_names
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 

@@ -25,8 +25,7 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
-from jaxcoll.provenance import Provenance, decode_provenance, encode_provenance
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology, connected
 
 TOPOLOGY = "jaxcoll.topology/1"

@@ -123,3 +123,69 @@ def _mark_fresh(ptr, values, order, fresh):
 def _copy(ptr, values, rows, taken, found):
     for i in range(len(rows)):
         found[taken[i] : taken[i + 1]] = values[ptr[rows[i]] : ptr[rows[i] + 1]]
+
+
+def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sends put in order of step, those of a step on one edge together; and where each step starts.
+
+    The edges of a step stand in the order of their first send, the sends of an edge as given.
+    Counting takes an eighth of what comparing takes, and is stable.
+
+    Returns:
+        The order, int64 of shape (sends,), and the first place of each step that has sends, int64
+        of shape (steps + 1,).
+    """
+    (step, steps), (edge, edges) = _from_zero(step), _from_zero(edge)
+    sizes = np.bincount(step, minlength=steps)
+    order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)
+    _sort(step, np.cumsum(sizes) - sizes, order)
+    messages = _number_messages(order, step, edge, np.full(edges, -1), message)
+    if messages < len(order):
+        within = np.empty(len(order), np.int64)
+        counts = np.bincount(message)
+        _sort(message, np.cumsum(counts) - counts, within)
+        order = order[within]
+    return order, np.append(0, np.cumsum(sizes[sizes > 0]))
+
+
+def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Numbers from 0, not many more than there are values, in their order; and how many."""
+    if not values.size:
+        return values, 0
+    most = int(values.max())
+    if values.min() >= 0 and most < 4 * len(values) + 1024:
+        return values, most + 1
+    distinct, place = np.unique(values, return_inverse=True)
+    return place, len(distinct)
+
+
+@kernel(cache=True)
+def _sort(key, following, order):
+    """Fill in the order of keys, equal ones as they stand.
+
+    Args:
+        following: the first place of each key; left after its last.
+    """
+    for i in range(len(key)):
+        order[following[key[i]]] = i
+        following[key[i]] += 1
+
+
+@kernel(cache=True)
+def _number_messages(order, step, edge, last, message):
+    """Number the messages of sends in order of their steps; how many there are.
+
+    Args:
+        last: -1s, one per edge: its latest message.
+        message: filled, one per send in the order given.
+    """
+    count = first = 0  # messages, and how many of them are of earlier steps
+    for p in range(len(order)):
+        i = order[p]
+        if p and step[i] != step[order[p - 1]]:
+            first = count
+        if last[edge[i]] < first:
+            last[edge[i]] = count
+            count += 1
+        message[p] = last[edge[i]]
+    return count

@@ -9,10 +9,10 @@ import numpy as np
 
 from jaxcoll.collective import common_parts
 from jaxcoll.errors import ScheduleError
-from jaxcoll.layout import bows, host_names, layout, short_names
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.ragged import take_rows
 from jaxcoll.pages.template import page
+from jaxcoll.pictures.places import bows, host_names, layout, short_names
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, Timeline, simulate
 from jaxcoll.topology import Topology

@@ -18,6 +18,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
+from jaxcoll.pictures import markup
 from jaxcoll.schedule import Schedule
 
 _HORIZON = 2**62
@@ -209,6 +210,20 @@ class Timeline:
             f"{self.time * 1e6:.3f} us by model {self.model!r}{framing}, "
             f"algbw {self.algbw / 1e9:.3f} GB/s, busbw {self.busbw / 1e9:.3f} GB/s{exact})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "network": self.schedule.topology.name or str(self.schedule.topology),
+            "synthesizer": self.schedule.provenance.synthesizer or "not known",
+            "buffer of a rank": f"{float(self.nbytes):,.0f} B",
+            "time": f"{1e6 * self.time:,.3f} µs, model {self.model}",
+            "algbw": f"{self.algbw / 1e9:.4g} GB/s",
+            "busbw": f"{self.busbw / 1e9:.4g} GB/s",
+            "links busy": f"{100 * self.mean_utilization():.0f} % of the time",
+        }
+        busy = self.utilization(60).mean(axis=0) if self.schedule.topology.num_links else []
+        drawing = markup.bars(busy, "share of links busy over time")
+        return markup.table(f"Timeline of {self.schedule.collective.kind}", rows, drawing)
 
 
 @kernel(cache=True)

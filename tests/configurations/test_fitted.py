@@ -60,7 +60,7 @@ def test_the_form_that_explains_the_measurements_is_found(family, form):
     finish(search, landscape.measure)
     fitted = {type(grid.ensemble) for grid in search._grids.values()}
     assert fitted == {form}
-    assert better_form([*search._grids.values()], 0, 0.02) == (form, True)
+    assert better_form(Fitted.forms, [*search._grids.values()], 0, 0.02) == (form, True)
 
 
 def test_every_subspace_is_explored_where_the_equations_do_not_hold():

@@ -88,7 +88,9 @@ def test_every_network_is_exported(package):
 
 
 def test_every_format_is_exported():
+    """Those of NCCL under ``jc.tune.nccl``."""
     formats = [m for m in modules_of(jaxcoll.io) if hasattr(m, "dumps") and hasattr(m, "loads")]
+    formats = [m for m in formats if not m.__name__.startswith("jaxcoll.io.nccl")]
     assert len(formats) >= 3
     for module in formats:
         own = {jaxcoll.io.dumps, jaxcoll.io.loads} == {module.dumps, module.loads}
@@ -97,7 +99,7 @@ def test_every_format_is_exported():
 
 def test_every_sharding_rule_is_known():
     families = [m for m in modules_of(tensorstate.rules) if hasattr(m, "RULES")]
-    assert len(families) >= 6
+    assert len(families) >= 4
     for module in families:
         assert module.RULES.items() <= tensorstate.rules.RULES.items()
 
@@ -108,13 +110,14 @@ def test_every_lowering_has_a_name():
 
 
 def test_every_study_is_listed():
-    """Read, not imported: studies bring Flax and plots with them."""
+    """Modules of one study are read; those of several, whose functions are named, are asked."""
     root, studies = Path(experiments.__path__[0]), set()
     for path in root.rglob("*.py"):
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
         for made in ast.parse(path.read_bytes()).body:
-            named = isinstance(made, ast.FunctionDef) and made.name == "run" and made.args.args
-            if named and named[0].arg == "config":
-                studies.add(module)
-    assert len(studies) > 25
-    assert studies == {study.module for study in EXPERIMENTS.values()}
+            if isinstance(made, ast.FunctionDef) and made.name == "run":
+                studies |= {module} if [a.arg for a in made.args.args][:1] == ["config"] else set()
+    listed = {study.function for study in EXPERIMENTS.values()}
+    assert len(studies) > 10
+    assert studies == {function for function in listed if ":" not in function}
+    assert all(callable(study.load()) for study in EXPERIMENTS.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from experiments.benchmarks import tune_search
+from experiments.benchmarks import tune_landscapes, tune_search
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):
@@ -32,3 +32,17 @@ def test_processes_change_only_the_cpu_seconds(monkeypatch, tmp_path):
         found.append([{k: v for k, v in row.items() if "CPU" not in k} for row in rows])
     assert found[0] == found[1]
     assert [row["landscapes"].partition(",")[0] for row in found[0]] == ["ramps", "coupled"]
+
+
+def test_other_landscapes_have_a_row_per_search(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = ["--seeds", "2", "--families", "cliff", "needle", "--searches", "fitted", "random"]
+    tune_landscapes.main(options)
+    rows = json.loads((tmp_path / "results/bench/tune_landscapes.json").read_text())["rows"]
+    assert [(row["landscapes"], row["search"]) for row in rows] == [
+        (family, search) for family in ("cliff", "needle") for search in ("fitted", "random")
+    ]
+    for row in rows:
+        assert 0 < row["5th percentile of 40"] <= row["median of 40"] <= 1
+        # A plateau has half the height of its needle.
+        assert row["landscapes"] == "cliff" or row["median of 40"] > 0.45

@@ -15,8 +15,7 @@ from jaxcoll.io.msccl import program as form
 from jaxcoll.io.msccl.program import Instruction, Program
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
-from jaxcoll.provenance import Provenance
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 

@@ -13,8 +13,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
-from jaxcoll.provenance import Provenance
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone

@@ -43,7 +43,7 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
-from jaxcoll.tune.training_step.state_machine import TIMED, State
+from jaxcoll.tune.training_step.state_machine import TIMED, TRANSITIONS, Event, State
 from jaxcoll.tune.training_step.timing import Timing, Turns
 
 # After so many steps arguments have the shardings of every later step.
@@ -304,7 +304,8 @@ class Online:
     def _give_up(self, why: str) -> None:
         """Run the default from now on. Its inputs may be donated already: the step is lost."""
         self._history.notes.append(f"{why}; the default runs from now on")
-        self._state, self._program, self._queue = State.SETTLED, "plain", ((),)
+        self._state = TRANSITIONS[self._state, Event.FAILED]
+        self._program, self._queue = "plain", ((),)
         self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
         self._to_compare = {}
 

@@ -46,7 +46,7 @@ class Event(enum.Enum):
     PREPARED = "a program holds all candidates"
     PREPARED_APART = "each candidate is a program of its own"
     NOTHING_TO_TUNE = "no task has a candidate beside the default"
-    FAILED = "the background failed in a process, or processes have other candidates"
+    FAILED = "the background or a step failed, or processes have other candidates"
     UNSURE = "noise hides the fastest"
     FINALISTS = "likely winners"
     DEFAULT_LEADS = "the default is the likely winner"

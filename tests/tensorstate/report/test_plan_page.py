@@ -139,6 +139,13 @@ def test_large_plans_are_thinned_and_the_page_says_so(plan, monkeypatch):
     )
 
 
+def test_notebooks_show_a_table(plan):
+    text = plan._repr_html_()
+    assert len(text) < 4000
+    assert "script" not in text
+    assert f"{100 * plan.gap:.2g} %" in text
+
+
 def test_names_are_escaped(plan):
     page = plan.html(HOSTILE)
     assert "<img" not in page

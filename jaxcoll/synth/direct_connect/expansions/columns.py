@@ -10,8 +10,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.provenance import Provenance
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.verifier import verify
 
