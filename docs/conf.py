@@ -14,7 +14,7 @@ author = "The jaxcoll developers"
 release = version = importlib.metadata.version("jaxcoll")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-extensions += ["executed_blocks"]
+extensions += ["executed_blocks", "cross_links"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 # Pages also point to files of the repository, which a site has not. Fields of one name, such as

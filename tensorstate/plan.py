@@ -22,7 +22,7 @@ from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
-from tensorstate.report.parallelism_names import parallelism_name
+from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp

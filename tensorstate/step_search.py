@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
@@ -52,7 +53,7 @@ def search(
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "sum",
     solver: Solver = Auto(),  # noqa: B008  (frozen)
-    progress: Progress | None = None,
+    progress: Wanted = None,
 ) -> Plan:
     """Choose the placements of every tensor of a training step.
 
@@ -77,7 +78,9 @@ def search(
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
-        progress: called with elapsed seconds, best objective and bound (both in microseconds).
+        progress: True for a line in the terminal, or a function called during the search with a
+            ``jaxcoll.progress.Progress``: seconds so far, the best objective and its bound, both in
+            seconds.
 
     Raises:
         PlanError: contradictory arguments; a network for another number of devices; a step that
@@ -85,25 +88,26 @@ def search(
             that no plan fits into, with the least memory and the largest tensors.
     """
     sizes, device = _mesh_shape(mesh), hardware_named(hardware)
-    checks.optional(progress, checks.function, "progress", PlanError)
+    checked(progress, PlanError)
     checks.optional(batch, checks.text, "batch", PlanError)
     if not isinstance(solver, Solver):
         raise PlanError(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
-    question = _Question(
-        options=SearchOptions(recompute, memory_limit, objective),  # type: ignore[arg-type]
-        counts=_microbatches(microbatches),
-        pin=checked_pins(pin),
-        forbid=checked_forbidden(forbid),
-        network=_network(sizes, topology, network, device),
-        hardware=device,
-        batch=batch,
-        solver=solver,
-        progress=progress,
-        graph=_graph(step, abstract_args),  # last: it traces, and the others are refused at once
-    )
-    return question.plan()
+    with reporting(progress, "searching", PlanError) as report:
+        question = _Question(
+            options=SearchOptions(recompute, memory_limit, objective),  # type: ignore[arg-type]
+            counts=_microbatches(microbatches),
+            pin=checked_pins(pin),
+            forbid=checked_forbidden(forbid),
+            network=_network(sizes, topology, network, device),
+            hardware=device,
+            batch=batch,
+            solver=solver,
+            progress=report,
+            graph=_graph(step, abstract_args),  # last: it traces, others are refused at once
+        )
+        return question.plan()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -139,7 +139,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "framing": FRAMING,
         },
     ),
-    "bound": (jc.bound, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
+    "bound": (
+        jc.bound,
+        {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
+    ),
     "lower_bounds": (
         jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
     ),

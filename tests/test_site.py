@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,22 @@ def test_outputs_stand_below_their_block():
         "```python\n1\n```\n\n```text\none\n```\nbetween\n\n"
         "```python\n2\n```\n\n```{raw} html\n<b>two</b>\n```\n"
     )
+
+
+def test_code_that_is_a_public_name_has_a_place_in_the_api():
+    pytest.importorskip("docutils")
+    entry = types.SimpleNamespace
+    objects = {
+        "jaxcoll.psum": entry(docname="api/jaxcoll", node_id="jaxcoll.psum", objtype="function"),
+        "jaxcoll.Topology": entry(docname="api/jaxcoll", node_id="T", objtype="class"),
+        "jaxcoll.tune.Report": entry(docname="a", node_id="a", objtype="class"),
+        "tensorstate.Report": entry(docname="b", node_id="b", objtype="class"),
+    }
+    found = module_of("cross_links").targets(objects)
+    assert found["jc.psum"] == found["jaxcoll.psum"] == ("api/jaxcoll", "jaxcoll.psum")
+    assert found["Topology"] == ("api/jaxcoll", "T")
+    assert "Report" not in found
+    assert "psum" not in found
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
+from jaxcoll.progress import Progress, Report, Wanted, reporting
 from jaxcoll.topology import Topology
 
 
@@ -52,7 +53,12 @@ class Bound:
 
 
 def bound(
-    topology: Topology, collective: str | Collective, nbytes: Number, *, exact: bool = False
+    topology: Topology,
+    collective: str | Collective,
+    nbytes: Number,
+    *,
+    exact: bool = False,
+    progress: Wanted = None,
 ) -> Bound:
     """The truest that is cheap: the largest of ``lower_bounds``.
 
@@ -62,11 +68,26 @@ def bound(
         exact: the truest of all that is known, which may take a minute: the worst cut of all,
             maximum flows over time and the linear programs of all_to_all and all_reduce, where they
             are not too large (``jaxcoll.bounds.exact``).
+        progress: True for a line in the terminal while exact bounds are sought, or a function
+            called with a ``jaxcoll.progress.Progress`` before and after.
     """
     checks.flag(exact, "exact", CollectiveError)
+    with reporting(progress, "finding exact bounds", CollectiveError) as report:
+        return _bound(topology, collective, nbytes, exact, report)
+
+
+def _bound(
+    topology: Topology,
+    collective: str | Collective,
+    nbytes: Number,
+    exact: bool,
+    report: Report | None,
+) -> Bound:
     found = max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
     if not exact or found.time == 0.0:
         return found
+    if report is not None:
+        report(Progress(0, None, "exact bounds", bound=found.time))
     what, size = as_collective(topology, collective), float(as_size(nbytes))
     if what.kind == "all_reduce":
         others = _exact_of_sums(topology, what, size)
@@ -76,7 +97,10 @@ def bound(
         others = _exact_of_copies(Latencies(topology), what, size, found.time)
     if what.kind not in ("all_to_all", "gather", "scatter") and _is_of_all(what):
         others.append(cut_bound(topology, what, nbytes))
-    return max([found, *others], key=lambda b: b.time)
+    found = max([found, *others], key=lambda b: b.time)
+    if report is not None:
+        report(Progress(len(others), len(others), "exact bounds", bound=found.time))
+    return found
 
 
 def _is_of_all(what: Collective) -> bool:

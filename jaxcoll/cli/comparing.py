@@ -135,8 +135,8 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
     """
     import jaxcoll as jc
 
-    with working("finding bounds"):
-        largest = jc.bound(network, collective, size, exact=exact)
+    with working("finding bounds") as report:
+        largest = jc.bound(network, collective, size, exact=exact, progress=report)
         others = jc.lower_bounds(network, collective, size) if show_all else ()
     found = [largest, *(each for each in others if each != largest)]
     if as_json:

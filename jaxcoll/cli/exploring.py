@@ -13,7 +13,7 @@ from jaxcoll.cli.networks import NetworkName, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described
 from jaxcoll.cli.terminal import print_json
-from jaxcoll.progress import Progress, working
+from jaxcoll.progress import working
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".html")
 _MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one by one
@@ -43,9 +43,8 @@ def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
     form = check_target(output)
     with working("searching") as report:
         found = jc.finder.find(
-            ranks, degree, links=links, parallel=parallel, rates=rates,
-            progress=lambda done, sizes: report(Progress(done, sizes, "sizes searched")),
-        )  # fmt: skip
+            ranks, degree, links=links, parallel=parallel, rates=rates, progress=report
+        )
         table = "" if as_json else str(found)
     if take is not None and take > len(found.points):
         raise click.UsageError(f"there are {len(found.points)} networks; --take 1 is the first")

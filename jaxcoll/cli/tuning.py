@@ -11,7 +11,7 @@ from jaxcoll.cli.files import check_target
 from jaxcoll.cli.quantities import SIZES, size_text, time_text
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.cli.terminal import print_json
-from jaxcoll.progress import Progress, working
+from jaxcoll.progress import working
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -71,7 +71,6 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     rows: list[dict[str, Any]] = []
 
     def report(outcome) -> None:
-        progress(Progress(len(rows) + 1, len(collectives) * len(size), "tuned", outcome.seconds))
         row = {
             "collective": outcome.task.collective, "nbytes": outcome.task.nbytes,
             "seconds": outcome.seconds, "native_seconds": outcome.native_seconds,
@@ -87,7 +86,8 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     with working(f"measuring on {len(found)} devices") as progress:
         table = jc.tune.offline(
             jax.sharding.Mesh(found, ("rank",)), "rank", collectives, [int(n) for n in size],
-            evaluations=evaluations, seed=seed, table=earlier, log=report,
+            evaluations=evaluations, seed=seed, table=earlier,
+            on_outcome=report, progress=progress,
         )  # fmt: skip
     table.save(output)
     if as_json:

@@ -15,9 +15,10 @@ from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_cost
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.found import Found, FoundTopology
-from jaxcoll.finder.search import Progress, frontier, search
+from jaxcoll.finder.search import frontier, search
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, reporting
 
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
@@ -36,7 +37,7 @@ def find(
     links: str = "one_way",
     parallel: bool = True,
     rates: bool = True,
-    progress: Progress | None = None,
+    progress: Wanted = None,
 ) -> Found:
     """The Pareto frontier in (T_L, T_B) of topologies of n ranks with a number of links each.
 
@@ -51,7 +52,8 @@ def find(
         rates: whether the printed table has diameters and all-to-all rates, which take up to half a
             minute at 1024 ranks; and whether, of topologies of equal cost, the one of the highest
             rate that ``FoundTopology.rate_bounds`` proves is taken.
-        progress: called with (sizes done, sizes) during the search.
+        progress: True for a line in the terminal, or a function called with a
+            ``jaxcoll.progress.Progress`` after every size.
 
     Raises:
         TopologyError: an argument out of range, or a degree and links that no construction has;
@@ -63,7 +65,8 @@ def find(
     checks.flag(parallel, "parallel", TopologyError)
     checks.flag(rates, "rates", TopologyError)
     sizes = [m for m in range(2, n + 1) if n % m == 0]
-    cells = search(sizes, degree, measure=True, progress=progress)
+    with reporting(progress, "searching", TopologyError) as report:
+        cells = search(sizes, degree, measure=True, report=report)
     candidates = cells.get((n, degree), [])
     if n <= MOST_MEASURED:
         candidates = [with_bfb_cost(candidate) for candidate in candidates]
@@ -246,7 +249,7 @@ class Frontiers(Mapping):
 
 
 def frontiers(
-    largest: int, degree: int, *, measure: bool = False, progress: Progress | None = None
+    largest: int, degree: int, *, measure: bool = False, progress: Wanted = None
 ) -> Frontiers:
     """Frontiers of all sizes up to a largest.
 
@@ -255,7 +258,7 @@ def frontiers(
         degree: links out of each rank, 1 to ``MOST_DEGREE``.
         measure: whether generalized Kautz digraphs whose cost is not packaged are measured, about
             0.1 s each at 2000 ranks; packaged are degrees 2, 4, 8 and 16.
-        progress: called with (sizes done, sizes) after every size.
+        progress: as for ``find``.
 
     Raises:
         TopologyError: an argument out of range.
@@ -263,7 +266,8 @@ def frontiers(
     checks.flag(measure, "measure", TopologyError)
     largest = checks.integer(largest, "largest", TopologyError, least=2, most=MOST_RANKS)
     degree = checks.integer(degree, "degree", TopologyError, least=1, most=MOST_DEGREE)
-    cells = search(range(2, largest + 1), degree, measure=measure, progress=progress)
+    with reporting(progress, "searching", TopologyError) as report:
+        cells = search(range(2, largest + 1), degree, measure=measure, report=report)
     kept = {n: tuple(c) for (n, d), c in cells.items() if d == degree}
     return Frontiers(largest, degree, kept)
 

@@ -7,7 +7,7 @@ their properties; costs of expansions are predicted by the theorems of Table 3.3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from jaxcoll.bounds.moore import bandwidth_optimum
@@ -15,9 +15,9 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has, bases
 from jaxcoll.finder.construction import Construction, line_graph, product
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Report
 
 Cell = tuple[int, int]
-Progress = Callable[[int, int], None]
 
 # Candidates of equal cost that a cell keeps though another has all their properties: their
 # all-to-all rates differ.
@@ -25,7 +25,7 @@ _MOST_EQUAL = 4
 
 
 def search(
-    sizes: Iterable[int], degree: int, *, measure: bool = False, progress: Progress | None = None
+    sizes: Iterable[int], degree: int, *, measure: bool = False, report: Report | None = None
 ) -> dict[Cell, list[Candidate]]:
     """Candidates by (size, degree), for all degrees up to one.
 
@@ -34,13 +34,12 @@ def search(
             target, or every size up to it.
         degree: the largest degree, at least 1.
         measure: whether bases without a packaged cost are measured.
-        progress: called with (sizes done, sizes) after every size.
+        report: called after every size.
 
     Raises:
         TopologyError: a size below 2, a degree below 1.
     """
     degree = checks.integer(degree, "degree", TopologyError, least=1)
-    checks.optional(progress, checks.function, "progress", TopologyError)
     wanted = sorted(set(checks.integers(list(sizes), "sizes", TopologyError, least=2)))
     table = _Table(wanted, degree)
     for done, size in enumerate(wanted, 1):
@@ -49,8 +48,8 @@ def search(
                 table.add((size, d), candidate)
             for candidate in table.expanded(size, d):
                 table.add((size, d), candidate)
-        if progress is not None:
-            progress(done, len(wanted))
+        if report is not None:
+            report(Progress(done, len(wanted), f"networks of {size} ranks"))
     return table.cells
 
 

@@ -123,7 +123,7 @@ class Kernel:
             values += [getattr(each, name, None) for each in modules for name in names]
             called = {value for value in values if isinstance(value, Kernel)} - found
             found |= called
-            left += called
+            left.extend(called)
         return sum(len(each._function.__code__.co_code) // 2 for each in found)
 
     # Of all kernels: while Numba is not imported, what importing it must be worth.

@@ -23,6 +23,7 @@ from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.tables.decision import Machine
@@ -79,7 +80,8 @@ def offline(
     evaluations: int = 75,
     seed: int = 0,
     table: Table | None = None,
-    log: Callable[[Outcome], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
+    progress: Wanted = None,
 ) -> Table:
     """Tune collectives along a mesh axis.
 
@@ -95,7 +97,10 @@ def offline(
         seed: of every random choice.
         table: earlier decisions; its quarantined configurations are not tried. A new table is
             returned and this one is left as it is.
-        log: called with each task's outcome.
+        on_outcome: called with each task's outcome.
+        progress: True for a line in the terminal, or a function called after every configuration
+            with a ``jaxcoll.progress.Progress``: those measured of all, and the task's least
+            seconds.
 
     Returns:
         The table with the times and decisions of all tasks.
@@ -109,16 +114,23 @@ def offline(
         raise TuneError("offline tunes every collective at every size, got an empty list of them")
     most = checks.integer(evaluations, "evaluations", TuneError, least=1)
     checks.optional(table, checks.instance, Table, "table", TuneError)
-    for name, given in (("space", space), ("search", search), ("log", log)):
+    for name, given in (("space", space), ("search", search), ("on_outcome", on_outcome)):
         checks.optional(given, checks.function, name, TuneError)
     result, machine = Table() if table is None else table.merge(Table()), this_machine()
-    for kind in kinds:
-        for nbytes in counts:
+    tasks = [(kind, nbytes) for kind in kinds for nbytes in counts]
+    with reporting(progress, "measuring", TuneError) as report:
+        for done, (kind, nbytes) in enumerate(tasks):
             trial = Trial(kind, nbytes, mesh, axis, dtype=dtype, seed=seed)
             found = search(space(trial.task, jax.default_backend()), seed)
-            outcome = tune(trial, found, result, machine, most)
-            if log is not None:
-                log(outcome)
+            named = f"{kind} of {nbytes} bytes, configurations measured"
+
+            def tell(measured: int, best: float | None, done=done, named=named) -> None:
+                if report is not None:
+                    report(Progress(done * most + measured, len(tasks) * most, named, best))
+
+            outcome = tune(trial, found, result, machine, most, tell=tell)
+            if on_outcome is not None:
+                on_outcome(outcome)
     return result
 
 
@@ -129,6 +141,7 @@ def tune(
     machine: Machine,
     evaluations: int,
     final_rounds: int = _FINAL_ROUNDS,
+    tell: Callable[[int, float | None], None] | None = None,
 ) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table.
 
@@ -137,6 +150,7 @@ def tune(
     Args:
         evaluations: configurations that the search may measure.
         final_rounds: of the comparison of the fastest, at least 2.
+        tell: called with the configurations measured so far and the least seconds.
 
     Raises:
         TuneError: fewer rounds.
@@ -163,6 +177,8 @@ def tune(
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
         table.end_trial(trial.task, config, machine)
+        if tell is not None:
+            tell(len(search.times), min(map(search.mean, search.times)))
     return _decide(trial, search, table, machine, failed, final_rounds)
 
 

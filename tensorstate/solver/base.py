@@ -55,7 +55,7 @@ class Solver(abc.ABC):
             problem: the problem to decide.
             candidates: the candidate strategies of every class.
             options: objective and constraints; by default the sum without a memory limit.
-            progress: called with elapsed seconds, best objective and bound (in microseconds).
+            progress: called with elapsed seconds, best objective and bound.
 
         Raises:
             PlanError: nothing fits into the memory limit, or nothing was found in time.

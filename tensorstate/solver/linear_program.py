@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import highspy
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from jaxcoll import progress as progress_of_calls
 from jaxcoll.numerics import highs
+from jaxcoll.progress import Report
 
 # Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
@@ -18,8 +21,11 @@ LARGEST_COST = 1e5
 Terms = Iterable[tuple[int, float]]
 """A linear expression: (variable, factor)."""
 
-Progress = Callable[[float, float, float], None]
-"""Called with seconds so far, the best objective and the best bound."""
+Progress = Report
+"""Called during a solve with seconds so far, and the best objective and bound in seconds."""
+
+# Of objectives, as the programs here have them.
+MICROSECOND = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,7 +130,7 @@ class LinearProgram:
             relax: solve the LP relaxation.
             presolve: whether to presolve; for a relaxation that may take longer than it saves.
             iterations: limit of simplex iterations.
-            progress: called with elapsed seconds, best objective and bound.
+            progress: see ``Progress``.
         """
         options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
         options["presolve"] = "choose" if presolve else "off"
@@ -134,11 +140,21 @@ class LinearProgram:
             options["time_limit"] = float(time_limit)
         solver = highs.solver_for(self._model(relax), options)
         if progress is not None:
-            solver.cbMipInterrupt += lambda event: progress(
-                event.data_out.running_time,
-                event.data_out.mip_primal_bound,
-                event.data_out.mip_dual_bound,
-            )
+            limit = float(time_limit) if np.isfinite(time_limit) else None
+
+            def report(event: Any) -> None:
+                found, bound = event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
+                progress(
+                    progress_of_calls.Progress(
+                        event.data_out.running_time,
+                        limit,
+                        "seconds of search",
+                        best=float(found) * MICROSECOND if np.isfinite(found) else None,
+                        bound=float(bound) * MICROSECOND if np.isfinite(bound) else None,
+                    )
+                )
+
+            solver.cbMipInterrupt += report
         highs.run(solver)
         return self._solution(solver, relax or not any(self._integer))
 

@@ -11,7 +11,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import topologies
 from jaxcoll.pictures import markup
-from jaxcoll.provenance import Provenance
+from jaxcoll.schedule import Provenance
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>"
 TORUS = topologies.torus(2, 4)

@@ -15,8 +15,9 @@ from jaxcoll.finder import Frontiers, find, frontiers
 
 def test_frontiers_of_all_sizes_agree_with_single_ones(tmp_path):
     seen = []
-    kept = frontiers(64, 4, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (63, 63)
+    kept = frontiers(64, 4, progress=seen.append)
+    assert [each.done for each in seen] == list(range(1, 64))
+    assert (seen[-1].total, seen[-1].what) == (63, "networks of 64 ranks")
     for size in (6, 27, 60, 64):
         costs = [point.cost for point in kept[size].points]
         assert costs == [point.cost for point in find(size, 4, rates=False).points]

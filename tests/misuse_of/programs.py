@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "measure_execution": (
-        jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0}
+        jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0, "progress": None}
     ),
     "axis_groups": (jc.axis_groups, {"mesh": MESH, "axis_name": "i"}),
     "axis_schedule": (
@@ -165,6 +165,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         tune.offline,
         {
             "mesh": MESH, "axis": "i", "collectives": ("none",), "sizes": (1024,), "table": None,
+            "progress": None,
         },
     ),
     "tune.online": (

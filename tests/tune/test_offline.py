@@ -11,6 +11,7 @@ from experiments.autoccl.searches.sampled import Exhaustive
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
+from jaxcoll.progress import Progress
 from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.offline_tuner import Outcome, offline, tune
 from jaxcoll.tune.tables.in_use import this_machine
@@ -35,7 +36,13 @@ def exhaustive(space: Space, seed: int) -> Exhaustive:
 def test_a_table_of_all_tasks():
     outcomes: list[Outcome] = []
     table = offline(
-        MESH, "x", ["all_reduce"], [64, 4096], space=few, search=exhaustive, log=outcomes.append
+        MESH,
+        "x",
+        ["all_reduce"],
+        [64, 4096],
+        space=few,
+        search=exhaustive,
+        on_outcome=outcomes.append,
     )
     assert [outcome.task.nbytes for outcome in outcomes] == [64, 4096]
     machine = this_machine()
@@ -60,7 +67,7 @@ def test_what_an_earlier_run_quarantined_is_not_tried():
         space=few,
         search=exhaustive,
         table=given,
-        log=outcomes.append,
+        on_outcome=outcomes.append,
     )
     assert outcomes[0].failed == {}
     assert given.show() == before
@@ -68,7 +75,18 @@ def test_what_an_earlier_run_quarantined_is_not_tried():
 
 def test_the_whole_space_by_the_default_search():
     outcomes: list[Outcome] = []
-    offline(MESH, "x", ["all_to_all"], [256], evaluations=6, log=outcomes.append)
+    seen: list[Progress] = []
+    offline(
+        MESH,
+        "x",
+        ["all_to_all"],
+        [256],
+        evaluations=6,
+        on_outcome=outcomes.append,
+        progress=seen.append,
+    )
+    assert [each.done for each in seen] == list(range(1, outcomes[0].tried + 1))
+    assert {each.total for each in seen} == {6}
     assert outcomes[0].tried <= 6
     assert outcomes[0].config in jax_space(outcomes[0].task)
 

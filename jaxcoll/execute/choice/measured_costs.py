@@ -39,6 +39,7 @@ from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
 from jaxcoll.synth import synthesize
@@ -62,7 +63,11 @@ _KINDS = {
 
 
 def measure_execution(
-    mesh: Mesh, *, cache: str | os.PathLike | None = None, seconds: float = 20.0
+    mesh: Mesh,
+    *,
+    cache: str | os.PathLike | None = None,
+    seconds: float = 20.0,
+    progress: Wanted = None,
 ) -> ExecutionCosts:
     """The execution costs of the devices of a mesh, measured::
 
@@ -80,6 +85,7 @@ def measure_execution(
             added. A file that cannot be used is skipped with a warning, and not written.
         seconds: to measure for at most, compiling included; programs compiled by then are called
             five times at least.
+        progress: see ``jaxcoll.progress``; told of every program compiled.
 
     Raises:
         TuneError: a mesh of one device, devices of an unknown backend, several processes, or
@@ -88,6 +94,7 @@ def measure_execution(
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)
     seconds = float(checks.positive(seconds, "seconds", TuneError))
+    checked(progress, TuneError)
     if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
         raise TuneError(
             f"seconds must be from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}, got {seconds:g}"
@@ -110,7 +117,8 @@ def measure_execution(
     if kept is not None and place in kept:
         return kept[place]
     flat = Mesh(np.asarray(devices), (_AXIS,))
-    costs = _measured(flat, backend, machine, time.monotonic() + seconds)
+    with reporting(progress, "measuring", TuneError) as report:
+        costs = _measured(flat, backend, machine, time.monotonic() + seconds, report)
     if cache is not None and kept is not None:
         write_text(cache, dumps({**kept, place: costs}))
     return costs
@@ -119,7 +127,9 @@ def measure_execution(
 # ---------------------------------------------------------------------- measuring
 
 
-def _measured(mesh: Mesh, backend: str, machine: str, until: float) -> ExecutionCosts:
+def _measured(
+    mesh: Mesh, backend: str, machine: str, until: float, report: Report | None
+) -> ExecutionCosts:
     n = mesh.size
     share = (n - 1) / n
     ring, direct = (_schedule(n, "all_gather", name) for name in ("ring", "direct"))
@@ -141,6 +151,8 @@ def _measured(mesh: Mesh, backend: str, machine: str, until: float) -> Execution
     for label, kind, schedule, nbytes, times in wanted:
         body = _repeated(_body(_KINDS[kind], schedule), times)
         calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
+        if report is not None:
+            report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
     taken = _medians(calls, until)
     taken = {label: taken[label] / times for label, *_, times in wanted}
     shared = backend == "cpu"

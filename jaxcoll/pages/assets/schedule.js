@@ -83,7 +83,7 @@ function paint() {
   });
   discs.forEach((disc, v) => { disc.style.fill = held.has(v) ? "color-mix(in srgb, var(--accent) 45%, var(--bg))" : v < data.network.ranks[0] ? "var(--bg)" : "var(--paper)"; });
   byId("ramp").style.background = following ? "var(--accent)" : `linear-gradient(90deg, ${[0, .25, .5, .75, 1].map(load).join(",")})`;
-  byId("rampsaid").textContent = following ? "the chunk's way so far, orange in this step, dashed where the receiver adds." : "a link's load in this step, from none to the most of any link in any step.";
+  byId("rampsaid").textContent = following ? "the chunk's way so far, orange in this step, dashed where the receiver adds. Filled: reached so far, and the rank it belongs to." : "a link's load in this step, from none to the most of any link in any step.";
 }
 
 // ------------------------------------------------------------------ words

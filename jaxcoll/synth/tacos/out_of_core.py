@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Wanted, checked, reporting
 from jaxcoll.schedule import Provenance
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
@@ -21,9 +21,6 @@ from jaxcoll.synth.tacos.search import prepare_lockstep, read_network
 from jaxcoll.topology import Topology
 
 _STEPS_AT_ONCE = 64  # steps that are written together
-
-# Called after every few steps: deliveries done, of how many.
-Progress = Callable[[int, int], None]
 
 
 def synthesize_compact(
@@ -34,7 +31,7 @@ def synthesize_compact(
     rule: str = "random",
     seed: int = 0,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Wanted = None,
 ) -> CompactSchedule:
     """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
 
@@ -46,7 +43,8 @@ def synthesize_compact(
         chunks: chunks per shard.
         rule: "random" or "downstream-need".
         threads: threads; the processor's cores when None.
-        progress: see ``Progress``.
+        progress: True for a line in the terminal, or a function called every few steps with a
+            ``jaxcoll.progress.Progress`` in deliveries.
 
     Raises:
         CollectiveError: another rule, or a number of chunks below 1.
@@ -57,7 +55,7 @@ def synthesize_compact(
     started = time.perf_counter()
     checks.instance(topology, Topology, "topology", TopologyError)
     threads = checks.optional(threads, checks.integer, "threads", CollectiveError, least=1)
-    checks.optional(progress, checks.function, "progress", CollectiveError)
+    checked(progress, CollectiveError)
     seed, code = checks.seed(seed, CollectiveError), rule_named(rule)
     if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
         raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")
@@ -70,8 +68,12 @@ def synthesize_compact(
     order = np.empty(collective.num_chunks, np.uint32)
     order[search.chunk_of_slot] = np.arange(collective.num_chunks)
     writer = CompactWriter(folder, topology, collective, order)
-    with writer, ThreadPoolExecutor(threads) as pool:
-        _search(network, search, writer, pool, threads, progress)
+    with (
+        reporting(progress, "matching", CollectiveError) as report,
+        writer,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        _search(network, search, writer, pool, threads, report)
         writer.provenance = Provenance(
             "tacos",
             {"rule": rule, "attempts": 1, "threads": threads},
@@ -88,7 +90,7 @@ def _parts(network: tables.Network, ranks: np.ndarray, threads: int) -> list[np.
     return [part for part in np.split(ranks, cuts) if len(part)]
 
 
-def _search(network, search, writer, pool, threads, progress) -> None:
+def _search(network, search, writer, pool, threads, report) -> None:
     """Algorithm 2: matches and delivers step by step, every part of the ranks in a thread."""
     now, links = search.now, len(network.src)
     blocks, ranks = now.have.shape[0], np.arange(now.have.shape[1])
@@ -117,8 +119,8 @@ def _search(network, search, writer, pool, threads, progress) -> None:
         if len(counts) == _STEPS_AT_ONCE or left == 0:
             writer.append(active[: len(counts)], sent[: sum(counts)], np.asarray(counts))
             active[:], counts = 0, []
-            if progress is not None:
-                progress(search.wanted - left, search.wanted)
+            if report is not None:
+                report(Progress(search.wanted - left, search.wanted, "chunks delivered"))
             # Ranks in the middle of a network are done long before those at its edges.
             unfinished = np.flatnonzero(now.left)
             if 0 < len(unfinished) < 0.9 * len(ranks):

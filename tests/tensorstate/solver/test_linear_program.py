@@ -9,6 +9,7 @@ import highspy
 import numpy as np
 import pytest
 
+from jaxcoll.progress import Progress
 from tensorstate.solver.linear_program import LinearProgram
 
 
@@ -78,3 +79,19 @@ def test_costs_can_be_forgotten():
     program.clear_objective()
     program.add_cost(0, -1.0)
     assert program.solve().objective == pytest.approx(-1)
+
+
+def test_progress_is_in_seconds_and_leaves_out_what_is_not_known_yet():
+    """A knapsack that takes a search: what is reported are bounds of the optimum."""
+    random, program = np.random.default_rng(0), LinearProgram()
+    chosen = [program.add_variable(cost=-w, high=1.0, integer=True) for w in random.random(60)]
+    for _ in range(20):
+        weights = random.random(60)
+        program.add_constraint(list(zip(chosen, weights.tolist(), strict=True)), -math.inf, 9.0)
+    seen: list[Progress] = []
+    found = program.solve(time_limit=5.0, progress=seen.append)
+    assert seen
+    assert {each.total for each in seen} == {5.0}
+    for each in seen:
+        assert each.best is None or each.best >= found.objective * 1e-6 - 1e-12
+        assert each.bound is None or each.bound <= found.objective * 1e-6 + 1e-12
