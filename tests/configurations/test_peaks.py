@@ -83,11 +83,11 @@ def test_derivatives_are_those_of_the_residuals(form):
     points = _points(6, 5)
     peaks = form(EXTENTS, [0], size=4).take(points, _logs(form, points))
     fits = peaks.fits + 0.1
-    _, derivatives = peaks._linearize(fits)
+    _, derivatives = peaks._linearize(fits, 1)
     for constant in range(fits.shape[1]):
         change = np.zeros(fits.shape[1])
         change[constant] = 1e-6
-        above, below = (peaks._linearize(fits + sign * change)[0] for sign in (1, -1))
+        above, below = (peaks._linearize(fits + sign * change, 1)[0] for sign in (1, -1))
         np.testing.assert_allclose(
             derivatives[:, :, constant], (above - below) / 2e-6, rtol=1e-4, atol=1e-4
         )
@@ -98,7 +98,7 @@ def test_predictions_are_those_of_the_residuals_and_of_a_grid(form):
     """Predictions take shorter ways than residuals: a quadratic form, curves per resource."""
     points = _points(9, 6)
     peaks = form(EXTENTS, [0], size=5).take(points, _logs(form, points))
-    residuals = peaks._linearize(peaks.fits)[0]
+    residuals = peaks._linearize(peaks.fits, 1)[0]
     expected = (residuals + peaks._noises) * peaks.noise + peaks.logs
     np.testing.assert_allclose(peaks.predict(points), expected, rtol=1e-9, atol=1e-9)
     axes = [np.linspace(-1, 1, count) for count in (2, 4, 3)]
