@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -29,6 +29,7 @@ from jaxcoll.links import (
 )
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
+from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.pictures import markup
 from jaxcoll.pictures.places import layout
 
@@ -268,6 +269,39 @@ class Topology:
             num_vertices=int((~lost).sum()),
             name=f"{self.name} after failures" if self.name else "",
             vertex_names=tuple(itertools.compress(self.vertex_names, ~lost)),
+        )
+
+    def scaled(self, factors: Mapping[int | tuple[int, int], Number]) -> Topology:
+        """The network with links that are slower or faster than they were.
+
+        A cable that fell back to half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``. Ranks,
+        their grid and latencies stay; generators are dropped.
+
+        Args:
+            factors: of the bandwidth, above 0, by link number, or by pair (u, v) for all links from
+                vertex u to vertex v. A link that is named twice is scaled twice.
+
+        Raises:
+            TopologyError: a link that does not exist, or a factor that is not above 0; ``without``
+                leaves out links that are down.
+        """
+        checks.instance(factors, Mapping, "factors", TopologyError)
+        speeds = list(self.exact_bandwidth)
+        for link, factor in factors.items():
+            exact = as_fraction(checks.positive(factor, "a factor of bandwidth", TopologyError))
+            for i in np.flatnonzero(chosen_links([link], self.src, self.dst)).tolist():
+                speeds[i] *= exact
+        return Topology(
+            self.num_ranks,
+            self.src,
+            self.dst,
+            self.alpha,
+            speeds,  # type: ignore[arg-type]
+            num_vertices=self.num_vertices,
+            name=f"{self.name} with other speeds" if self.name else "",
+            vertex_names=self.vertex_names,
+            placement=self.placement,
+            allow_unreachable=self.allow_unreachable,
         )
 
     def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "Topology.relabel": (RING.relabel, {"permutation": (1, 2, 3, 0)}),
     "Topology.relabel_links": (RING.relabel_links, {"permutation": (1, 2, 3, 0)}),
+    "Topology.scaled": (RING.scaled, {"factors": {(0, 1): 0.5}}),
     "Topology.without": (RING.without, {"links": [(0, 1)], "ranks": []}),
     "Topology.from_networkx": (
         jc.Topology.from_networkx, {"graph": RING.to_networkx(), **LINKS}

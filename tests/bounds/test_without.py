@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -133,3 +135,30 @@ def test_a_name_says_that_something_failed():
     whole = torus(3, 3)
     nameless = Topology(9, whole.src, whole.dst, whole.alpha, whole.bandwidth)
     assert nameless.without(ranks=[0]).name == ""
+
+
+def test_speeds_are_scaled_exactly_and_ranks_stay():
+    topology = torus(3, 4)
+    slow = topology.scaled({(0, 1): 0.1, (1, 0): Fraction(1, 3), 5: 2})
+    before, after = ({tuple(r[:3]): r[3] for r in links_of(t)} for t in (topology, slow))
+    fifth = (int(topology.src[5]), int(topology.dst[5]), float(topology.alpha[5]))
+    changed = {key: after[key] / before[key] for key in before if after[key] != before[key]}
+    expected = {
+        (0, 1, topology.alpha[0]): Fraction(1, 10),
+        (1, 0, topology.alpha[0]): Fraction(1, 3),
+    }
+    assert changed == {**expected, fifth: 2 * expected.get(fifth, 1)}
+    assert slow.placement == topology.placement
+    assert topology.scaled({}) == topology
+    verify(synthesize(slow, "all_reduce", nbytes=1e6))
+
+
+@pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf"), "half", None])
+def test_factors_that_are_no_speed_are_refused(factor):
+    with pytest.raises(TopologyError, match="a factor of bandwidth must be a finite number above"):
+        ring(4).scaled({(0, 1): factor})
+
+
+def test_links_that_are_not_there_are_not_scaled():
+    with pytest.raises(TopologyError, match=r"there is no link \(0, 2\)"):
+        ring(4).scaled({(0, 2): 0.5})

@@ -23,22 +23,8 @@ from tests import strategies
 SIZE = 2**28
 
 
-def with_speeds(topology: Topology, factor) -> Topology:
-    """The network with the bandwidth of each link u -> v times ``factor(u, v)``."""
-    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
-    speeds = [b * factor(*e) for b, e in zip(topology.exact_bandwidth, ends, strict=True)]
-    return Topology(
-        topology.num_ranks,
-        topology.src,
-        topology.dst,
-        topology.alpha,
-        speeds,  # type: ignore[arg-type]
-        num_vertices=topology.num_vertices,
-    )
-
-
 def half_speed(topology: Topology, u: int, v: int) -> Topology:
-    return with_speeds(topology, lambda a, b: Fraction(1, 1 + ({a, b} == {u, v})))
+    return topology.scaled({(u, v): Fraction(1, 2), (v, u): Fraction(1, 2)})
 
 
 def all_reduce(topology: Topology, chunks: int, nbytes: float = SIZE, **fields) -> Schedule:
@@ -89,7 +75,9 @@ def test_auto_takes_them_where_two_phases_are_slower():
 
 def test_a_weak_rank_is_at_the_end_of_all_trees():
     """It sends every chunk once and receives it once."""
-    weak = with_speeds(torus(4, 4), lambda u, v: Fraction(1, 1 + 7 * (5 in (u, v))))
+    whole = torus(4, 4)
+    ends = zip(whole.src.tolist(), whole.dst.tolist(), strict=True)
+    weak = whole.scaled({pair: Fraction(1, 8) for pair in ends if 5 in pair})
     schedule = all_reduce(weak, 4)
     chunks = schedule.collective.num_chunks
     assert np.count_nonzero(schedule.src == 5) == chunks
