@@ -108,7 +108,7 @@ def started(*arguments: str, cwd) -> subprocess.Popen[bytes]:
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path):
-    running = started("synth", "torus:16x16x8", "-s", "tacos", "-o", "schedule.json", cwd=tmp_path)
+    running = started("synth", "torus:32x32x8", "-s", "tacos", "-o", "schedule.json", cwd=tmp_path)
     time.sleep(3)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)

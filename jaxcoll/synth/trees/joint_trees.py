@@ -47,6 +47,8 @@ from jaxcoll.topology import Topology
 # by how much more from pass to pass. Of passes, as long as two have not failed to lower the load.
 # Over tori, hosts and random networks with slow links 24 and 3 came closest to the bound.
 _FIRST_STEEPNESS, _STEEPER, _PASSES, _FAILURES = 24.0, 3.0, 6, 2
+# Prices of links that are slow by orders of magnitude stay comparable with those of fast ones.
+_MOST_DOUBLINGS = 100.0
 # The price of a hop, in those of a chunk on the fullest link: it decides where loads are equal.
 _HOP = 0.02
 # Urgency of chunks by their number, in parts of the time that each adds to a run.
@@ -216,9 +218,9 @@ class _Growth:
         """Grow each tree again; prices double so many times per unit of time."""
         v = self.topology.num_vertices
         # Beyond some hundred doublings a price only says never.
-        rise = np.exp2(np.minimum(doublings * self.seconds, 200.0))
+        rise = np.exp2(np.minimum(doublings * self.seconds, _MOST_DOUBLINGS))
         fine = 256.0 * doublings
-        hop_price = self.hop * (float(np.exp2(min(doublings, 200.0))) - 1)
+        hop_price = self.hop * (float(np.exp2(min(doublings, _MOST_DOUBLINGS))) - 1)
         search = kernel.Search(
             np.empty(v),
             np.zeros(v, np.int64),

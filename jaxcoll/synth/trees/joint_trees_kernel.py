@@ -22,6 +22,8 @@ from jaxcoll.numerics.compiled import kernel
 # Prices keep so many bits behind the point of their exponent.
 _FINE = 256
 POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
+# A link that a tree takes often, as the only one out of a host, would cost infinitely much.
+_DEAREST = 2.0**800
 
 
 class Graph(NamedTuple):
@@ -195,7 +197,7 @@ def _grow(
             e = by[at]
             link[used - 1 - i] = e
             paid += price[e]
-            price[e] *= rise[e]
+            price[e] = min(price[e] * rise[e], _DEAREST)
             at = graph.tail[e]
         inside[v], depth[v] = True, depth[start] + links
         rank[added] = v

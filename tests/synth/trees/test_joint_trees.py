@@ -15,7 +15,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import JointTrees, synthesize
-from jaxcoll.topologies import dgx_h100, mesh, ring, torus
+from jaxcoll.topologies import dgx_h100, mesh, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -135,3 +135,11 @@ def test_groups_run_beside_one_another():
 def test_fields_out_of_range_are_refused(fields, text):
     with pytest.raises(CollectiveError, match=text):
         JointTrees(**fields)
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "all_gather", "all_reduce"])
+def test_a_link_that_a_tree_takes_many_times_has_a_price(kind):
+    """One slow link joins each host: prices of links that all ways share stay finite."""
+    topology = nvswitch_hosts((4,) * 16, inside=300e9, network=25e3)
+    collective = Collective(kind, 64, 1)
+    verify(JointTrees(1e6, tries=1).synthesize(topology, collective))
