@@ -68,10 +68,14 @@ def test_every_page_stands_in_the_contents():
     assert pages == {name for name in contents if not name.startswith("reference/")}
 
 
-NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.md"))
+SLOW = {"a-plan"}  # searches plans of a model of some depth
+NOTEBOOKS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
+    for path in sorted((DOCS / "notebooks").glob("*.md"))
+]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS)
 def test_the_blocks_of_notebooks_run_and_show_something(path, tmp_path):
     module, text = module_of("executed_blocks"), path.read_text(encoding="utf-8")
     results = module.run_page(text, path.stem, tmp_path)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.cli.calls import ROOT, WITHOUT_JAX, process
+from tests.cli.calls import ROOT, WITHOUT_JAX, process, refused
 
 
 def test_commands_that_need_no_jax_run_without_it(tmp_path):
@@ -143,39 +143,53 @@ def test_shells_complete_commands_and_names():
     assert completed("jaxcoll synth torus:2x2 -s tac") == ["tacos"]
 
 
+USERS_MODULE = """
+import jax, jax.numpy as jnp
+def step(w, x):
+    return w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+def example():
+    return jnp.zeros((8, 8)), jnp.zeros((4, 8))
+def bad(w):
+    raise KeyError('mine')
+"""
+REST, SHAPES = ["--mesh", "data=2", "--network", "ring:2"], ["f32[8,8]", "float32[4,8]"]
+
+
 def test_functions_of_the_user(tmp_path):
-    (tmp_path / "train.py").write_text(
-        "import jax, jax.numpy as jnp\n"
-        "def step(w, x):\n    return w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)\n"
-        "def example():\n"
-        "    return jnp.zeros((8, 8)), jnp.zeros((4, 8))\n"
-        "def bad(w):\n    raise KeyError('mine')\n"
-    )
-    rest = ["--mesh", "data=2", "--network", "ring:2"]
-    shapes = ["f32[8,8]", "float32[4,8]"]
-    done = process("plan", "train:step", *shapes, *rest, "-o", "plan.html", "--json", cwd=tmp_path)
+    (tmp_path / "users_train.py").write_text(USERS_MODULE)
+    step = ["plan", "users_train:step"]
+    done = process(*step, *SHAPES, *REST, "-o", "plan.html", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["mesh"] == {"data": 2}
     assert (tmp_path / "plan.html").read_text().lstrip().lower().startswith("<!doctype html")
-    done = process("plan", "train:step", "--args", "train:example", *rest, cwd=tmp_path)
+    done = process(*step, "--args", "users_train:example", *REST, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for arguments, said in (
-        (["train:bad", "f32[8]", *rest], "KeyError: 'mine'"),
-        (["train:stop", "f32[8]", *rest], "it has"),
-        (["nowhere:step", "f32[8]", *rest], "No module named 'nowhere'"),
-        (["train", "f32[8]", *rest], "type, say, train:step"),
-        (["train:step", "8x8", *rest], "type 'float32[32,128]'"),
-        (["train:step", "q8[8]", *rest], "is not a dtype"),
-        (["train:step", *rest], "--args MODULE:FUNCTION"),
-        (["train:step", *shapes, *rest, "--hardware", "B7"], "known: A100"),
-        (["train:step", *shapes, "--mesh", "data:2"], "type data=2,model=4"),
-        (["train:step", *shapes, "--mesh", "data=2"], "add --network"),
-        (["train:step", *shapes, "--mesh", "data=4", "--network", "ring:2"], "devices"),
-    ):
-        done = process("plan", *arguments, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, ""), arguments
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+    done = process("plan", "users_train:bad", "f32[8]", *REST, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "KeyError: 'mine'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["users_refused:stop", "f32[8]", *REST], "it has"),
+        (["nowhere:step", "f32[8]", *REST], "No module named 'nowhere'"),
+        (["users_refused", "f32[8]", *REST], "type, say, train:step"),
+        (["users_refused:step", "8x8", *REST], "type 'float32[32,128]'"),
+        (["users_refused:step", "q8[8]", *REST], "is not a dtype"),
+        (["users_refused:step", *REST], "--args MODULE:FUNCTION"),
+        (["users_refused:step", *SHAPES, *REST, "--hardware", "B7"], "known: A100"),
+        (["users_refused:step", *SHAPES, "--mesh", "data:2"], "type data=2,model=4"),
+        (["users_refused:step", *SHAPES, "--mesh", "data=2"], "add --network"),
+        (["users_refused:step", *SHAPES, "--mesh", "data=4", "--network", "ring:2"], "devices"),
+    ],
+)
+def test_wrong_plans_are_one_line(arguments, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "users_refused.py").write_text(USERS_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert said in refused(capsys, "plan", *arguments)
 
 
 def test_tuning_on_virtual_devices(tmp_path):
