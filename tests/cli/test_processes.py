@@ -100,15 +100,19 @@ def test_as_a_module():
 
 
 def started(*arguments: str, cwd) -> subprocess.Popen[bytes]:
+    # A shell without job control has what it starts in the background ignore Ctrl-C.
     return subprocess.Popen(
         [sys.executable, "-m", "jaxcoll", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path):
-    running = started("synth", "torus:32x32x8", "-s", "tacos", "-o", "schedule.json", cwd=tmp_path)
+    running = started("synth", "torus:16x16x16", "-s", "tacos", "-o", "schedule.json", cwd=tmp_path)
     time.sleep(3)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
