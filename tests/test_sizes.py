@@ -44,7 +44,6 @@ EXEMPT = {
     "jaxcoll/synth/trees/joint_trees_kernel.py": {
         "replace": KERNEL,
         "_grow": KERNEL,
-        "_offer": KERNEL,
     },
     "jaxcoll/synth/trees/multitree_kernel.py": {"_add_one_each": KERNEL},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},

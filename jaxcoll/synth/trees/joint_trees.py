@@ -53,8 +53,9 @@ _MOST_DOUBLINGS = 100.0
 _HOP = 0.02
 # Urgency of chunks by their number, in parts of the time that each adds to a run.
 _PACES = (0.1, 0.2, 0.4, 0.8)
-# Links looked at in one call of the kernel, by way of trees: about half a second.
-_LINKS_AT_ONCE = 1 << 22
+# Links looked at in one call of the kernel, by way of trees: half a second as Python, after which a
+# kernel knows whether compiling it pays.
+_LINKS_AT_ONCE = 1 << 16
 # Sends up to which all paces and rounds are tried.
 _MANY_SENDS = 1 << 20
 

@@ -123,17 +123,16 @@ def replace(
                 side = (s + c + t) % sides
                 graph = forth if side == sides - 1 else back
                 link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
-                paid = _grow(
-                    graph, member[group[c]], size, roots[c, t], rise, hop_price, most_links,
-                    search, link, way_ptr, spare.rank[0, side],
-                )  # fmt: skip
-                if paid < 0:
-                    # With equal prices that stay, every way is a shortest one.
-                    search.price[:] = 1.0
+                rises, paid = rise, -1.0
+                while paid < 0:
                     paid = _grow(
-                        graph, member[group[c]], size, roots[c, t], level, hop_price, most_links,
+                        graph, member[group[c]], size, roots[c, t], rises, hop_price, most_links,
                         search, link, way_ptr, spare.rank[0, side],
                     )  # fmt: skip
+                    # With equal prices that stay, every way is a shortest one.
+                    if paid < 0:
+                        search.price[:] = 1.0
+                        rises = level
                 cost += paid
             if cost < best:
                 best = cost
@@ -164,74 +163,66 @@ def _grow(
     cost[:] = np.inf
     inside[:] = False
     inside[root], depth[root] = True, 0
-    waiting = _offer(graph, root, root, 0.0, 0, hop_price, member, search, 0)
-    paid, used, added = 0.0, 0, 0
+    paid, used, added, waiting = 0.0, 0, 0, 0
     way_ptr[0] = 0
+    # The vertex whose neighbours are offered ways, the rank where its own way starts, and the
+    # prices and links of that way.
+    u, start, prices, links = root, root, 0.0, 0
     while added < size - 1:
-        if waiting == 0:
-            return -1.0
-        known, v = keys[0], items[0]
-        waiting = heap.pop(keys, items, 0, waiting)
-        if inside[v] or known > cost[v]:
-            continue
-        prices, links, start = 0.0, 0, v
-        while not inside[start] and links <= most_links:
-            prices += price[by[start]]
-            start = graph.tail[by[start]]
-            links += 1
-        if links > most_links:
-            cost[v] = np.inf
-            continue
-        # Links that the tree took meanwhile cost more now: a way whose cost rose waits again.
-        now = prices + hop_price * (depth[start] + links)
-        if now > known * (1 + 2.0**-30):
-            cost[v] = now
-            waiting = heap.push(keys, items, 0, waiting, now, v)
-            continue
-        if not member[v]:
-            waiting = _offer(graph, v, start, prices, links, hop_price, member, search, waiting)
+        before = prices + hop_price * (depth[start] + links + 1)
+        for i in range(graph.ptr[u], graph.ptr[u + 1]):
+            e = graph.link[i]
+            v = graph.head[e]
+            offered = before + price[e]
+            if inside[v] or offered >= cost[v]:
+                continue
+            # A vertex whose cost is out of date must not become part of the way to itself.
+            is_on_way, at = False, u
+            while not member[v] and at != start and not is_on_way:
+                is_on_way = at == v
+                at = graph.tail[by[at]]
+            if not is_on_way:
+                cost[v], by[v] = offered, e
+                waiting = heap.push(keys, items, 0, waiting, offered, v)
+        # The cheapest vertex. Links that the tree took meanwhile cost more now: a way whose cost
+        # rose waits again.
+        u = -1
+        while u < 0:
+            if waiting == 0:
+                return -1.0
+            known, v = keys[0], items[0]
+            waiting = heap.pop(keys, items, 0, waiting)
+            if inside[v] or known > cost[v]:
+                continue
+            prices, links, start = 0.0, 0, v
+            while not inside[start] and links <= most_links:
+                prices += price[by[start]]
+                start = graph.tail[by[start]]
+                links += 1
+            now = prices + hop_price * (depth[start] + links)
+            if links > most_links:
+                cost[v] = np.inf
+            elif now > known * (1 + 2.0**-30):
+                cost[v] = now
+                waiting = heap.push(keys, items, 0, waiting, now, v)
+            else:
+                u = v
+        if not member[u]:
             continue
         used += links
-        at = v
+        at = u
         for i in range(links):
             e = by[at]
             link[used - 1 - i] = e
             paid += price[e]
             price[e] = min(price[e] * rise[e], _DEAREST)
             at = graph.tail[e]
-        inside[v], depth[v] = True, depth[start] + links
-        rank[added] = v
+        inside[u], depth[u] = True, depth[start] + links
+        rank[added] = u
         added += 1
         way_ptr[added] = used
-        waiting = _offer(graph, v, v, 0.0, 0, hop_price, member, search, waiting)
+        start, prices, links = u, 0.0, 0
     return paid
-
-
-@kernel(cache=True, nogil=True)
-def _offer(graph, u, start, prices, links, hop_price, member, search, waiting):
-    """Offer the ways that go on from a vertex to its neighbours; how many vertices wait then.
-
-    Args:
-        start: the rank of the tree where the way to ``u`` starts.
-        prices, links: of the way from there to ``u``.
-    """
-    cost, by, inside = search.cost, search.by, search.inside
-    before = prices + hop_price * (search.depth[start] + links + 1)
-    for i in range(graph.ptr[u], graph.ptr[u + 1]):
-        e = graph.link[i]
-        v = graph.head[e]
-        offered = before + search.price[e]
-        if inside[v] or offered >= cost[v]:
-            continue
-        # A vertex whose cost is out of date must not become part of the way to itself.
-        is_on_way, at = False, u
-        while not member[v] and at != start and not is_on_way:
-            is_on_way = at == v
-            at = graph.tail[by[at]]
-        if not is_on_way:
-            cost[v], by[v] = offered, e
-            waiting = heap.push(search.keys, search.items, 0, waiting, offered, v)
-    return waiting
 
 
 @kernel(cache=True, nogil=True)
