@@ -68,21 +68,7 @@ def less_some(topology: Topology, count: int, seed: int) -> Topology:
 
 def slowed(topology: Topology, share: Fraction, *pairs: Pair) -> Topology:
     """The network with wires between some pairs of vertices slowed down to a share, both ways."""
-    chosen = {*pairs, *((v, u) for u, v in pairs)}
-    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
-    bandwidth = [
-        b * share if pair in chosen else b
-        for pair, b in zip(ends, topology.exact_bandwidth, strict=True)
-    ]
-    return Topology(
-        topology.num_ranks,
-        topology.src,
-        topology.dst,
-        topology.alpha,
-        bandwidth,  # type: ignore[arg-type]
-        num_vertices=topology.num_vertices,
-        name=topology.name,
-    )
+    return topology.scaled(dict.fromkeys([*pairs, *((v, u) for u, v in pairs)], share))
 
 
 def wired(ranks: int, wires: Mapping[Pair, int], vertices: int | None = None) -> Topology:

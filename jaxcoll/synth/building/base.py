@@ -59,6 +59,8 @@ class Synthesizer(abc.ABC):
         kinds: of collective that ``solve`` knows.
         takes_shares: whether shards may be unequal.
         has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer to be fast for.
+        tried_by_auto: whether auto tries it unasked; not where the search may take minutes, or
+            another is known to be as fast.
         put_off: by how much its work counts more than it is in the order in which auto tries.
     """
 
@@ -66,6 +68,7 @@ class Synthesizer(abc.ABC):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     takes_shares: ClassVar[bool] = False
     has_nbytes: ClassVar[bool] = False
+    tried_by_auto: ClassVar[bool] = True
     put_off: ClassVar[float] = 1.0
 
     @abc.abstractmethod
@@ -80,15 +83,13 @@ class Synthesizer(abc.ABC):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries, the defaults first.
-
-        Nothing where the search may take minutes, or where another is known to be as fast.
+        """The variants that auto tries, the defaults first; nothing unless ``tried_by_auto``.
 
         Args:
             fixed: whether the number of chunks is given, so that messages which are not cut into
                 pieces are worth trying too: those of one chunk never are.
         """
-        return ()
+        return (cls(),) if cls.tried_by_auto else ()
 
     def suited(self, topology: Topology) -> Synthesizer:
         """The variant as auto tries it on a network."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,11 +47,6 @@ class HierarchicalRing(Synthesizer):
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or one for each way round."""

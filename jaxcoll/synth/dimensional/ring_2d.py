@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
@@ -34,11 +34,6 @@ class Ring2D(Synthesizer):
     name: ClassVar[str] = "ring_2d"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     put_off: ClassVar[float] = LATER
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or as many as load all links of a grid equally."""

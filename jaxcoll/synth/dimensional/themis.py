@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -54,11 +54,6 @@ class Themis(Synthesizer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -93,11 +93,6 @@ class Bfb(Synthesizer):
         if len(set(topology.exact_bandwidth)) > 1:
             raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Few chunks, and the fewest that balance the links into every rank, if soon found."""

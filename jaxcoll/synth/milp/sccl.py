@@ -71,6 +71,7 @@ class Sccl(Synthesizer):
 
     name: ClassVar[str] = "sccl"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    tried_by_auto: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "steps", "rounds", or_none=True)

@@ -75,6 +75,7 @@ class StepMilp(Synthesizer):
     name: ClassVar[str] = "step_milp"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
     has_nbytes: ClassVar[bool] = True
+    tried_by_auto: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)

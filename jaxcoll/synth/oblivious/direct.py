@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,11 +29,6 @@ class Direct(Synthesizer):
         {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
     )
     put_off: ClassVar[float] = LAST
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk: more gain nothing."""

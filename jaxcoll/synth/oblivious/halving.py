@@ -38,6 +38,7 @@ class Halving(Synthesizer):
 
     name: ClassVar[str] = "halving"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
+    tried_by_auto: ClassVar[bool] = False
 
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:

@@ -45,6 +45,7 @@ class NcclRing(Synthesizer):
 
     name: ClassVar[str] = "nccl_ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    tried_by_auto: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)

@@ -55,6 +55,7 @@ class TimeStepped(Synthesizer):
     name: ClassVar[str] = "time_stepped"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all"})
     has_nbytes: ClassVar[bool] = True
+    tried_by_auto: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "width", or_none=True)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from fractions import Fraction
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -76,11 +76,6 @@ class Blink(Synthesizer):
         trees = (optimum(way, alone).k for way in (network, network.transpose()))
         needed = math.lcm(*trees) if self.k is None else self.k
         return needed // math.gcd(needed, network.num_ranks)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Multiples of the trees from the root, where finding the root is little work."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,11 +48,6 @@ class CCube(Synthesizer):
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """As many chunks as shorten the pipeline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -63,11 +63,6 @@ class HierarchicalTree(Synthesizer):
         checks.put(self, nbytes=nbytes)
         if self.chains is not None:
             checks.put(self, chains=_checked_chains(self.chains))
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""

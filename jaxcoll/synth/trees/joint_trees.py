@@ -24,7 +24,7 @@ Proved of a schedule, as of any, is that it is correct; how close it comes to th
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -94,11 +94,6 @@ class JointTrees(Synthesizer):
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.integer_fields(self, CollectiveError, "tries")
         checks.put(self, rounds=checks.integer(self.rounds, "rounds", CollectiveError, least=0))
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """More chunks share the load more evenly, in a shorter pipeline."""

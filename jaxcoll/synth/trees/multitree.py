@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,11 +70,6 @@ class MultiTree(Synthesizer):
         unit = checks.optional(self.unit, checks.positive, "unit", CollectiveError)
         checks.put(self, unit=unit)
         checks.flag_fields(self, CollectiveError, "nearest_first")
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk: more gain nothing."""
