@@ -213,9 +213,8 @@ class _Growth:
     ) -> None:
         """Grow each tree again; prices double so many times per unit of time."""
         v = self.topology.num_vertices
-        # Beyond some hundred doublings a price only says never.
         rise = np.exp2(np.minimum(doublings * self.seconds, _MOST_DOUBLINGS))
-        fine = 256.0 * doublings
+        fine = len(kernel.POWERS) * doublings
         hop_price = self.hop * (float(np.exp2(min(doublings, _MOST_DOUBLINGS))) - 1)
         search = kernel.Search(
             np.empty(v),

@@ -181,7 +181,9 @@ def _grow(
             while not member[v] and at != start and not is_on_way:
                 is_on_way = at == v
                 at = graph.tail[by[at]]
-            if not is_on_way:
+            # Compiled code would write past the end of a full heap. An offer that is left out costs
+            # at most this tree, which is grown by shortest ways then.
+            if not is_on_way and waiting < len(keys):
                 cost[v], by[v] = offered, e
                 waiting = heap.push(keys, items, 0, waiting, offered, v)
         # The cheapest vertex. Links that the tree took meanwhile cost more now: a way whose cost
