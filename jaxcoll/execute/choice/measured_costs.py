@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
-from jaxcoll.devices.kinds import backend_of
+from jaxcoll.devices import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
 from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import stated

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxcoll.collective import Collective
-from jaxcoll.devices.kinds import backend_of
+from jaxcoll.devices import backend_of
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
