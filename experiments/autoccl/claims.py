@@ -13,7 +13,7 @@ from experiments.autoccl.labels import LABELS, MODELLED, NEEDS_NCCL
 from experiments.config import at_least, one_of
 from experiments.study import Row, publish
 from jaxcoll.configurations.nccl_space import THREADS
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Space
 
 _ALONE = "communication only"

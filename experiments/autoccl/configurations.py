@@ -21,7 +21,7 @@ from experiments.autoccl.labels import MEASURED
 from experiments.autoccl.trials import DEFAULT, Setting, SpaceConfig, gbps
 from experiments.config import at_least
 from experiments.study import Row, publish
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 
 _BEST, _WORST, _DEFAULT = "best", "worst", "default"

@@ -30,7 +30,7 @@ from experiments.models import load_model
 from experiments.models.training_step import adamw
 from experiments.study import Row, publish
 from experiments.timing import compare
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import active
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Task, online, tasks_of

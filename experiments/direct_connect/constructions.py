@@ -17,7 +17,7 @@ from experiments.plots import panels
 from experiments.study import publish
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import Construction, Found, FoundTopology, frontiers
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from jaxcoll.bounds.moore import (
     moore_steps,
 )
 from jaxcoll.collective import Collective
-from jaxcoll.draw.style import INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.searched import searched_all_gather

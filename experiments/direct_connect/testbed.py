@@ -25,7 +25,7 @@ from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.synth import Rhd
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import hypercube, torus

@@ -22,7 +22,7 @@ from experiments.study import Row, publish
 from experiments.tacos.comparison import Comparison, out_of_reach, overtaken
 from experiments.tacos.measure import Run, format_size
 from jaxcoll.draw import link_loads
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 
 Config = Comparison
 

@@ -14,7 +14,7 @@ from experiments.study import Row, publish
 from experiments.tacos.comparison import footnotes_of, out_of_reach, overtaken
 from experiments.tacos.measure import AlgorithmConfig, NetworkConfig, Run, measure
 from experiments.timing import time_it
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp
 

@@ -13,7 +13,7 @@ from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
 from jaxcoll import topologies
-from jaxcoll.draw.style import FAINT, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
 from tensorstate import (
