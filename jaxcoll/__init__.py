@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
-    from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
+    from jaxcoll.mesh import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
     from jaxcoll.schedule import Provenance, Schedule, concatenate
     from jaxcoll.simulation import (

@@ -12,7 +12,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice import active, stated
 from jaxcoll.execute.choice.cheapest import MARGIN, Candidate, candidates, taken
-from jaxcoll.mesh.axes import axis_groups
+from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
 from jaxcoll.simulation.execution_costs import NATIVE_KINDS, ExecutionCosts, costs_of
 from jaxcoll.topology import Topology
