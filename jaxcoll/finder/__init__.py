@@ -14,7 +14,7 @@ from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.entry import Frontiers, find, frontiers
 from jaxcoll.finder.found import Choice, Found, FoundTopology
-from jaxcoll.finder.prices import FixedCost, Prices
+from jaxcoll.finder.search import FixedCost, Prices
 
 __all__ = [
     "Candidate",

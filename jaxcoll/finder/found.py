@@ -16,8 +16,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.prices import FixedCost, Prices, tori
 from jaxcoll.finder.properties import diameter, rate_bounds
+from jaxcoll.finder.search import FixedCost, Prices, tori
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
