@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from jaxcoll import ScheduleError, TopologyError, simulate, simulate_multicast
-from jaxcoll.simulation.multicast import KINDS
+from jaxcoll.simulation.messages import KINDS
 from jaxcoll.synth import forest
 from jaxcoll.topologies import dgx_h100, ring, switch, torus
 from jaxcoll.trees.multicast import multicast
