@@ -1,12 +1,4 @@
-"""Schedules on disk, two bytes and a bit per send.
-
-Drafts: files and folders under a name of their own until they are whole.
-
-A draft lies beside its target, so that taking the target's place is one step of the file system,
-and is locked as long as its process lives. Whoever writes the target next removes the drafts of
-processes that were killed.
-
-Compact schedules: two bytes and a bit per send, on disk, for tens of thousands of ranks.
+"""Compact schedules: two bytes and a bit per send, on disk, for tens of thousands of ranks.
 
 For an all_gather of all ranks on a network without switches in which every link carries at most one
 chunk per step. Sends are sorted by (step, link). A bitmap of active links gives the link of every
@@ -16,17 +8,11 @@ where the columns of ``Schedule`` would take 14.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import json
 import math
 import os
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,76 +21,13 @@ import numpy as np
 
 from jaxcoll import fields
 from jaxcoll.collective import Collective
+from jaxcoll.compact import drafts
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
 from jaxcoll.topology import Topology
-
-
-def locked_draft(target: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """A new draft of a target, and the open file that locks it; abandoned drafts are removed.
-
-    Args:
-        make: makes a file or folder of a name that does not exist, and opens it.
-    """
-    _remove_abandoned(target)
-    while True:
-        # A name of fixed length, since the target's own may have all the 255 bytes there are.
-        draft = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
-        file = make(draft)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another writer takes it for abandoned
-            os.close(file)
-            continue
-        except OSError:  # no locks in this file system: nobody takes it for abandoned either
-            return draft, file
-        if _is_at(draft, file):
-            return draft, file
-        os.close(file)
-
-
-def _prefix(target: Path) -> str:
-    return f".jaxcoll-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}-"
-
-
-def _is_at(path: Path, file: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except FileNotFoundError:
-        return False
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove the drafts of a target that no process holds a lock of."""
-    mine = re.compile(re.escape(_prefix(target)) + r"[0-9a-f]{16}\.tmp")
-    with contextlib.suppress(OSError):  # no such folder, or one that may not be listed
-        for name in os.listdir(target.parent):
-            if mine.fullmatch(name):
-                _remove_if_abandoned(target.with_name(name))
-
-
-def _remove_if_abandoned(draft: Path) -> None:
-    # Finished or removed by another writer meanwhile, locked, or of a file system without locks.
-    with contextlib.suppress(OSError):
-        file = os.open(draft, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(draft, file):
-                remove(draft)
-        finally:
-            os.close(file)
-
-
-def remove(draft: Path) -> None:
-    """Remove a draft, a folder with all its files; a missing one is passed over."""
-    if draft.is_dir():
-        shutil.rmtree(draft, ignore_errors=True)
-    else:
-        draft.unlink(missing_ok=True)
-
 
 _FORMAT = "jaxcoll compact schedule 1"
 _HEADER_BYTES = 2**20
@@ -252,7 +175,7 @@ class CompactWriter:
         self._order = order
 
     def __enter__(self) -> CompactWriter:
-        self._draft, self._lock = locked_draft(self.folder, _make_folder)
+        self._draft, self._lock = drafts.locked_draft(self.folder, _make_folder)
         self._active = open(self._draft / "active", "wb")
         self._chunk = open(self._draft / "chunk", "wb")
         return self
@@ -276,7 +199,7 @@ class CompactWriter:
             if error is None:
                 self._finish()
         finally:
-            remove(self._draft)
+            drafts.remove(self._draft)
             os.close(self._lock)
 
     def _finish(self) -> None:
