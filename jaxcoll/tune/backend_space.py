@@ -25,7 +25,7 @@ from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_topology, is_small
-from jaxcoll.execute.choice.transports import alternatives, clique_conflict
+from jaxcoll.execute.choice.stated import alternatives, clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks

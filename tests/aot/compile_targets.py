@@ -24,7 +24,7 @@ from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_schedule
-from jaxcoll.execute.choice.transports import TRANSPORTS
+from jaxcoll.execute.choice.stated import TRANSPORTS
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.synth import Bucket

@@ -18,7 +18,7 @@ from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topo
 from jaxcoll.execute.axes import permute_together
 from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import active
-from jaxcoll.execute.choice.transports import (
+from jaxcoll.execute.choice.stated import (
     TRANSPORTS,
     alternatives,
     check_cliques,

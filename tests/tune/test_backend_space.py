@@ -15,7 +15,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
-from jaxcoll.execute.choice.transports import clique_conflict
+from jaxcoll.execute.choice.stated import clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import jax_space

@@ -29,7 +29,7 @@ from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice.active import Config
 from jaxcoll.execute.choice.defaults import synthesized
-from jaxcoll.execute.choice.transports import check_transport, is_grouped
+from jaxcoll.execute.choice.stated import check_transport, is_grouped
 from jaxcoll.execute.native import Native
 from jaxcoll.execute.ordering import after
 from jaxcoll.numerics import checks
