@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.measured import measured_bases
+from jaxcoll.finder.properties import measured_bases
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative.cayley_digraphs import cayley_sets
 from jaxcoll.topologies.generative.circulants import theorem_22_offset
