@@ -19,7 +19,7 @@ from jaxcoll.finder import (
     FoundTopology,
     Has,
     Prices,
-    cayley_search,
+    candidates,
     find,
     frontiers,
 )
@@ -180,7 +180,7 @@ def test_cayley_digraphs_are_searched_as_packaged(size: int, degree: int):
     """Where all sets are tried, and where they are drawn."""
     found = [
         (*base.arguments, base.steps, base.bandwidth, base.both_ways)
-        for base in cayley_search.best_sets(size, degree)
+        for base in candidates.best_sets(size, degree)
     ]
     packaged = [
         (*base.arguments, base.steps, base.bandwidth, base.both_ways)
