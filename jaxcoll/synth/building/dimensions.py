@@ -9,7 +9,7 @@ import numpy as np
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.synth.building.base import DOUBLINGS, Counts
 from jaxcoll.synth.building.grids import RankGrid
-from jaxcoll.synth.building.patterns import Pattern, circle, direct, line
+from jaxcoll.synth.building.sends import Pattern, circle, direct, line
 from jaxcoll.topology import Topology
 
 

@@ -25,10 +25,9 @@ from jaxcoll.synth.building.dimensions import (
 )
 from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
-from jaxcoll.synth.building.patterns import Pattern, steps
 from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks
-from jaxcoll.synth.building.sends import Sends, gather_along
+from jaxcoll.synth.building.sends import Pattern, Sends, gather_along, steps
 from jaxcoll.topology import Topology
 
 _MOST_PERMUTED = 5  # dimensions whose orders are all looked at

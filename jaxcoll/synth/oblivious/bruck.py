@@ -12,7 +12,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building import patterns
+from jaxcoll.synth.building import sends
 from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Synthesizer, in_pieces
 from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered
@@ -60,7 +60,7 @@ class Bruck(Synthesizer):
         index = np.arange(collective.chunks_per_shard)
 
         def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
-            pattern = patterns.bruck(len(group))
+            pattern = sends.bruck(len(group))
             return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
 
         return gathered(topology, collective, shifted, self.pieces)

@@ -13,10 +13,9 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Synthesizer, in_pieces
-from jaxcoll.synth.building.patterns import doubling, is_power_of_two
 from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import check_everyone, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import gather_in_order
+from jaxcoll.synth.building.sends import doubling, gather_in_order, is_power_of_two
 from jaxcoll.topologies import bigraph
 from jaxcoll.topology import Topology
 
