@@ -17,8 +17,7 @@ from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 

@@ -30,7 +30,7 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.task import Task
 

@@ -33,7 +33,7 @@ from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.forestcoll.rates import numbers_of_trees
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology

@@ -46,7 +46,7 @@ from jaxcoll.synth import (
     Ring,
     Synthesizer,
 )
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify

@@ -20,8 +20,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.building.derive import derive
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.verifier import verify

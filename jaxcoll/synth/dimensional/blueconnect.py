@@ -9,10 +9,9 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.dimensions import dimension_counts, dimension_patterns
 from jaxcoll.synth.building.grids import checked_shape, group_dimensions, rank_grid_of
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_along, steps
 from jaxcoll.topology import Topology

@@ -10,9 +10,8 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk
 from jaxcoll.synth.building.sends import gather_by_dimension
 from jaxcoll.topology import Topology

@@ -17,7 +17,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.building.base import FIRST, Counts, Synthesizer
+from jaxcoll.synth.building.base import FIRST, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.dimensions import (
     dimension_counts,
     dimension_patterns,
@@ -25,7 +25,6 @@ from jaxcoll.synth.building.dimensions import (
 )
 from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks
 from jaxcoll.synth.building.sends import Pattern, Sends, gather_along, steps
 from jaxcoll.topology import Topology

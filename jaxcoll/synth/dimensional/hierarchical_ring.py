@@ -12,9 +12,8 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.hosts import ranks_per_host
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
 from jaxcoll.topology import Topology

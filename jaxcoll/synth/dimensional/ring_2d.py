@@ -9,9 +9,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.grids import group_dimensions, rank_grid_of
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import gather_by_dimension
 from jaxcoll.synth.dimensional.bucket import Bucket

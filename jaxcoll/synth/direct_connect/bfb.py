@@ -17,8 +17,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Problem, Synthesizer
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
 from jaxcoll.topology import Topology
 

@@ -19,8 +19,15 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import DOUBLINGS, IN_BLOCKS, SOON, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem, mean_hops
+from jaxcoll.synth.building.base import (
+    DOUBLINGS,
+    IN_BLOCKS,
+    SOON,
+    Counts,
+    Problem,
+    Synthesizer,
+    mean_hops,
+)
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.synth.forestcoll.rates import known_optimum, numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest

@@ -15,8 +15,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,

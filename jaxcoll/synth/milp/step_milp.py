@@ -17,8 +17,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,

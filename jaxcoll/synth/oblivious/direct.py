@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import LAST, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import LAST, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import routed
 from jaxcoll.topology import Topology
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.building.base import Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends
 from jaxcoll.topology import Topology

@@ -12,8 +12,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Synthesizer, in_pieces
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Problem, Synthesizer, in_pieces
 from jaxcoll.synth.building.routed import check_everyone, on_ranks, schedule_of
 from jaxcoll.synth.building.sends import doubling, gather_in_order, is_power_of_two
 from jaxcoll.topologies import bigraph

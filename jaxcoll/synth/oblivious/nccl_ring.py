@@ -13,9 +13,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import routed
 from jaxcoll.synth.oblivious.ring import gather_around
 from jaxcoll.topology import Topology

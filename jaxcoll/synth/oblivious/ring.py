@@ -14,9 +14,8 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
 from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
 from jaxcoll.topology import Topology

@@ -12,8 +12,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import ALL_PIECES, DOUBLINGS, LAST, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import ALL_PIECES, DOUBLINGS, LAST, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import check_everyone, schedule_of
 from jaxcoll.synth.building.sends import Sends, exchanges, gather_in_order, is_power_of_two
 from jaxcoll.topology import Topology

@@ -12,9 +12,8 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.dimensions import dimension_counts
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import gathered, on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_in_order, tripling
 from jaxcoll.topology import Topology

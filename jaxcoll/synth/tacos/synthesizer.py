@@ -16,8 +16,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.building.switch_unwinding import degrees, unwind
 from jaxcoll.synth.tacos.rules import Rule, rule_named
 from jaxcoll.synth.tacos.search import (

@@ -17,8 +17,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
 from jaxcoll.synth.forestcoll.rates import rates_for_chunks

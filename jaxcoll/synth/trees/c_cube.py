@@ -11,8 +11,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, LAST, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import DOUBLINGS, LAST, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import check_everyone
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topologies import dgx1

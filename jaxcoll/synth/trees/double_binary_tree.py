@@ -10,8 +10,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import LAST, Counts, Synthesizer, in_pieces
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import LAST, Counts, Problem, Synthesizer, in_pieces
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topologies.generative.binary_trees import tree_parents
 from jaxcoll.topology import Topology

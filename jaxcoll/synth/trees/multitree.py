@@ -14,8 +14,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.trees import multitree_kernel as kernel
 from jaxcoll.topology import Topology
