@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.dimensional.blueconnect import BlueConnect
-from jaxcoll.synth.dimensional.bucket import Bucket
 from jaxcoll.synth.dimensional.cascade import Cascade
-from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
-from jaxcoll.synth.dimensional.ring_2d import Ring2D
+from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.dimensional.themis import Themis
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
