@@ -6,10 +6,8 @@ them. ``building`` holds what they share; the other folders are one family each.
 
 from jaxcoll.synth.auto import Portfolio
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer, empty_schedule
-from jaxcoll.synth.dimensional.blueconnect import BlueConnect
-from jaxcoll.synth.dimensional.cascade import Cascade
+from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade, Themis
 from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
-from jaxcoll.synth.dimensional.themis import Themis
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest

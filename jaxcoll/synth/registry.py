@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.dimensional.blueconnect import BlueConnect
-from jaxcoll.synth.dimensional.cascade import Cascade
+from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade, Themis
 from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
-from jaxcoll.synth.dimensional.themis import Themis
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
