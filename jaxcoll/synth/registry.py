@@ -29,12 +29,10 @@ from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
-from jaxcoll.synth.trees.c_cube import CCube
-from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.trees.hierarchical_tree import HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.multitree import MultiTree
-from jaxcoll.synth.trees.tto import Tto
+from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
 
 _ALL: tuple[type[Synthesizer], ...] = (
     Ring,

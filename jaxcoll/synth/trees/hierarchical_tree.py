@@ -14,8 +14,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer, in_pieces
 from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
-from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
-from jaxcoll.synth.trees.pipeline import Tree, all_reduce
+from jaxcoll.synth.trees.pipeline import Tree, all_reduce, double_binary_trees
 from jaxcoll.topology import Topology
 
 
