@@ -26,8 +26,7 @@ from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
-from jaxcoll.synth.trees.blink import Blink
-from jaxcoll.synth.trees.hierarchical_tree import HierarchicalTree
+from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
