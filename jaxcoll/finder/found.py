@@ -24,8 +24,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb_reversal import all_reduce_of
 from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, scatter_of
 from jaxcoll.synth.registry import REGISTRY
-from jaxcoll.synth.routing.concurrent_flow import FlowRate, digraph_flow
-from jaxcoll.synth.routing.rate_bounds import RateBounds
+from jaxcoll.synth.routing.concurrent_flow import FlowRate, RateBounds, digraph_flow
 from jaxcoll.topologies.generative import Digraph
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.verifier import verify

@@ -33,9 +33,8 @@ from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.errors import FormatError
 from jaxcoll.finder.construction import Construction
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
-from jaxcoll.synth.routing.concurrent_flow import digraph_flow
+from jaxcoll.synth.routing.concurrent_flow import RateBounds, digraph_flow
 from jaxcoll.synth.routing.kautz_flow import kautz_flow_bounds
-from jaxcoll.synth.routing.rate_bounds import RateBounds
 from jaxcoll.synth.routing.shortest_flow import shortest_flow_bounds
 from jaxcoll.topologies.generative import Digraph, circulant, generalized_kautz
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.routing.rate_bounds import RateBounds
+from jaxcoll.synth.routing.concurrent_flow import RateBounds
 from jaxcoll.topologies.arguments import count
 
 # Ranks times arcs of a longest walk, up to which sums of loads fit 64 bits by far.

@@ -20,8 +20,8 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.synth.routing.concurrent_flow import RateBounds
 from jaxcoll.synth.routing.concurrent_flow_kernel import total_distance
-from jaxcoll.synth.routing.rate_bounds import RateBounds
 from jaxcoll.topologies.generative.digraph import Digraph
 
 # Whole units of a flow of 1, which many numbers divide; the largest whose sums fit 64 bits is used.
