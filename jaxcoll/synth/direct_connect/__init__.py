@@ -10,9 +10,8 @@
 """
 
 from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost
-from jaxcoll.synth.direct_connect.bfb_heterogeneous import bfb_times
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
-from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
+from jaxcoll.synth.direct_connect.bfb_reversal import bfb_times, reversed_on
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb, group_cost
 
