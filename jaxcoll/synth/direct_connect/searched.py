@@ -15,7 +15,7 @@ from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
-from jaxcoll.synth.direct_connect.expansions.product import bfb_all_gather
+from jaxcoll.synth.direct_connect.expansions.expansion import bfb_all_gather
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_bruijn
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH

@@ -6,15 +6,17 @@
 - ``product``: products of different digraphs, scheduled by BFB.
 """
 
-from jaxcoll.synth.direct_connect.expansions.both_ways import Bidirectional
-from jaxcoll.synth.direct_connect.expansions.degree import DegreeExpansion
-from jaxcoll.synth.direct_connect.expansions.expansion import Expansion, scatter_of
-from jaxcoll.synth.direct_connect.expansions.line_graph import LineGraph, line_graph_power_cost
-from jaxcoll.synth.direct_connect.expansions.power import CartesianPower
-from jaxcoll.synth.direct_connect.expansions.product import (
+from jaxcoll.synth.direct_connect.expansions.expansion import (
+    Bidirectional,
+    CartesianPower,
+    DegreeExpansion,
+    Expansion,
+    LineGraph,
     bfb_all_gather,
+    line_graph_power_cost,
     product_all_gather,
     product_cost,
+    scatter_of,
 )
 
 __all__ = [
