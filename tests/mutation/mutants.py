@@ -243,7 +243,7 @@ def main() -> int:
         trees: queue.Queue[Path] = queue.Queue()
         for job in range(options.jobs):
             tree = Path(folder, str(job))
-            for package in PACKAGES:
+            for package in (*PACKAGES, "configs"):
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(ROOT / package, tree / package, ignore=ignore)
             for name in ("setup.cfg", "pyproject.toml"):
