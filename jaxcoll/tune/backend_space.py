@@ -23,8 +23,7 @@ from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.configurations.config import Config, Parameter
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
-from jaxcoll.execute.choice.configured import schedule_of
-from jaxcoll.execute.choice.defaults import default_topology, is_small
+from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
 from jaxcoll.execute.choice.stated import alternatives, clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES

@@ -14,7 +14,7 @@ import pytest
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.execute.choice.defaults import default_topology, is_small
+from jaxcoll.execute.choice.configured import default_topology, is_small
 from jaxcoll.numerics import compiled
 from jaxcoll.numerics.compiled import interpreted, kernel
 from jaxcoll.synth.registry import REGISTRY

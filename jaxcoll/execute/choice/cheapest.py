@@ -23,8 +23,8 @@ from jax.sharding import Mesh
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.choice import active, stated
-from jaxcoll.execute.choice.defaults import default_schedule, default_topology, is_small
+from jaxcoll.execute.choice import configured, stated
+from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
 from jaxcoll.execute.native import Native, is_native
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
@@ -397,7 +397,7 @@ def explain_choice(
     several = not isinstance(names, str) and len(names) > 1
     found = candidates(what, size, network, costs, several)
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
-    in_use = active.current() is not None
+    in_use = configured.current() is not None
     return Explanation(what, size, network, costs, ranked, taken(found), in_use)
 
 

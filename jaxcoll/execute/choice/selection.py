@@ -15,7 +15,7 @@ from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
-from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
+from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesizer_named
