@@ -34,8 +34,7 @@ from jaxcoll.errors import FormatError
 from jaxcoll.finder.construction import Construction
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import RateBounds, digraph_flow
-from jaxcoll.synth.routing.kautz_flow import kautz_flow_bounds
-from jaxcoll.synth.routing.shortest_flow import shortest_flow_bounds
+from jaxcoll.synth.routing.shortest_flow import kautz_flow_bounds, shortest_flow_bounds
 from jaxcoll.topologies.generative import Digraph, circulant, generalized_kautz
 
 # Ranks up to which the linear program of the rate is solved, and up to which the flows of
