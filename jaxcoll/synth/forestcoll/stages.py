@@ -26,7 +26,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.capacities import PathCapacity
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.packing.height_reduction import Trees
+from jaxcoll.synth.forestcoll.packing.spanning import Trees
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.rates import Rates

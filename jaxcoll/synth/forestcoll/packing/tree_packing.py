@@ -31,8 +31,15 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.max_flow import FlowNetwork, dinic
 from jaxcoll.synth.forestcoll.capacities import Pair
 from jaxcoll.synth.forestcoll.packing.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.packing.height_reduction import Trees, depths, reparent
-from jaxcoll.synth.forestcoll.packing.spanning import Arcs, Packed, arcs_of, measured
+from jaxcoll.synth.forestcoll.packing.spanning import (
+    Arcs,
+    Packed,
+    Trees,
+    arcs_of,
+    depths,
+    measured,
+    reparent,
+)
 
 Capacity = dict[Pair, int]
 Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
