@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.bitset import bit_of
-from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, place
+from jaxcoll.synth.tacos.state import WORD, Holdings, Network, bit_of, measure, place
 
 # Words in a block: the networks are smaller than those that run in lockstep.
 WORDS = 8

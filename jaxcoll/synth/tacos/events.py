@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos import rules
-from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
 from jaxcoll.synth.tacos.event_state import (
     BLOCK,
     FINISH,
@@ -34,7 +33,16 @@ from jaxcoll.synth.tacos.event_state import (
     pop,
     push,
 )
-from jaxcoll.synth.tacos.state import Holdings, Network, next_block, place
+from jaxcoll.synth.tacos.state import (
+    Holdings,
+    Network,
+    bit_of,
+    draw_bit,
+    next_block,
+    next_random,
+    place,
+    random_below,
+)
 
 _ZERO = np.uint64(0)
 _RANDOM = int(rules.Rule.RANDOM)
