@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+    from jaxcoll.synth.tacos.synthesizer import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
