@@ -3,7 +3,6 @@
 ``model`` holds the columns and rows; ``sccl`` and ``step_milp`` are the two formulations.
 """
 
-from jaxcoll.synth.milp.sccl import Sccl
-from jaxcoll.synth.milp.step_milp import StepMilp
+from jaxcoll.synth.milp.step_milp import Sccl, StepMilp
 
 __all__ = ["Sccl", "StepMilp"]
