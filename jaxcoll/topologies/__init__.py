@@ -18,10 +18,18 @@ from jaxcoll.topologies.gpu_clusters import (
     nvswitch_hosts,
 )
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
-from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
 from jaxcoll.topologies.product import product
-from jaxcoll.topologies.routers import behind_routers, dragonfly, flattened_butterfly
-from jaxcoll.topologies.switch_tiers import bigraph, fat_tree, leaf_spine
+from jaxcoll.topologies.switch_tiers import (
+    behind_routers,
+    bigraph,
+    dragonfly,
+    fat_tree,
+    flattened_butterfly,
+    leaf_spine,
+    multi_rail,
+    ring_fc_switch,
+    switch_2d,
+)
 
 __all__ = [
     "DGX1_CIRCLES",
