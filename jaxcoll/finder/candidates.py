@@ -41,9 +41,9 @@ from jaxcoll.topologies.generative.cayley_digraphs import (
     cayley_sets,
     groups,
 )
-from jaxcoll.topologies.generative.circulants import theorem_22_offset
 from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
 from jaxcoll.topologies.generative.finite_geometry import is_field_order
+from jaxcoll.topologies.generative.tori import theorem_22_offset
 
 
 class Has(enum.IntFlag):

@@ -10,15 +10,6 @@
 
 from jaxcoll.topologies.generative.binary_trees import double_binary_tree
 from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
-from jaxcoll.topologies.generative.circulants import (
-    bidirectional_ring,
-    circulant,
-    dense_circulant,
-    directed_circulant,
-    least_diameter_circulant,
-    shifted_ring,
-    unidirectional_ring,
-)
 from jaxcoll.topologies.generative.complete_graphs import (
     complete,
     complete_bipartite,
@@ -46,7 +37,18 @@ from jaxcoll.topologies.generative.operations import (
     line_graph,
     multiply_arcs,
 )
-from jaxcoll.topologies.generative.tori import optical_cubes, torus, twisted_torus
+from jaxcoll.topologies.generative.tori import (
+    bidirectional_ring,
+    circulant,
+    dense_circulant,
+    directed_circulant,
+    least_diameter_circulant,
+    optical_cubes,
+    shifted_ring,
+    torus,
+    twisted_torus,
+    unidirectional_ring,
+)
 
 __all__ = [
     "FAMILIES",

@@ -11,7 +11,6 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
-    circulants,
     complete_graphs,
     distance_regular_graphs,
     finite_geometry,
@@ -201,18 +200,16 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(
             "circulant",
-            circulants.least_diameter_circulant,
+            tori.least_diameter_circulant,
             lambda n, d: _only(d >= 4 and d % 2 == 0 and n > 6, n, d),
         ),
-        Family("directed circulant", circulants.dense_circulant, lambda n, d: _only(n == d + 2, d)),
+        Family("directed circulant", tori.dense_circulant, lambda n, d: _only(n == d + 2, d)),
         Family(
             "bidirectional ring",
-            circulants.bidirectional_ring,
+            tori.bidirectional_ring,
             lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
         ),
-        Family(
-            "unidirectional ring", circulants.unidirectional_ring, lambda n, d: _only(True, d, n)
-        ),
+        Family("unidirectional ring", tori.unidirectional_ring, lambda n, d: _only(True, d, n)),
         Family(
             "Diamond", kautz_graphs.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False
         ),
@@ -225,7 +222,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family("distance-regular", distance_regular_graphs.distance_regular, _table_a2),
         Family("Cayley", cayley_digraphs.cayley, _cayley),
-        Family("shifted ring", circulants.shifted_ring, _shifted_rings),
+        Family("shifted ring", tori.shifted_ring, _shifted_rings),
         Family("twisted torus", tori.twisted_torus, _twisted_tori),
         Family("twisted hypercube", complete_graphs.twisted_hypercube, _twisted_hypercube),
         Family("Johnson", distance_regular_graphs.johnson, _johnson),

@@ -18,7 +18,6 @@ from jaxcoll.bounds.moore import bidirectional_moore_steps, moore_bound, moore_s
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import generative as gen
-from jaxcoll.topologies.generative.circulants import theorem_22_offset
 from jaxcoll.topologies.generative.distance_regular_graphs import (
     TABLE_A2_SIZES,
     crown,
@@ -35,6 +34,7 @@ from jaxcoll.topologies.generative.finite_geometry import (
     generalized_quadrangle,
     projective_plane,
 )
+from jaxcoll.topologies.generative.tori import theorem_22_offset
 
 # Table A.2: N, T_L, T_L*, T_L**.
 TABLE_A2 = [
