@@ -38,7 +38,7 @@ from jaxcoll.synth.building.base import (
 )
 from jaxcoll.synth.building.routed import check_everyone, routed
 from jaxcoll.topologies import dgx1
-from jaxcoll.topologies.generative.binary_trees import tree_parents
+from jaxcoll.topologies.generative.kautz_graphs import tree_parents
 from jaxcoll.topology import Topology
 
 # Columns of sends: step, src, dst, chunk, reduce, message; sends of one message stand together.

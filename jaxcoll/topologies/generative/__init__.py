@@ -8,24 +8,22 @@
 - ``families``: all by name, with the sizes and degrees they exist at.
 """
 
-from jaxcoll.topologies.generative.binary_trees import double_binary_tree
 from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
-from jaxcoll.topologies.generative.complete_graphs import (
-    complete,
-    complete_bipartite,
-    hamming,
-    hypercube,
-    twisted_hypercube,
-)
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.distance_regular_graphs import distance_regular
 from jaxcoll.topologies.generative.families import FAMILIES, Family, Member, family, members
 from jaxcoll.topologies.generative.kautz_graphs import (
+    complete,
+    complete_bipartite,
     de_bruijn,
     diamond,
+    double_binary_tree,
     generalized_kautz,
+    hamming,
+    hypercube,
     kautz,
     modified_de_bruijn,
+    twisted_hypercube,
 )
 from jaxcoll.topologies.generative.operations import (
     bidirectional,

@@ -13,7 +13,6 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count
-from jaxcoll.topologies.generative.complete_graphs import hamming, hypercube
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.finite_geometry import (
     affine_plane_minus_class,
@@ -21,6 +20,7 @@ from jaxcoll.topologies.generative.finite_geometry import (
     generalized_quadrangle,
     projective_plane,
 )
+from jaxcoll.topologies.generative.kautz_graphs import hamming, hypercube
 from jaxcoll.topologies.generative.operations import checked
 
 

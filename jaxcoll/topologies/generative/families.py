@@ -11,7 +11,6 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
-    complete_graphs,
     distance_regular_graphs,
     finite_geometry,
     kautz_graphs,
@@ -189,9 +188,9 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
 FAMILIES: Mapping[str, Family] = {
     entry.name: entry
     for entry in (
-        Family("complete", complete_graphs.complete, _complete),
-        Family("complete bipartite", complete_graphs.complete_bipartite, _complete_bipartite),
-        Family("Hamming", complete_graphs.hamming, _hamming),
+        Family("complete", kautz_graphs.complete, _complete),
+        Family("complete bipartite", kautz_graphs.complete_bipartite, _complete_bipartite),
+        Family("Hamming", kautz_graphs.hamming, _hamming),
         Family("Kautz", kautz_graphs.kautz, _kautz),
         Family(
             "generalized Kautz",
@@ -224,7 +223,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("Cayley", cayley_digraphs.cayley, _cayley),
         Family("shifted ring", tori.shifted_ring, _shifted_rings),
         Family("twisted torus", tori.twisted_torus, _twisted_tori),
-        Family("twisted hypercube", complete_graphs.twisted_hypercube, _twisted_hypercube),
+        Family("twisted hypercube", kautz_graphs.twisted_hypercube, _twisted_hypercube),
         Family("Johnson", distance_regular_graphs.johnson, _johnson),
         Family("odd", distance_regular_graphs.odd_graph, _odd),
         Family("doubled odd", distance_regular_graphs.doubled_odd_graph, _doubled_odd),

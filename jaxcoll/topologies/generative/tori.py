@@ -21,8 +21,8 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count, network_sides
-from jaxcoll.topologies.generative.complete_graphs import complete
 from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.kautz_graphs import complete
 from jaxcoll.topologies.generative.operations import cartesian_product
 
 
