@@ -41,8 +41,7 @@ from jaxcoll.topologies.generative.cayley_digraphs import (
     cayley_sets,
     groups,
 )
-from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
-from jaxcoll.topologies.generative.finite_geometry import is_field_order
+from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES, is_field_order
 from jaxcoll.topologies.generative.tori import theorem_22_offset
 
 

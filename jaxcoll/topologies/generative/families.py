@@ -12,7 +12,6 @@ from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
     distance_regular_graphs,
-    finite_geometry,
     kautz_graphs,
     tori,
 )
@@ -179,7 +178,7 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
 
     def find(n: int, d: int) -> Iterator[Arguments]:
         q = d - degree_over_order
-        fits = 2 <= q <= largest and size_of(q) == n and finite_geometry.is_field_order(q)
+        fits = 2 <= q <= largest and size_of(q) == n and distance_regular_graphs.is_field_order(q)
         return _only(fits, q)
 
     return find
@@ -234,22 +233,22 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(
             "projective plane",
-            finite_geometry.projective_plane,
+            distance_regular_graphs.projective_plane,
             _of_order(lambda q: 2 * (q * q + q + 1), 1),
         ),
         Family(
             "affine plane minus a class",
-            finite_geometry.affine_plane_minus_class,
+            distance_regular_graphs.affine_plane_minus_class,
             _of_order(lambda q: 2 * q * q, 0),
         ),
         Family(
             "generalized quadrangle",
-            finite_geometry.generalized_quadrangle,
+            distance_regular_graphs.generalized_quadrangle,
             _of_order(lambda q: 2 * (q + 1) * (q * q + 1), 1),
         ),
         Family(
             "generalized hexagon",
-            finite_geometry.generalized_hexagon,
+            distance_regular_graphs.generalized_hexagon,
             _of_order(lambda q: 2 * (q**6 - 1) // (q - 1), 1, largest=3),
         ),
     )
