@@ -9,9 +9,8 @@ The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``
 """
 
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
-from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import Memory
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import (
     Collectives,

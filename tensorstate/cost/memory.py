@@ -22,8 +22,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import Problem

@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec
 
 import jaxcoll as jc
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.problem import Problem

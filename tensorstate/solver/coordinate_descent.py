@@ -23,7 +23,7 @@ from tensorstate.cost.cost import (
     estimate_cost,
     seconds_by_collective,
 )
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape

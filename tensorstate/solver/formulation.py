@@ -70,8 +70,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
