@@ -21,7 +21,7 @@ from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, Schedu
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
-from tensorstate.problem.constraints import (
+from tensorstate.problem.baselines import (
     Spec,
     apply_constraints,
     checked_forbidden,
@@ -73,7 +73,7 @@ def search(
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
-            ``tensorstate.problem.constraints``).
+            ``tensorstate.problem.baselines``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
