@@ -27,8 +27,7 @@ from tensorstate.ir.placements import Placements
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
 Category = Literal["saved", "loop_resident", "gradients", "temporaries"]
 CATEGORIES: tuple[Category, ...] = ("saved", "loop_resident", "gradients", "temporaries")

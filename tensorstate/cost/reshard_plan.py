@@ -36,8 +36,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep, ReshardTree
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
+from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

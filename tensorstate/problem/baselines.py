@@ -29,7 +29,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import Strategy
 
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")

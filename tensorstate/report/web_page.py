@@ -26,7 +26,7 @@ from tensorstate.cost.reshard_plan import ReshardPlan, ReshardTree, reshard_plan
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.report.text import (
     common_pattern,
     format_placements,

@@ -75,8 +75,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
 from tensorstate.solver.reshard_constraints import (
     GroupVariables,

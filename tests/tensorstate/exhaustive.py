@@ -24,8 +24,7 @@ from tensorstate.cost.reshard_plan import (
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
