@@ -152,7 +152,6 @@ def _run_tests(tree: Path, tests: Sequence[str], earlier, limit: float, caches: 
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    os.nice(15)
     os.chdir(tree)
     for name in [n for n in sys.modules if n.partition(".")[0] in PACKAGES]:
         del sys.modules[name]
