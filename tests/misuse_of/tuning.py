@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxcoll import finder, tune
 from jaxcoll.tune import nccl
-from jaxcoll.tune.nccl import conf, environment, nccl_tests, ncclx
+from jaxcoll.tune.nccl import conf, nccl_tests, ncclx, shared_table
 from jaxcoll.tune.tables.decision import Decision
 from tests.misuse import fields_of
 
@@ -148,10 +148,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"table": tune.Table(), "config": RING, "machine": HERE, "collective": None},
     ),
     "nccl.shared_table.SharedTable": (
-        environment.SharedTable, {"path": "/dev/null", "capacity": 4}
+        shared_table.SharedTable, {"path": "/dev/null", "capacity": 4}
     ),
     "nccl.shared_table.build": (
-        environment.build, {"target": "/dev/null", "compiler": "no compiler"}
+        shared_table.build, {"target": "/dev/null", "compiler": "no compiler"}
     ),
     # ------------------------------------------------------------------ the finder
     "finder.find": (

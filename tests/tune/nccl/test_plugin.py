@@ -15,7 +15,7 @@ import pytest
 from jaxcoll.errors import TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer
-from jaxcoll.tune.nccl.environment import SOURCES, SharedTable, build
+from jaxcoll.tune.nccl.shared_table import SOURCES, SharedTable, build
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None or not sys.platform.startswith("linux"),
