@@ -17,8 +17,7 @@ from jaxcoll.topologies.gpu_clusters import (
     mi250,
     nvswitch_hosts,
 )
-from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
-from jaxcoll.topologies.product import product
+from jaxcoll.topologies.grids import hypercube, mesh, product, ring, torus
 from jaxcoll.topologies.switch_tiers import (
     behind_routers,
     bigraph,

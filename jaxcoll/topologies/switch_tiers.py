@@ -31,8 +31,7 @@ from jaxcoll.topologies.arguments import (
     speeds,
 )
 from jaxcoll.topologies.complete import fully_connected, switch
-from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, ring
-from jaxcoll.topologies.product import product
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, product, ring
 from jaxcoll.topology import Topology
 
 
