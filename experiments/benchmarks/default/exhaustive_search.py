@@ -34,7 +34,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.forestcoll.rates import numbers_of_trees
+from jaxcoll.synth.forestcoll.capacities import numbers_of_trees
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 

@@ -28,8 +28,8 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     mean_hops,
 )
+from jaxcoll.synth.forestcoll.capacities import known_optimum, numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
-from jaxcoll.synth.forestcoll.rates import known_optimum, numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
