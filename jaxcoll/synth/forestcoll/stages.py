@@ -28,8 +28,7 @@ from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
 from jaxcoll.synth.forestcoll.packing.spanning import Trees
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
-from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.translated_trees import moved_trees
+from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees, moved_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
