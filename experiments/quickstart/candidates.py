@@ -20,9 +20,8 @@ from jax.sharding import Mesh, PartitionSpec
 from matplotlib.figure import Figure
 
 import jaxcoll as jc
-from experiments.config import HardwareConfig, SynthConfig, TopologyConfig
+from experiments.config import HardwareConfig, SynthConfig, TopologyConfig, configure
 from experiments.errors import CheckError
-from experiments.registry import configure
 from experiments.study import write_figure
 from jaxcoll import Bound, CollectiveError, Schedule, Topology, TopologyError, draw, topologies
 

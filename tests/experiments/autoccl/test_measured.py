@@ -22,8 +22,8 @@ from experiments.autoccl.trials import (
     product,
     product_alone,
 )
+from experiments.config import configure
 from experiments.errors import CheckError, ConfigError
-from experiments.registry import configure
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config
 from tests.experiments.runs import small_run

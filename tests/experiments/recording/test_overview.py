@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import overview
+from experiments.config import EXPERIMENTS
 from experiments.recording import pages, records
-from experiments.registry import EXPERIMENTS
 from experiments.tacos.comparison import ATTEMPTS
 from jaxcoll.synth import Tacos
 
