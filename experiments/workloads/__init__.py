@@ -7,15 +7,6 @@ it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` g
 """
 
 from experiments.workloads.collectives import Simulated, fastest, ideal, in_turn
-from experiments.workloads.layers import (
-    Exchange,
-    Iteration,
-    Layer,
-    Overlap,
-    Workload,
-    iteration,
-    workload,
-)
 from experiments.workloads.models import (
     Accelerator,
     Flops,
@@ -23,6 +14,15 @@ from experiments.workloads.models import (
     Systolic,
     load_accelerator,
     load_model,
+)
+from experiments.workloads.training_time import (
+    Exchange,
+    Iteration,
+    Layer,
+    Overlap,
+    Workload,
+    iteration,
+    workload,
 )
 
 __all__ = [
