@@ -6,12 +6,15 @@ the time of each pass and the bytes of each exchange. ``iteration`` runs one tra
 it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` gives.
 """
 
-from experiments.workloads.collectives import Simulated, fastest, ideal, in_turn
 from experiments.workloads.models import (
     Accelerator,
     Flops,
     Model,
+    Simulated,
     Systolic,
+    fastest,
+    ideal,
+    in_turn,
     load_accelerator,
     load_model,
 )
