@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments.autoccl.searches.printed import Printed
-from experiments.autoccl.searches.released import Released
+from experiments.autoccl.searches.released import Printed, Released
 from experiments.autoccl.searches.sampled import Afnfa, Exhaustive
 from jaxcoll.configurations.base import Search
 from jaxcoll.tune import Fitted
