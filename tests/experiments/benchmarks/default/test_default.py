@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.default import default, exhaustive_search
+from experiments.benchmarks.default import exhaustive_search
 from experiments.benchmarks.default.exhaustive_search import (
     SIZES,
     WITHIN,
@@ -27,7 +27,7 @@ KINDS = ("all_gather", "all_reduce", "all_to_all")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SMALL)
 def test_the_default_is_near_the_best_of_all(name, kind):
-    topology, best = default.NETWORKS[name](), recorded()[name]["best"][kind]
+    topology, best = exhaustive_search.NETWORKS[name](), recorded()[name]["best"][kind]
     for size, nbytes in SIZES.items():
         taken = simulate(synthesize(topology, kind, nbytes=nbytes), nbytes).time
         assert taken <= WITHIN * best[size]["seconds"]
@@ -35,7 +35,7 @@ def test_the_default_is_near_the_best_of_all(name, kind):
 
 def test_what_is_recorded_is_no_faster_than_the_bound():
     for name, network in recorded().items():
-        topology = default.NETWORKS[name]()
+        topology = exhaustive_search.NETWORKS[name]()
         assert network["ranks"] == topology.num_ranks
         for kind, best in network["best"].items():
             for size, found in best.items():
@@ -69,15 +69,15 @@ def test_it_runs_and_records(monkeypatch, tmp_path, capsys):
     record = tmp_path / "record.json"
     monkeypatch.setattr(exhaustive_search, "RECORD", record)
     monkeypatch.setattr(exhaustive_search, "_commit", lambda: "0000000")
-    monkeypatch.setitem(default.NETWORKS, "pair", lambda: ring(2))  # type: ignore[arg-type]
-    monkeypatch.setattr(default, "_compile", lambda kinds: None)
+    monkeypatch.setitem(exhaustive_search.NETWORKS, "pair", lambda: ring(2))  # type: ignore[arg-type]
+    monkeypatch.setattr(exhaustive_search, "_compile", lambda kinds: None)
     few = ["--networks", "pair", "--collectives", "all_gather"]
-    default.main(["--exhaustive", "--sends", "64", "--seconds", "1", *few])
+    exhaustive_search.main(["--exhaustive", "--sends", "64", "--seconds", "1", *few])
     found = json.loads(record.read_text())["networks"]["pair"]
     assert set(found["best"]["all_gather"]) == set(SIZES)
     (run,) = found["runs"]["all_gather"]
     assert (run["commit"], run["sizes"]) == ("0000000", list(SIZES))
-    default.main(few)
+    exhaustive_search.main(few)
     said = capsys.readouterr().out
     assert "Within 3 % of the exhaustive search's best: 4 of 4" in said
     assert (tmp_path / "results/bench/default.json").is_file()
