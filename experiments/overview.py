@@ -25,7 +25,7 @@ from experiments.errors import ConfigError
 from experiments.notes import filled
 from experiments.recording import pages, records
 from experiments.recording.records import PAPER, SMALL, Run, Study
-from experiments.tacos.comparison import ATTEMPTS
+from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.io.files import write_text
 from jaxcoll.synth import Tacos
 
