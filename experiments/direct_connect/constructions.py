@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least
-from experiments.direct_connect.notation import built_cost, parse, predicted
-from experiments.direct_connect.paper import Machine, plain_axes
+from experiments.direct_connect.paper import Machine, built_cost, parse, plain_axes, predicted
 from experiments.errors import CheckError, ConfigError
 from experiments.plots import panels
 from experiments.study import publish

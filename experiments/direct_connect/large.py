@@ -11,10 +11,10 @@ from typing import Any
 
 from experiments.config import PaperValue, StudyConfig, at_least, one_of
 from experiments.direct_connect.constructions import fastest
-from experiments.direct_connect.notation import rate_bound
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
+    rate_bound,
     shifted_ring,
     traditional_torus,
 )

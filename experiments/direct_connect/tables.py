@@ -11,16 +11,18 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, above, at_least, one_of
-from experiments.direct_connect.notation import (
+from experiments.direct_connect.paper import (
+    Printed,
     base_cost,
     built_cost,
     half_to_even,
     is_optimal,
+    ours_beside_theirs,
     parse,
+    plain_axes,
     predicted,
     rate_bound,
 )
-from experiments.direct_connect.paper import Printed, ours_beside_theirs, plain_axes
 from experiments.errors import CheckError, ConfigError
 from experiments.study import publish
 from jaxcoll.bounds.moore import (

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
-from experiments.direct_connect.notation import parse
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
+    parse,
     plain_axes,
     shifted_bfb_ring,
     shifted_ring,
