@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.config import configure
 from experiments.errors import ConfigError
 from experiments.multitree import allreduces, flits
-from experiments.multitree.training_time import (
+from experiments.multitree.networks import (
     BANDWIDTH,
     NETWORKS,
     algorithms,
