@@ -20,7 +20,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments.benchmarks.default.exhaustive_search import WITHIN, Limits, search
+from experiments.benchmarks.default.default import WITHIN, Limits, search
 from experiments.benchmarks.report import report, text, write
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
