@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import Collective
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
@@ -30,7 +31,6 @@ from jaxcoll.execute.native import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer
-from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
 # latency.

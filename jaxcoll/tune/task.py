@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import jax
 
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 
 __all__ = ["Task", "tasks_of"]
 

@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
     parser.add_argument(
-        "--seconds", type=float, default=20, help="of tests per mutant, the quickest first"
+        "--seconds", type=float, default=20, help="of tests per mutant, fast ones first"
     )
     options = parser.parse_args()
     if unknown := set(options.files) - TARGETS.keys():

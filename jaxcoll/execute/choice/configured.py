@@ -51,6 +51,7 @@ from jax import lax
 
 from jaxcoll import topologies
 from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
@@ -62,7 +63,6 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import FEW_SENDS, interpreted
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, synthesizer_named
-from jaxcoll.task import Task
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 

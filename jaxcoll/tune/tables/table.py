@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables import table_file
 from jaxcoll.tune.tables.decision import (
     Decision,

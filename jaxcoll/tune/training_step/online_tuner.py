@@ -20,10 +20,10 @@ from typing import Any
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.tables.table import Table

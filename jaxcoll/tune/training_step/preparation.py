@@ -23,10 +23,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxcoll.collective import ROOTED
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.space import Space
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import candidates, jax_space
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

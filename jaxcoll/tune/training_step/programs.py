@@ -18,10 +18,10 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import configured
-from jaxcoll.task import Task
 from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads. Steps leave processor time to compilers while devices wait for each other,
@@ -29,7 +29,7 @@ from jaxcoll.tune.training_step.regression import Choice
 _NICE = 19
 
 # By its named scope a compiled program tells which task an operation belongs to.
-SCOPE = "jaxcoll.task"
+SCOPE = "jaxcoll.configurations.task"
 
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
 
