@@ -15,7 +15,7 @@ from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.ring import Direct
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.topology import Topology
 
