@@ -20,8 +20,7 @@ from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
-from jaxcoll.synth.oblivious.swing import Swing
-from jaxcoll.synth.oblivious.trivance import Trivance
+from jaxcoll.synth.oblivious.swing import Swing, Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
