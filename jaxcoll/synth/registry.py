@@ -15,10 +15,7 @@ from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.oblivious.bruck import Bruck
-from jaxcoll.synth.oblivious.halving import Halving
-from jaxcoll.synth.oblivious.hdrm import Hdrm
-from jaxcoll.synth.oblivious.rhd import Rhd
+from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd
 from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.oblivious.swing import Swing, Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
