@@ -22,10 +22,17 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.bounds import all_reduce_times as sums
-from jaxcoll.bounds.cuts import crossing, narrow_sets, parts, spreading
+from jaxcoll.bounds.cuts import (
+    as_collective,
+    as_size,
+    crossing,
+    narrow_sets,
+    needs_of,
+    parts,
+    spreading,
+)
 from jaxcoll.bounds.distances import transport_bound
 from jaxcoll.bounds.flows_over_time import Arrival, Latencies, across, entering, leaving
-from jaxcoll.bounds.needs import as_collective, as_size, needs_of
 from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError

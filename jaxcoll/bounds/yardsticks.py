@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.bounds.needs import as_collective, as_size, needs_of
+from jaxcoll.bounds.cuts import as_collective, as_size, needs_of
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics.rational import Number

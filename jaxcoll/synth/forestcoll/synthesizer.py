@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from typing import ClassVar, Self
 
-from jaxcoll.bounds.shared_paths import AllReduceBound
+from jaxcoll.bounds.cuts import AllReduceBound
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
