@@ -14,8 +14,7 @@ from jaxcoll.simulation.timeline import Clock
 from jaxcoll.synth.tacos import event_state, events
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
-from jaxcoll.synth.tacos.rules import Rule
-from jaxcoll.synth.tacos.slow_links import faster_ranks
+from jaxcoll.synth.tacos.rules import Rule, faster_ranks
 from jaxcoll.topology import Topology
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
