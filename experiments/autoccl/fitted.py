@@ -24,7 +24,7 @@ from experiments.autoccl.labels import MODELLED
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.configurations.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
+from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
 # Where the constants of a subspace are expected, by which the fit is unique: start-up times in s,

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.study import Row, publish
+from jaxcoll.configurations.config import THREADS, nccl_config
 from jaxcoll.configurations.config import Config as Configuration
-from jaxcoll.configurations.nccl_space import THREADS, nccl_config
 from jaxcoll.configurations.task import Task
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune.tables.decision import Machine

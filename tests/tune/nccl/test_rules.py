@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.configurations.nccl_space import nccl_config
+from jaxcoll.configurations.config import nccl_config
 from jaxcoll.configurations.task import Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
