@@ -25,8 +25,7 @@ import numpy as np
 
 from jaxcoll.configurations.base import Search, Steps, race
 from jaxcoll.configurations.config import TABLE_2, Config
-from jaxcoll.configurations.equations import NCCL_PHASES, Equations
-from jaxcoll.configurations.fits import Floats
+from jaxcoll.configurations.fits import NCCL_PHASES, Equations, Floats
 from jaxcoll.configurations.grid import Grid, better_form, fit_form, share
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
 from jaxcoll.configurations.space import Space, Subspace
