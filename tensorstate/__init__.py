@@ -27,7 +27,6 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import MeshAssignment, mesh_assignments, reprice, search_mesh
 from tensorstate.plan import Comparison, Plan, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
@@ -36,7 +35,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
-from tensorstate.step_search import search
+from tensorstate.step_search import MeshAssignment, mesh_assignments, reprice, search, search_mesh
 from tensorstate.tracing.trace_step import trace
 
 __all__ = [
