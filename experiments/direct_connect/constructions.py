@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, at_least
 from experiments.direct_connect.paper import Machine, built_cost, parse, plain_axes, predicted
 from experiments.errors import CheckError, ConfigError
-from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import panels, publish
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE

@@ -19,8 +19,7 @@ from experiments.direct_connect.paper import (
     traditional_torus,
 )
 from experiments.errors import ConfigError
-from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import panels, publish
 from jaxcoll.bounds.moore import least_cost
 from jaxcoll.finder import frontiers
 from jaxcoll.topologies.generative import (

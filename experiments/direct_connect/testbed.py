@@ -20,8 +20,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
 )
 from experiments.errors import ConfigError
-from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import panels, publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes

@@ -20,8 +20,7 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import panels, publish
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import simulate

@@ -29,8 +29,7 @@ from experiments.direct_connect.training.networks import (
     found_networks,
 )
 from experiments.errors import ConfigError
-from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import publish, stacked_bars
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
