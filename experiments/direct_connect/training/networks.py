@@ -11,7 +11,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from experiments.config import above, one_of
-from experiments.direct_connect.large import BOUND, DEGREE, RING, TORUS, TREES, distance_rate
+from experiments.direct_connect.constructions import (
+    BOUND,
+    DEGREE,
+    RING,
+    TORUS,
+    TREES,
+    distance_rate,
+)
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,

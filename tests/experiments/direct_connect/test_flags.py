@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.direct_connect.large import distance_rate
+from experiments.direct_connect.constructions import distance_rate
 from experiments.direct_connect.paper import (
     MIB,
     Machine,
