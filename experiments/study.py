@@ -1,15 +1,4 @@
-"""x
-
-Notes below a study's table: sentences whose figures are looked up in its rows.
-
-A note is text with fields ``{COLUMN | KEY=VALUE; KEY=VALUE | FORMAT}``: the value that COLUMN has
-in the row where every KEY has its VALUE, printed by FORMAT (``.4g`` when omitted). ``{min: ...}``,
-``{max: ...}``, ``{mean: ...}`` and ``{list: ...}`` take all rows that match; an empty condition
-matches every row. So no figure of a note can differ from the table above it.
-
-Figures that several studies share: curves over size in panels, and stacked bars.
-
-Experiments as the command line knows them, and how a study publishes its results.
+"""Experiments as the command line knows them, and how a study publishes its results.
 
 A file is replaced whole, so that no reader sees half of it. Seconds depend on the machine besides
 the code, so its description stands beside every table.
@@ -25,211 +14,17 @@ import io
 import json
 import os
 import platform
-import re
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.errors import ConfigError
-from jaxcoll.draw import format_bytes
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE, PAPER
+from experiments.notes import filled
 from jaxcoll.io.files import write_bytes
-
-Rows = Sequence[Mapping[str, Any]]
-
-_FIELD = re.compile(r"\{([^{}]*)\}")
-_MANY: Mapping[str, Callable[[list[float]], float]] = {
-    "min": min,
-    "max": max,
-    "mean": statistics.fmean,
-}
-_LIST = "list"
-
-
-class NoRow(LookupError):
-    """No row has the value that a field names."""
-
-
-def fill(note: str, rows: Rows) -> str:
-    """The note with every field replaced by the figure it names.
-
-    Raises:
-        NoRow: a field names a row or a column that this run does not have.
-        ConfigError: a field is ill-formed, or names several rows without saying how to join them.
-    """
-    return _FIELD.sub(lambda field: _figure(field[1], rows), note)
-
-
-def filled(notes: Sequence[str], rows: Rows) -> list[str]:
-    """The notes that can be filled, without those that name a row of another size of the study."""
-    found = []
-    for note in notes:
-        try:
-            found.append(fill(note, rows))
-        except NoRow:
-            continue
-    return found
-
-
-def _figure(field: str, rows: Rows) -> str:
-    parts = [part.strip() for part in field.split("|")]
-    if len(parts) not in (2, 3):
-        raise ConfigError(f"a field of a note is {{column | key=value | format}}, got {field!r}")
-    how, colon, column = parts[0].partition(":")
-    how, column = (how, column.strip()) if colon and how in (*_MANY, _LIST) else ("", parts[0])
-    wanted = [_condition(text, field) for text in parts[1].split(";") if text.strip()]
-    matching = (row for row in rows if all(str(row.get(key)) == value for key, value in wanted))
-    values = [row[column] for row in matching if row.get(column) is not None]
-    if not values:
-        raise NoRow(f"no row has {field!r}")
-    form = parts[2] if len(parts) == 3 else ".4g"
-    if how == _LIST:
-        return ", ".join(_note_text(value, form) for value in values)
-    if how:
-        return _note_text(_MANY[how](values), form)
-    if len(values) > 1:
-        raise ConfigError(f"{len(values)} rows match {field!r}; use min:, max:, mean: or list:")
-    return _note_text(values[0], form)
-
-
-def _condition(text: str, field: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"a condition of a note is key=value, got {text!r} in {field!r}")
-    return key.strip(), value.strip()
-
-
-def _note_text(value: object, form: str) -> str:
-    return format(value, form) if isinstance(value, float | int) else str(value)
-
-
-Curve = Mapping[int, float]
-
-
-def panels(
-    curves: Mapping[str, Mapping[str, Curve]],
-    *,
-    label_x: str,
-    label_y: str,
-    columns: int = 2,
-    in_bytes: bool = True,
-    log_y: bool = False,
-) -> Figure:
-    """A panel for each title, with a line for each name: values over sizes.
-
-    Args:
-        curves: title to name to {x: y}.
-        in_bytes: whether x are sizes in bytes.
-        log_y: whether y is on a logarithmic scale.
-    """
-    rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(3.9 * columns, 2.6 * rows + 0.6), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    names = list(dict.fromkeys(name for lines in curves.values() for name in lines))
-    shown = {}
-    for axes in grid.flat[len(curves) :]:
-        axes.set_visible(False)
-    for axes, (title, lines) in zip(grid.flat, curves.items(), strict=False):
-        for name, curve in lines.items():
-            i = names.index(name)
-            (shown[name],) = axes.plot(
-                list(curve),
-                list(curve.values()),
-                color=PALETTE[i % len(PALETTE)],
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=4.5,
-                linewidth=1.6,
-            )
-        sizes = sorted({x for curve in lines.values() for x in curve})
-        axes.set_xscale("log", base=2)
-        ticks = sizes[:: max(1, -(-len(sizes) // 5))]
-        axes.set_xticks(ticks, [format_bytes(x) if in_bytes else f"{x:g}" for x in ticks])
-        if log_y:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.set_title(title, fontsize=10, color=INK)
-        _plain(axes)
-    figure.supxlabel(label_x, fontsize=10, color=INK)
-    figure.supylabel(label_y, fontsize=10, color=INK)
-    figure.legend(
-        [shown[name] for name in names],
-        names,
-        loc="outside upper center",
-        ncols=len(names),
-        frameon=False,
-        labelcolor=INK,
-    )
-    return figure
-
-
-def stacked_bars(
-    bars: Mapping[str, Mapping[str, Mapping[str, float]]], *, parts: Sequence[str], label: str
-) -> Figure:
-    """For each group, a bar a name, stacked of parts.
-
-    Args:
-        bars: group to name to {part: height}.
-        parts: lowest first; those that no bar has are not shown.
-        label: of the heights.
-    """
-    count = sum(len(group) + 1 for group in bars.values())
-    figure = Figure(figsize=(max(6.0, 0.26 * count + 1.0), 4.4), layout="constrained")
-    axes = figure.subplots()
-    place, ticks, names, shown = 0, [], [], {}
-    for group, heights in bars.items():
-        start = place
-        for name, stack in heights.items():
-            below = 0.0
-            for i, part in enumerate(parts):
-                height = stack.get(part, 0.0)
-                if height:
-                    bar = axes.bar(place, height, 0.8, below, color=PALETTE[i % len(PALETTE)])
-                    shown[part] = bar
-                below += height
-            ticks.append(place)
-            names.append(name)
-            place += 1
-        axes.annotate(
-            group,
-            (float(np.mean([start, place - 1])), 1.0),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="bottom",
-            fontsize=9,
-            color=INK,
-        )
-        place += 1
-    axes.set_xticks(ticks, names, rotation=90, fontsize=8)
-    axes.set_ylabel(label, color=INK)
-    used = [part for part in parts if part in shown]
-    figure.legend(
-        [shown[part] for part in used],
-        used,
-        loc="outside upper center",
-        ncols=len(used),
-        frameon=False,
-        labelcolor=INK,
-    )
-    _plain(axes)
-    return figure
-
-
-def _plain(axes) -> None:
-    axes.grid(color=PAPER, linewidth=1.2)
-    axes.set_axisbelow(True)
-    axes.minorticks_off()
-    axes.tick_params(colors=INK, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-
 
 Row = Mapping[str, str | int | float | bool | None]
 
@@ -288,7 +83,7 @@ def publish(
         results: folder to write to, made when absent. Every file is replaced whole.
         figure: the picture, if there is one.
         notes: sentences to print below: differences from the paper, and why. Their fields are
-            filled from the rows (``experiments.study``).
+            filled from the rows (``experiments.notes``).
         remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.
     """

@@ -30,7 +30,8 @@ from experiments.direct_connect.paper import (
     traditional_torus,
 )
 from experiments.errors import CheckError, ConfigError
-from experiments.study import panels, publish
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE

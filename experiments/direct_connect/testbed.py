@@ -20,7 +20,8 @@ from experiments.direct_connect.paper import (
     shifted_ring,
 )
 from experiments.errors import ConfigError
-from experiments.study import panels, publish
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes

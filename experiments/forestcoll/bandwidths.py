@@ -20,7 +20,8 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.study import panels, publish
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import simulate

@@ -10,7 +10,8 @@ from typing import Any
 from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig, fastest_times
-from experiments.study import publish, stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, names_in
 from jaxcoll.numerics.rational import as_fraction

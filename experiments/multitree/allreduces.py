@@ -9,7 +9,8 @@ from typing import Any
 from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.multitree.networks import ALGORITHMS, LABELS, LEAST, NETWORKS, algorithms, torus
-from experiments.study import panels, publish
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import PACKETS
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
-from experiments.study import panels, publish
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import MultiTree

@@ -10,7 +10,8 @@ from typing import Any
 from experiments.config import StudyConfig, one_of
 from experiments.errors import ConfigError
 from experiments.multitree.networks import LABELS, algorithms, torus
-from experiments.study import publish, stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import (
     Overlap,
     Workload,

@@ -11,7 +11,8 @@ from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
-from experiments.study import publish, stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue, one_of
 from experiments.errors import ConfigError
-from experiments.study import stacked_bars
+from experiments.plots import stacked_bars
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"

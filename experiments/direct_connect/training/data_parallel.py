@@ -23,7 +23,8 @@ from experiments.direct_connect.training.networks import (
     reduction,
 )
 from experiments.errors import ConfigError
-from experiments.study import publish, stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.numerics.rational import as_fraction

@@ -29,7 +29,8 @@ from experiments.direct_connect.training.networks import (
     found_networks,
 )
 from experiments.errors import ConfigError
-from experiments.study import publish, stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
