@@ -1,4 +1,4 @@
-"""x
+"""Configurations of experiments: frozen dataclasses, put together from ``configs/`` by Hydra.
 
 Configurations of experiments: frozen dataclasses, made and checked from plain mappings.
 

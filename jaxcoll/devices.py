@@ -1,4 +1,4 @@
-"""Networks of JAX devices.
+"""Networks of JAX devices: the links of every kind of device, and which devices they join.
 
 Speeds assumed for the links of each kind of device, with where they come from.
 

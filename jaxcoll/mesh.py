@@ -1,4 +1,4 @@
-"""Meshes.
+"""Meshes: in which order devices are ranks, and the groups along the axes.
 
 Embedding: which device should be which rank, so that a network's links are wires.
 

@@ -1,4 +1,4 @@
-"""x
+"""``search`` and ``search_mesh``: the best plan of a step on one mesh, and over mesh shapes.
 
 ``search``: from a training step, a mesh and a network to the best plan.
 

@@ -1,4 +1,4 @@
-"""x
+"""Collectives timed for the measured studies: in this process, or in several with sockets.
 
 Collectives timed on virtual CPU devices, shared by the measured studies.
 

@@ -1,4 +1,4 @@
-"""x
+"""Large topologies: made of small ones (Fig. 3.3, A.4), and the finder's at many ranks (Fig. 3.7).
 
 Large topologies made of small ones: line graphs (Fig. 3.3) and the fastest (Fig. A.4).
 

@@ -1,4 +1,4 @@
-"""x
+"""The dissertation's printed numbers and its notation, beside ours.
 
 The dissertation's printed numbers beside ours, its cost model, and its baselines.
 

@@ -1,4 +1,4 @@
-"""x
+"""Schedules of many synthesizers on one network, proved, timed, compared and drawn.
 
 The quickstart's pictures; run as a module, it draws those of the documentation.
 

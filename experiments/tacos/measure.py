@@ -1,4 +1,4 @@
-"""x
+"""All-reduces of many algorithms on the paper's networks: settings, proofs and times.
 
 All-reduces of many algorithms on the networks of the paper: proved, and timed at every size.
 

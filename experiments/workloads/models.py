@@ -1,4 +1,4 @@
-"""x
+"""Workloads by name, and the times of the collectives that they wait for.
 
 Times of collectives: a schedule, simulated once for every size that is asked for.
 

@@ -1,4 +1,4 @@
-"""x
+"""Training time: layers with their compute and exchanges, and the timeline of an iteration.
 
 A workload: the compute and exchanges of a rank's layers, and the time of an iteration.
 

@@ -1,4 +1,4 @@
-"""x
+"""Bounds by cuts: what must cross them, over which shared paths.
 
 The all_reduce program (App. B.7) as it is solved: the least time, and the paths of its trees.
 

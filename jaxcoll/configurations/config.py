@@ -1,4 +1,4 @@
-"""x
+"""Configurations and spaces of them; NCCL's, whole.
 
 Parameters and configurations: the named choices that a collective can be run with.
 

@@ -1,4 +1,4 @@
-"""x
+"""Fits of bandwidth: what every fit can do, and AutoCCL's equations 1 to 5.
 
 Fits to few measurements, many at a time: the knowledge of one subspace, and its uncertainty.
 

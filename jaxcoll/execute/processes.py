@@ -1,4 +1,4 @@
-"""x
+"""Processes of one program: clocks, and what they agree on.
 
 A clock for programs: calls in alternation, and which is faster beyond noise.
 

@@ -1,4 +1,4 @@
-"""Search.
+"""The Pareto search: which bases and expansions are worth building, and what they cost.
 
 The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
 

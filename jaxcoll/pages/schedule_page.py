@@ -1,4 +1,4 @@
-"""x
+"""A schedule as an interactive page, and the template of every such page.
 
 The page around every interactive page: style, facts, notes, data and script in one file.
 

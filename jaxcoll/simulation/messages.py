@@ -1,4 +1,4 @@
-"""Messages.
+"""Any traffic, timed: messages one by one, and forests through switches that multicast.
 
 Timing any traffic: messages with routes, sizes, release times and dependencies.
 

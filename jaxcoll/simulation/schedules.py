@@ -1,4 +1,4 @@
-"""Schedules.
+"""Schedules, timed by link, and the order in which they add.
 
 Timing a schedule: every message on every link of its path.
 

@@ -1,4 +1,4 @@
-"""x
+"""Ranks below switches and routers: tiers, levels of clusters, butterflies and DragonFly.
 
 Ranks below tiers of switches: k-ary n-trees, leaf and spine, BiGraph.
 

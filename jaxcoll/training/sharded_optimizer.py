@@ -1,4 +1,4 @@
-"""Sharded.
+"""An optimizer whose state is sharded over the ranks that average gradients (ZeRO).
 
 The state of a sharded optimizer: one row per rank, and how it gets to another number of ranks.
 

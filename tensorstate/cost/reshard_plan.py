@@ -1,4 +1,4 @@
-"""x
+"""Decisions of a search, and where they reshard which tensor group, by which collectives.
 
 The decisions of a search, and the nodes that are recomputed under them.
 

@@ -1,4 +1,4 @@
-"""x
+"""Operators of a plan, run in its order, and the loop over microbatches around them.
 
 Runs operators, on global arrays or on the local shards of one device, in the order of the plan.
 

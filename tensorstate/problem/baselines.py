@@ -1,4 +1,4 @@
-"""x
+"""Restrictions of strategies: named baselines, and what the user pins or forbids.
 
 Baselines: named parallelism strategies, as restrictions of the strategies of node classes.
 

@@ -1,4 +1,4 @@
-"""x
+"""Strategies of nodes, and the groups of tensors whose placements follow from them.
 
 Strategies of a node on a mesh, and the placements of its tensors that follow from them.
 

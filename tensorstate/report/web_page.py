@@ -1,4 +1,4 @@
-"""x
+"""A plan as an interactive page: shardings, memory, the step in time, and the reasons.
 
 Why a node class has its strategy: what any other one would cost, all else being equal.
 

@@ -1,4 +1,4 @@
-"""x
+"""The exact search as a mixed-integer linear program, with its memory constraints.
 
 The memory constraints of the exact search.
 

@@ -1,4 +1,4 @@
-"""x
+"""Flat programs: a traced function as one list of equations, calls inlined, scans unrolled.
 
 Flat programs: lists of equations on arrays, without calls and loops.
 

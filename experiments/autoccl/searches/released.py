@@ -1,4 +1,4 @@
-"""x
+"""The two searches of AutoCCL: Algorithms 1 and 2 as printed, and the authors' released code.
 
 Algorithms 1 and 2 of AutoCCL (NSDI 2025, section 4.3) to the letter.
 

@@ -1,6 +1,4 @@
-"""x
-
-The default: what ``jc.synthesize`` chooses by itself, against an exhaustive search.
+"""The default: what ``jc.synthesize`` chooses by itself, against an exhaustive search.
 
 For every network, collective and size: the time of the default's schedule by the link model
 "astra" beside the bound and beside the fastest of all synthesizers times all chunk counts, and the
@@ -8,9 +6,7 @@ CPU seconds that choosing took. Where that was not searched for, a time that is 
 bound stands beside the bound: nothing is faster. Kernels are compiled before (Numba caches them on
 disk), so the seconds count no compilation.
 
-``--exhaustive`` runs the other side and records it (``exhaustive_search``).
-
-The other side of ``scripts/bench default``: the fastest of all synthesizers times chunk counts.
+``--exhaustive`` runs the other side and records it: the fastest of all synthesizers times chunk counts.
 
 Every variant in the registry and every synthesizer with default fields is tried with the chunk
 counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is

@@ -1,4 +1,4 @@
-"""Synthesizers and their problems.
+"""Problems, and what every synthesizer says of itself when it meets one.
 
 A problem: a collective on a network, for a size; checked once, where it enters.
 

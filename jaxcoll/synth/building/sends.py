@@ -1,4 +1,4 @@
-"""Sends.
+"""Sends as algorithms write them: patterns along a line, composed along a grid.
 
 All-gather on a grid of ranks, one dimension after another: the sends, as columns.
 

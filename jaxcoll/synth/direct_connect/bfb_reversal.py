@@ -1,4 +1,4 @@
-"""x
+"""BFB beyond equal links both ways: reversed networks, and links that differ.
 
 A reduce_scatter from an all_gather of the same network, by an isomorphism to its transpose.
 

@@ -1,4 +1,4 @@
-"""x
+"""Steps 1 and 2: the optimum, trees per rank, and what links carry without switches (Sec. 4.5).
 
 Capacities from vertex to vertex while switches are split off, with the paths that make them up.
 

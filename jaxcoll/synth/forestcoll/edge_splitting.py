@@ -1,4 +1,4 @@
-"""x
+"""Step 2: switches removed by edge splitting (Sec. 4.5.2), by pairings that flows verify.
 
 Edge splitting: switches replaced by capacities between ranks that keep the throughput optimum.
 

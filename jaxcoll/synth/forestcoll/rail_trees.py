@@ -1,4 +1,4 @@
-"""x
+"""Forests that are one tree, moved: over the rails of hosts, and over tori and hypercubes.
 
 Hosts on rails: trees to the rank of the same index in every other host, which spread there.
 

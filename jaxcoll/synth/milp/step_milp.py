@@ -1,4 +1,4 @@
-"""Step
+"""Schedules by integer programs: the least time by steps (``StepMilp``), and SCCL.
 
 The fastest schedule on a time-expanded network, by a mixed-integer program.
 

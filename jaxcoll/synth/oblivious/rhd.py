@@ -1,4 +1,4 @@
-"""x
+"""Halving and doubling: partners at distances of powers of two, in four variants.
 
 Recursive halving-doubling.
 

@@ -1,4 +1,4 @@
-"""x
+"""Rings and their opposite: circles, NCCL's channels, and everyone to everyone at once.
 
 Ring: ranks in circles over links, or in a given order whatever the wires are.
 

@@ -1,4 +1,4 @@
-"""x
+"""Swing and Trivance: partners at growing distances on both sides of a ring.
 
 Swing: halving-doubling that keeps close to home on tori.
 

@@ -1,4 +1,4 @@
-"""x
+"""All-to-all rates by maximum concurrent flow, with bounds that prove them.
 
 Proved bounds of an all-to-all rate.
 

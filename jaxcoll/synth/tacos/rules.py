@@ -1,4 +1,4 @@
-"""x
+"""Rules of a match: which chunk a free link takes, and what a slow link leaves to faster ones.
 
 Rules of TACOS: which of the chunks that a link could carry it takes.
 

@@ -1,4 +1,4 @@
-"""x
+"""What the search knows of a step: words of bits, who has what, and which links are free.
 
 Words of 64 bits and random numbers, for compiled kernels.
 

@@ -1,4 +1,4 @@
-"""x
+"""TACOS: the synthesizer, and the same search straight to disk for tens of thousands of ranks.
 
 TACOS: schedules by matching links with chunks (Won et al., MICRO 2024).
 

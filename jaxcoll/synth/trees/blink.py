@@ -1,4 +1,4 @@
-"""x
+"""Trees that are packed into hosts: Blink's, and the hierarchical ones of NCCL and RCCL.
 
 Blink: as many trees from one root as the network holds.
 

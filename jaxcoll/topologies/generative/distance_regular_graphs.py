@@ -1,4 +1,4 @@
-"""x
+"""Distance-regular graphs, and the finite geometries that many of them are made of.
 
 Finite fields, and incidence graphs of projective and affine planes and generalized polygons.
 

@@ -1,4 +1,4 @@
-"""x
+"""Kautz and de Bruijn graphs, complete graphs, hypercubes, and pairs of binary trees.
 
 Kautz graphs, generalized Kautz graphs and de Bruijn graphs: the least diameters at any size.
 

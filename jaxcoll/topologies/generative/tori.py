@@ -1,4 +1,4 @@
-"""x
+"""Tori, twisted tori, rings and circulants: vertices on circles, the same arcs at every vertex.
 
 Tori and twisted tori: boxes of vertices whose sides close, some of them with a shift.
 

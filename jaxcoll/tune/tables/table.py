@@ -1,4 +1,4 @@
-"""x
+"""Tables: measurements, decisions and quarantine, and how they print and differ.
 
 Tables: measurements (history), decisions, and configurations that failed (quarantine).
 

@@ -1,4 +1,4 @@
-"""Expansions
+"""Expansions: larger networks, with schedules, from a small network and its schedule.
 
 The base class of expansions: an all_gather of a base becomes one of a larger digraph.
 

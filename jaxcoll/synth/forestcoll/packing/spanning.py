@@ -1,4 +1,4 @@
-"""x
+"""Trees while they are packed: columns that kernels change, and exchanges that lower them.
 
 Spanning trees under change: arcs by their head, one arc into each rank of each tree.
 

@@ -1,4 +1,4 @@
-"""x
+"""Step 3: spanning trees are packed into the capacities between ranks (Sec. 4.5.4).
 
 Tight cuts: networks that fall into two smaller ones, whose trees are packed one by one.
 
