@@ -1,6 +1,6 @@
-"""Families of networks, a file per construction: free functions that return a ``Topology``.
+"""Families of networks, a file per kind of construction: free functions that return a ``Topology``.
 
-Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
+Start with ``grids``: rings, meshes, tori, and ``product``, which builds most of the others;
 ``arguments`` holds the checks that all of them share.
 
 ``generative`` holds direct-connect families, regular digraphs of which expansions are made.

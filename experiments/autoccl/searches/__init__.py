@@ -1,6 +1,6 @@
 """The searches that AutoCCL is compared by, and made-up machines to compare them on.
 
-In reading order: ``printed`` (AutoCCL's Algorithms 1 and 2), ``released`` (the authors' code),
+In reading order: ``released`` (AutoCCL's Algorithms 1 and 2, and the authors' code),
 ``sampled`` (everything; AFNFA: a random forest on a sample), ``landscapes``. This library's own is
 ``jaxcoll.tune.Fitted``; all have its face, ``jaxcoll.configurations.base.Search``.
 """

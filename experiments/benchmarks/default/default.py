@@ -6,7 +6,8 @@ CPU seconds that choosing took. Where that was not searched for, a time that is 
 bound stands beside the bound: nothing is faster. Kernels are compiled before (Numba caches them on
 disk), so the seconds count no compilation.
 
-``--exhaustive`` runs the other side and records it: the fastest of all synthesizers times chunk counts.
+``--exhaustive`` runs the other side and records it: the fastest of all synthesizers times chunk
+counts.
 
 Every variant in the registry and every synthesizer with default fields is tried with the chunk
 counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is

@@ -1,10 +1,10 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
 - ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
-- ``bfb_links``: its loops over vertices;
-- ``bfb_jobs``, ``bfb_balance``: the shards of one vertex and step, and their flow;
-- ``bfb_heterogeneous``: the least time of its steps where links differ;
-- ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;
+- ``bfb_links``: the shards of one vertex and step, and its loops over vertices;
+- ``bfb_balance``: the flow of those shards over the links that may deliver them;
+- ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose, and the
+  least time of BFB's steps where links differ;
 - ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one
   rank's tree, for up to millions of ranks.
 """

@@ -2,7 +2,7 @@
 
 Where hosts of ranks are joined by switches, links into a host are trimmed to the trees of all other
 hosts, so that every one of these trees enters the host by exactly one link. That makes the cut
-around each host tight, and the network falls into smaller ones (as at the cuts of ``tight_cuts``,
+around each host tight, and the network falls into smaller ones (as at the cuts of ``tree_packing``,
 all at once): the network of the hosts, each a single rank with the trees of its ranks, and each
 host alone, where trees from outside start at the ranks that they enter by. Hosts may differ, so
 that clusters with dead or slow network cards need no more than one packing for each kind of host.

@@ -2,9 +2,9 @@
 
 - ``digraph``: the type that all of them return, self-loops and parallel arcs included;
 - ``operations``: digraphs made of digraphs, and isomorphisms to the transpose;
-- ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
+- ``tori`` (and circulants), ``kautz_graphs`` (complete graphs and binary trees too): by formula;
 - ``cayley_digraphs``: of dihedral and other groups, and good connections;
-- ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
+- ``distance_regular_graphs``: those of Table A.2, and finite geometries;
 - ``families``: all by name, with the sizes and degrees they exist at.
 """
 

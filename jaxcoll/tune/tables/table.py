@@ -5,7 +5,7 @@ Tables: measurements (history), decisions, and configurations that failed (quara
 AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
 table with a default and a tuned configuration per task on every process. ``Table`` holds both, for
 any number of machines, and a list of configurations that must not be tried again. Files are in
-``table_file``, printing is in ``table_text``.
+``table_file``, printing is in this file.
 
 Tables as text: what one holds, and how two differ.
 """

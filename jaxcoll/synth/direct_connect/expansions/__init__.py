@@ -1,9 +1,8 @@
 """Expansions: larger digraphs and their all_gathers from smaller ones (Section 3.5, Table 3.3).
 
 - ``columns``: an all_gather as columns of sends over arcs;
-- ``expansion``: the base class, and reduce_scatters of expanded digraphs;
-- ``line_graph``, ``degree``, ``power``, ``both_ways``: one expansion each;
-- ``product``: products of different digraphs, scheduled by BFB.
+- ``expansion``: what an expansion is, reduce_scatters of expanded digraphs, and each expansion:
+  line graph, degree, power, both ways, and products of different digraphs, scheduled by BFB.
 """
 
 from jaxcoll.synth.direct_connect.expansions.expansion import (
