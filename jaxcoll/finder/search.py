@@ -1,4 +1,4 @@
-"""The Pareto search: which bases and expansions are worth building, and what they cost.
+"""The Pareto search: the bases and expansions worth building, and the fixed cost of a topology.
 
 The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
 

@@ -1,4 +1,4 @@
-"""Restrictions of strategies: named baselines, and what the user pins or forbids.
+"""Restrictions of strategies: named baselines, and the constraints of the user.
 
 Baselines: named parallelism strategies, as restrictions of the strategies of node classes.
 

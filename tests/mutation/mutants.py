@@ -33,7 +33,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numba
+import numba.core.config
 import pytest
 from cosmic_ray import plugins  # pyright: ignore[reportMissingImports]
 from cosmic_ray.ast import get_ast  # pyright: ignore[reportMissingImports]
@@ -45,6 +45,7 @@ PACKAGES = ("jaxcoll", "tensorstate", "experiments", "tests")
 # The test files that should notice a fault of each file, those that find most of them first.
 TARGETS = {
     "jaxcoll/topology.py": (
+        "tests/core/test_html_reprs.py",
         "tests/core/test_topology.py",
         "tests/core/test_topology_networkx.py",
         "tests/bounds/test_without.py",
@@ -137,10 +138,10 @@ class Quickest:
         self.seconds: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        if self.earlier is None:
+        if (earlier := self.earlier) is None:
             return
-        items.sort(key=lambda item: self.earlier.get(item.nodeid, 0.0))
-        spent = itertools.accumulate(self.earlier.get(item.nodeid, 0.0) for item in items)
+        items.sort(key=lambda item: earlier.get(item.nodeid, 0.0))
+        spent = itertools.accumulate(earlier.get(item.nodeid, 0.0) for item in items)
         del items[sum(total <= self.limit for total in spent) :]
 
     def pytest_runtest_logreport(self, report) -> None:
@@ -157,7 +158,7 @@ def _run_tests(tree: Path, tests: Sequence[str], earlier, limit: float, caches: 
         del sys.modules[name]
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     sys.dont_write_bytecode = earlier is not None
-    numba.config.CACHE_DIR = caches
+    numba.core.config.CACHE_DIR = caches  # pyright: ignore[reportAttributeAccessIssue]
     plugin = Quickest(earlier, limit)
     code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests], plugins=[plugin])
     results.put((int(code), plugin.seconds))

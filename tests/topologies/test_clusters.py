@@ -19,7 +19,7 @@ from jaxcoll.topologies import (
     dragonfly,
     fat_tree,
     flattened_butterfly,
-    grids,
+    product,
     multi_rail,
     ring,
     ring_fc_switch,
@@ -258,7 +258,7 @@ def test_behind_routers_keeps_the_routers_network():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: grids(), "at least one network"),
+        (lambda: product(), "at least one network"),
         (lambda: switch_2d(0, 4), "n must be an integer of at least 1, got 0"),
         (lambda: switch_2d(4, 4, bandwidth=(1e9, 2e9, 3e9)), "bandwidth needs one value .* got 3"),
         (lambda: switch_2d(4, 4, degree=4), "degree, .* of at most 3, got 4"),

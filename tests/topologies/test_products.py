@@ -15,7 +15,7 @@ from jaxcoll import Grid, Topology
 from jaxcoll.topologies import (
     dgx1,
     fully_connected,
-    grids,
+    product,
     hypercube,
     mesh,
     ring,
@@ -49,7 +49,7 @@ def graph(topology: Topology) -> nx.Graph:
 
 @given(st.lists(FACTORS.filter(lambda t: t.is_direct), min_size=1, max_size=3))
 def test_products_of_direct_networks_are_cartesian_products(factors):
-    topology = grids(*factors)
+    topology = product(*factors)
     reference = nx.MultiDiGraph(factors[0].to_networkx())
     for factor in factors[1:]:
         reference = nx.cartesian_product(reference, nx.MultiDiGraph(factor.to_networkx()))
@@ -61,7 +61,7 @@ def test_products_of_direct_networks_are_cartesian_products(factors):
 
 @given(st.lists(FACTORS, min_size=1, max_size=3))
 def test_products_keep_what_their_factors_have(factors):
-    topology = grids(*factors)
+    topology = product(*factors)
     n = math.prod(f.num_ranks for f in factors)
     assert topology.num_ranks == n
     assert topology.num_links == sum(n // f.num_ranks * f.num_links for f in factors)
@@ -84,24 +84,24 @@ def test_products_of_rings_are_tori():
         for side, a, b in zip((3, 4, 2), speeds["alpha"], speeds["bandwidth"], strict=True)
     ]
     expected = torus(3, 4, 2, **speeds)
-    assert grids(*lines) == expected
-    assert grids(*lines).grid == expected.grid
-    assert set(grids(*lines).generators) == set(expected.generators)
-    assert grids(*[ring(2)] * 4) == hypercube(4)
-    assert grids(mesh(3), mesh(2)) == mesh(3, 2)
-    assert grids(torus(2, 3)) == torus(2, 3)
+    assert product(*lines) == expected
+    assert product(*lines).grid == expected.grid
+    assert set(product(*lines).generators) == set(expected.generators)
+    assert product(*[ring(2)] * 4) == hypercube(4)
+    assert product(mesh(3), mesh(2)) == mesh(3, 2)
+    assert product(torus(2, 3)) == torus(2, 3)
 
 
 def test_grids_of_products():
-    assert grids(ring(4), fully_connected(5)).grid == Grid((4, 5), (True, True))
-    assert grids(mesh(3), ring(2)).grid == Grid((3, 2), (False, False))
-    assert grids(torus(2, 3), mesh(4)).grid == Grid((2, 3, 4), (False, True, False))
-    assert grids(ring(4), switch(3)).grid is None
-    assert grids(ring(4, bidirectional=False)).grid is None
-    assert grids(switch(5, degree=2)).grid is None
-    assert grids(switch(5, degree=4)).grid == Grid((5,), (True,))
+    assert product(ring(4), fully_connected(5)).grid == Grid((4, 5), (True, True))
+    assert product(mesh(3), ring(2)).grid == Grid((3, 2), (False, False))
+    assert product(torus(2, 3), mesh(4)).grid == Grid((2, 3, 4), (False, True, False))
+    assert product(ring(4), switch(3)).grid is None
+    assert product(ring(4, bidirectional=False)).grid is None
+    assert product(switch(5, degree=2)).grid is None
+    assert product(switch(5, degree=4)).grid == Grid((5,), (True,))
 
 
 def test_products_keep_exact_bandwidths():
-    topology = grids(ring(2), switch(4, degree=3, bandwidth=10))
+    topology = product(ring(2), switch(4, degree=3, bandwidth=10))
     assert set(topology.exact_bandwidth) == {Fraction(50 * 10**9), Fraction(10, 3)}

@@ -1,4 +1,4 @@
-"""Rules of a match: which chunk a free link takes, and what a slow link leaves to faster ones.
+"""Rules of a match: the chunk that a free link takes, and those that a slow link leaves out.
 
 Rules of TACOS: which of the chunks that a link could carry it takes.
 

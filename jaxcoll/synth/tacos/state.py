@@ -1,4 +1,4 @@
-"""What the search knows of a step: words of bits, who has what, and which links are free.
+"""The state of a search as kernels hold it: words of bits, chunks at ranks, links in order.
 
 Words of 64 bits and random numbers, for compiled kernels.
 

@@ -1,7 +1,7 @@
 """Expansions: larger digraphs and their all_gathers from smaller ones (Section 3.5, Table 3.3).
 
 - ``columns``: an all_gather as columns of sends over arcs;
-- ``expansion``: what an expansion is, reduce_scatters of expanded digraphs, and each expansion:
+- ``expansion``: the base class, reduce_scatters of expanded digraphs, and each expansion:
   line graph, degree, power, both ways, and products of different digraphs, scheduled by BFB.
 """
 
