@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import processes
+from jaxcoll.execute import clock
 from jaxcoll.execute.buckets import BUCKET_BYTES
 from jaxcoll.numerics import checks
 
@@ -59,7 +59,7 @@ def bucket_bytes(
     checks.function(step_of, "step_of", TuneError)
     wanted = checks.integers(sizes, "sizes", TuneError, least=0)
     checks.integer(rounds, "rounds", TuneError, least=2)
-    calls: dict[int, processes.Call] = {}
+    calls: dict[int, clock.Call] = {}
     programs: set[str] = set()
     usual = None
     for nbytes in dict.fromkeys([BUCKET_BYTES, *wanted]):
@@ -73,10 +73,10 @@ def bucket_bytes(
         if (text := lowered.as_text()) not in programs:
             programs.add(text)
             calls[nbytes] = functools.partial(lowered.compile(), *args)
-    together = [processes.calls_together(call) for call in calls.values()]
-    times = processes.in_alternation(list(calls.values()), together, rounds)
+    together = [clock.calls_together(call) for call in calls.values()]
+    times = clock.in_alternation(list(calls.values()), together, rounds)
     medians = np.median(times, axis=0)
     best = int(medians.argmin())
-    if best and not processes.is_faster(times[:, best], times[:, 0]):
+    if best and not clock.is_faster(times[:, best], times[:, 0]):
         best = 0
     return BucketSizes(list(calls)[best], dict(zip(calls, medians.tolist(), strict=True)))

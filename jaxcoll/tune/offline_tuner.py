@@ -22,7 +22,7 @@ from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space
 from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import processes
+from jaxcoll.execute import clock
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.tune.backend_space import jax_space
@@ -201,7 +201,7 @@ def _decide(
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
-    if winner and not processes.is_faster(times[:, winner], times[:, 0]):
+    if winner and not clock.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
     table.choose(trial.task, default, config if winner else None, seconds, machine)

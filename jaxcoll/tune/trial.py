@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import functions, processes
+from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
@@ -182,8 +182,8 @@ class Trial:
         calls = [functools.partial(program.run, self.operand) for program in programs]
         for program, call in zip(programs, calls, strict=True):
             if program not in self._together:
-                self._together[program] = processes.calls_together(call)
-        return processes.in_alternation(calls, [self._together[p] for p in programs], rounds)
+                self._together[program] = clock.calls_together(call)
+        return clock.in_alternation(calls, [self._together[p] for p in programs], rounds)
 
     # ------------------------------------------------------------------ the collective
 

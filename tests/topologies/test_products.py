@@ -15,9 +15,9 @@ from jaxcoll import Grid, Topology
 from jaxcoll.topologies import (
     dgx1,
     fully_connected,
-    product,
     hypercube,
     mesh,
+    product,
     ring,
     star,
     switch,

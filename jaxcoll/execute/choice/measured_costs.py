@@ -34,7 +34,7 @@ from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
-from jaxcoll.execute import functions, processes
+from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.io.files import load_text, write_text
@@ -147,7 +147,7 @@ def _measured(
         ("sums", "reduce_scatter", ring, _MANY, 1),
         ("swaps", "all_to_all", swap, _MANY, 1),
     ]
-    calls: dict[str, processes.Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
+    calls: dict[str, clock.Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = _repeated(_body(_KINDS[kind], schedule), times)
         calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
@@ -186,13 +186,13 @@ def _measured(
     )
 
 
-def _medians(calls: dict[str, processes.Call], until: float) -> dict[str, float]:
+def _medians(calls: dict[str, clock.Call], until: float) -> dict[str, float]:
     """Median seconds of each call beyond those of "nothing", in alternation."""
     names = list(calls)
-    together = [processes.calls_together(calls[name]) for name in names]
+    together = [clock.calls_together(calls[name]) for name in names]
     rows = []
     while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
-        rows.append(processes.in_alternation([calls[name] for name in names], together, 1)[0])
+        rows.append(clock.in_alternation([calls[name] for name in names], together, 1)[0])
     medians = np.median(np.asarray(rows), axis=0)
     # A clock may see a program faster than one that does nothing.
     least = 0.02 * medians[0]
@@ -208,7 +208,7 @@ def _cut(kind: str, ranks: int) -> int:
     return ranks if kind == "all_gather" else 1
 
 
-def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> processes.Call:
+def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> clock.Call:
     """A compiled program on an operand of so many bytes per rank, over ``cut``; it ran once."""
     spec = PartitionSpec(_AXIS)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))

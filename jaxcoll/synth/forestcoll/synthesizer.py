@@ -2,9 +2,9 @@
 
 The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it
 (``capacities``); 2. switches removed; 3. spanning trees packed into the rest; 4. low trees with
-even loads (all in ``stages``); 5. the schedule, in which the pieces of a tree follow each other down (``TreeFlow``).
-Every step takes the frozen value of the one before: ``Rates``, ``Logical``, ``Trees``,
-``TreeFlow``, ``Schedule``.
+even loads (all in ``stages``); 5. the schedule, in which the pieces of a tree follow each other
+down (``TreeFlow``). Every step takes the frozen value of the one before: ``Rates``, ``Logical``,
+``Trees``, ``TreeFlow``, ``Schedule``.
 """
 
 from __future__ import annotations
