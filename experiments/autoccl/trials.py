@@ -8,7 +8,7 @@ named in the study's YAML, since each is compiled.
 
 Times of collectives among devices of this process, or of several that sockets connect.
 
-``python -m experiments.autoccl.sockets PORT JOB PROCESS`` is one of these processes; the first one
+``python -m experiments.autoccl.trials PORT JOB PROCESS`` is one of these processes; the first one
 prints the times. Every program runs once per round in all processes, each round in another order,
 and counts as long as the slowest process took.
 """

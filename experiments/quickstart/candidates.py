@@ -82,10 +82,6 @@ def main(folder: Path = DOCUMENTATION) -> None:
         print(write_figure(folder / f"{name}.png", figure, dpi=90))
 
 
-if __name__ == "__main__":
-    main()
-
-
 AXIS = "rank"
 
 
@@ -262,3 +258,7 @@ def best_for(found: Sequence[Candidate], nbytes: int, model: str) -> Candidate:
         if candidate.is_defined and candidate.chunks is not None
     ]
     return best_at(timed, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ Candidates: predicted costs and properties of constructions, and the bases among
 
 The search for connections of Cayley digraphs with good BFB all_gathers.
 
-``python -m jaxcoll.finder.cayley_search`` prints ``cayley.json`` of ``generative``, in about
+``python -m jaxcoll.finder.candidates`` prints ``cayley.json`` of ``generative``, in about
 five minutes on one core. The groups are those of ``cayley_digraphs.groups``: dihedral and abelian
 ones, and other semidirect products of two cyclic groups. Searched are sets of distinct connections
 that an automorphism of order 2 takes to their inverses, so that the digraph is isomorphic to its

@@ -13,7 +13,7 @@ Diameters and bounds of all-to-all rates of constructions, from those of their p
 
 Costs of bases that no formula gives: measured once by BFB and kept in ``measured.json``.
 
-Made by ``python -m jaxcoll.finder.measured``, which takes about ten minutes on one core.
+Made by ``python -m jaxcoll.finder.properties``, which takes about ten minutes on one core.
 """
 
 from __future__ import annotations
