@@ -205,8 +205,29 @@ def _last_chunk_first(schedule: Schedule) -> Schedule:
     return dataclasses.replace(schedule, chunk=schedule.chunk + chunks - 1 - 2 * within)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Phases(Synthesizer):
+    """A chunk takes one dimension of a grid after another; each phase moves whole blocks."""
+
+    shape: tuple[int, ...] | None = None
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
+
+
 @dataclasses.dataclass(frozen=True)
-class BlueConnect(Synthesizer):
+class BlueConnect(_Phases):
     """Reduce-scatter along every dimension from the innermost out, and all-gather back.
 
     Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for deep learning
@@ -226,22 +247,7 @@ class BlueConnect(Synthesizer):
         CollectiveError: a shape that is none.
     """
 
-    shape: tuple[int, ...] | None = None
-
     name: ClassVar[str] = "blueconnect"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    put_off: ClassVar[float] = LATER
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.shape))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
-        return dimension_counts(problem.topology)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -266,7 +272,7 @@ class BlueConnect(Synthesizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Themis(Synthesizer):
+class Themis(_Phases):
     """BlueConnect whose chunks are free to order the dimensions, by greedy load balance.
 
     Rashidi et al., "Themis: a network bandwidth-aware collective scheduling policy" (ISCA 2022),
@@ -286,22 +292,7 @@ class Themis(Synthesizer):
         CollectiveError: a shape that is none.
     """
 
-    shape: tuple[int, ...] | None = None
-
     name: ClassVar[str] = "themis"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    put_off: ClassVar[float] = LATER
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.shape))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
-        return dimension_counts(problem.topology)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

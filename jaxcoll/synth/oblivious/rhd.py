@@ -100,25 +100,12 @@ def check_powers_of_two(collective: Collective, who: str) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class Bruck(Synthesizer):
-    """All-gather in ceil(log2 n) steps for any number of ranks.
-
-    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
-    Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
-    systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
-
-    Attributes:
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
-    """
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _InPieces(Synthesizer):
+    """An all-gather of few steps, whose messages may be cut into pieces that follow one another."""
 
     pieces: int = 1
 
-    name: ClassVar[str] = "bruck"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     put_off: ClassVar[float] = LAST
 
@@ -135,6 +122,25 @@ class Bruck(Synthesizer):
         """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
         return in_pieces(self.pieces)
 
+
+@dataclasses.dataclass(frozen=True)
+class Bruck(_InPieces):
+    """All-gather in ceil(log2 n) steps for any number of ranks.
+
+    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
+    Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
+    systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    name: ClassVar[str] = "bruck"
+
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
         index = np.arange(collective.chunks_per_shard)
@@ -147,7 +153,7 @@ class Bruck(Synthesizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hdrm(Synthesizer):
+class Hdrm(_InPieces):
     """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
 
     Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair is
@@ -168,24 +174,7 @@ class Hdrm(Synthesizer):
         CollectiveError: ``pieces`` is less than 1.
     """
 
-    pieces: int = 1
-
     name: ClassVar[str] = "hdrm"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    put_off: ClassVar[float] = LAST
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces")
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        cut = (cls(pieces=ALL_PIECES),)
-        return (*cut, cls()) if fixed else cut
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
-        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

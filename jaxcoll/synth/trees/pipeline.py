@@ -200,13 +200,38 @@ def _waits(src: list[int], dst: list[int], chunk: list[int]) -> list[tuple[int, 
     return found
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Trees(Synthesizer):
+    """All-reduce over a few trees, as ``all_reduce`` does it in so many pieces."""
+
+    pieces: int | None = None
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+
+class _InPieces(_Trees):
+    """Trees on networks of any size, where whole chunks (one piece) are worth trying too."""
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(pieces=1))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
+
+
 # The second tree is the first under this symmetry of the network.
 _SYMMETRY = np.asarray((6, 7, 4, 5, 2, 3, 0, 1))
 _FIRST = np.asarray((-1, 0, 1, 0, 5, 1, 2, 5))
 
 
 @dataclasses.dataclass(frozen=True)
-class CCube(Synthesizer):
+class CCube(_Trees):
     """All-reduce over two binary trees that share no link of a DGX-1.
 
     Cho, Son and Kim, "Logical/physical topology-aware collective communication in deep learning
@@ -216,20 +241,14 @@ class CCube(Synthesizer):
     a symmetry of the network maps one onto the other. Results go down while sums come up.
 
     Attributes:
-        pieces: see ``pipelined_trees.all_reduce``.
+        pieces: see ``all_reduce``.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.
     """
 
-    pieces: int | None = None
-
     name: ClassVar[str] = "c_cube"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
     put_off: ClassVar[float] = LAST
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """As many chunks as shorten the pipeline."""
@@ -261,7 +280,7 @@ def two_trees() -> tuple[Tree, Tree]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DoubleBinaryTree(Synthesizer):
+class DoubleBinaryTree(_InPieces):
     """All-reduce over two binary trees with half the data each.
 
     Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
@@ -271,29 +290,14 @@ class DoubleBinaryTree(Synthesizer):
     children are routed over shortest paths.
 
     Attributes:
-        pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
+        pieces: see ``all_reduce``: 1 for the lowest latency.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.
     """
 
-    pieces: int | None = None
-
     name: ClassVar[str] = "double_binary_tree"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
     put_off: ClassVar[float] = LAST
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(), cls(pieces=1))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
-        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
@@ -307,7 +311,7 @@ def double_binary_trees(n: int) -> Sequence[Tree]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tto(Synthesizer):
+class Tto(_InPieces):
     """All-reduce over three trees of a 2D mesh, chunks overlapping.
 
     Laskar, Majhi, Kim, Shahid and Kim, "Enhancing collective communication in MCM accelerators for
@@ -321,29 +325,14 @@ class Tto(Synthesizer):
     Defined on meshes and tori of two dimensions, for all ranks at once.
 
     Attributes:
-        pieces: see ``pipelined_trees.all_reduce``.
+        pieces: see ``all_reduce``.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.
     """
 
-    pieces: int | None = None
-
     name: ClassVar[str] = "tto"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
     put_off: ClassVar[float] = LATER
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        return (cls(), cls(pieces=1))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
-        return in_pieces(self.pieces)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
