@@ -1,4 +1,10 @@
-"""Yardsticks: the fewest steps on a direct network, and the TACOS paper's Ideal."""
+"""Yardsticks: the fewest steps on a direct network, and the TACOS paper's Ideal.
+
+Neither bounds a time. Steps follow from distances and ports together: chunks from t links away or
+more arrive in step t at the earliest, and from then on no faster than a chunk per port. The Ideal
+adds the latency of the farthest ranks to the time of the slowest rank's bytes, which data
+that is on its way in the meantime can beat; papers compare with it.
+"""
 
 from __future__ import annotations
 

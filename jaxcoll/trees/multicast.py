@@ -1,4 +1,9 @@
-"""In-network multicast and aggregation: what capable switches spare the links of a forest."""
+"""In-network multicast and aggregation: what capable switches spare the links of a forest.
+
+A tree of ranks crosses a switch once per child: a root that sends to seven ranks behind one switch
+sends the same data into it seven times. A switch that can copy needs it once. So every later edge
+of a tree that crosses such a switch begins there, and the links before it are spared.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The lines of a grid: which pattern suits a dimension, and how many bytes it moves a second."""
+"""The lines of a grid: which pattern suits a dimension, and how many bytes it moves a second.
+
+All lines along a dimension are images of the first by symmetry, so only that one is looked at. If
+its ranks are equally far from one another they are behind a switch or fully connected, and all send
+to all at once; otherwise the line is a ring or a chain, and blocks follow the links.
+"""
 
 from __future__ import annotations
 

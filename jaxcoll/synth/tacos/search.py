@@ -1,4 +1,12 @@
-"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule."""
+"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule.
+
+The paper runs Algorithm 2 with another random choice every time; a search is one such run. Two
+kernels do it: in lockstep, where all links cost the same and a time span is a step, and by events
+where they do not (Sec. IV-F). Both see tables only. This file makes those tables of a network and a
+collective, calls the kernels until they are done or slower than the best so far (``limit``), and
+reads columns of sends out of them. Ranks that relay what they do not want may bring chunks that
+nobody took on in the end: those sends are pruned.
+"""
 
 from __future__ import annotations
 
