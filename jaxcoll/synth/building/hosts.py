@@ -1,9 +1,10 @@
 """Hosts of consecutive ranks: how many ranks they have, chains through one, circles through all.
 
-No column of a network names its hosts. Bandwidths do: the ranks that links above the least bandwidth
-join are a host, if all such parts are of equal size and of consecutive ranks. A circle through all ranks is then a
-chain through every host and a link between hosts; there is one circle per rank of a host, each
-entering the hosts at another rank, so that all ranks' network links are used.
+No column of a network names its hosts. Bandwidths do: the ranks that links above the least
+bandwidth join are a host, if all such parts are of equal size and of consecutive ranks. A circle
+through all ranks is then a chain through every host and a link between hosts; there is one circle
+per rank of a host, each entering the hosts at another rank, so that all ranks' network links are
+used.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A rate is proved from both sides. Below: a flow in integers, whose least delivery and fullest arc
 are counted on the whole graph (``delivered``), whatever found it. Above: any lengths of arcs, since
 all arcs' capacity by length, over the sum of distances, bounds the rate (``total_distance``)
-wherever the lengths come from. Good lengths and flows come from distances whose minimum is softened: unlike the
-exact ones these have a gradient, which is a flow that splits among near-shortest paths.
+wherever the lengths come from. Good lengths and flows come from distances whose minimum is
+softened: unlike the exact ones these have a gradient, which is a flow that splits among near-
+shortest paths.
 """
 
 from __future__ import annotations
