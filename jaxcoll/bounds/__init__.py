@@ -14,6 +14,7 @@
 - ``all_reduce``: the linear program of App. B.7, with proofs in ``dual_variables``.
 """
 
+from jaxcoll.bounds.distances import ideal, step_bound
 from jaxcoll.bounds.moore import (
     Cost,
     Optimality,
@@ -28,7 +29,6 @@ from jaxcoll.bounds.moore import (
     reduction_cost,
 )
 from jaxcoll.bounds.times import Bound, bound, cut_bound, lower_bounds
-from jaxcoll.bounds.yardsticks import ideal, step_bound
 
 __all__ = [
     "Bound",
