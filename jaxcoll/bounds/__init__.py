@@ -7,9 +7,8 @@
   share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Section 4.2);
 - ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
-  narrow ones;
+  narrow ones; steps, and the TACOS paper's Ideal;
 - ``flows_over_time``: data on its way to one rank, and cuts over time that bound it;
-- ``yardsticks``: steps, and the TACOS paper's Ideal;
 - ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
 - ``all_reduce``: the linear program of App. B.7, with proofs in ``dual_variables``.
 """

@@ -1,6 +1,5 @@
 """Spanning trees that fit into the capacities between ranks: the second half of ForestColl.
 
 Read in this order: ``tree_packing`` (the choice of method, the exact one, and networks that fall in
-two), ``balancing`` on top of ``alternating_paths`` (many roots), ``spanning`` (their columns, and
-lower trees).
+two), ``balancing`` (many roots), ``spanning`` (their columns, and lower trees).
 """
