@@ -1,4 +1,10 @@
-"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes."""
+"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes.
+
+Candidates are synthesizers, each with series of chunk counts. Trying all would take long, so each
+climbs its series from the fewest chunks on: two times of a pipeline tell A and B of its law
+A + B / k with k chunks, and so how much the most chunks can still gain. A climb that cannot reach
+the best so far by that law goes no further, nor does one whose last counts gained nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,7 @@ from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 

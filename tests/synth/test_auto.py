@@ -26,7 +26,7 @@ from jaxcoll.synth import (
     synthesize,
 )
 from jaxcoll.synth.auto import _Climb, chosen_by_auto
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.topologies import (
     dgx_a100,
     fully_connected,
