@@ -23,6 +23,7 @@ class BuildMachineCode(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "jaxcoll.numerics.build_machine_code", folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        sys.stderr.write(done.stderr)
         if done.returncode:
             why = done.stderr.strip().rpartition("\n")[2]
             self.warn(f"no machine code of kernels, so first answers take longer: {why}")

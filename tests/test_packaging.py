@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -45,6 +46,12 @@ def test_the_recipe_requires_what_the_package_does():
     for requirement in requirements():
         name, _, lowest = requirement.partition(">=")
         assert f"| {name} | {lowest} |" in page
+
+
+def test_the_build_needs_nothing_that_the_package_does_not():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        needed = tomllib.load(file)["build-system"]["requires"]
+    assert {each for each in needed if not each.startswith("setuptools")} <= requirements()
 
 
 def test_what_one_file_or_the_studies_need_is_not_installed_with_the_package():

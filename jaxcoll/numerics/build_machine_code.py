@@ -46,7 +46,11 @@ def build(folder: Path) -> Path:
         kernel = _kernel(name)
         kernels[kernel.__wrapped__] = kernel
         for signature in signatures:
-            types = tuple(numba_types(iter(signature.split())))
+            try:
+                types = tuple(numba_types(iter(signature.split())))
+            except ValueError as changed:
+                print(f"{name} is left out: {changed}", file=sys.stderr)
+                continue
             symbol = machine_code.symbol(name, kernel.source_hash, signature)
             library.export(symbol, types)(kernel.__wrapped__)
     compile_one = ahead.compile_extra
@@ -77,7 +81,11 @@ def _kernel(name: str) -> compiled.Kernel:
 
 
 def numba_types(tokens: Iterator[str]) -> Iterator[Any]:
-    """Numba's types of the words of a signature, up to a closing parenthesis."""
+    """Numba's types of the words of a signature, up to a closing parenthesis.
+
+    Raises:
+        ValueError: a named tuple has other fields by now.
+    """
     nb = compiled.numba()
     from numba.np.numpy_support import from_dtype
 
@@ -88,6 +96,9 @@ def numba_types(tokens: Iterator[str]) -> Iterator[Any]:
             inside = tuple(numba_types(tokens))
             module, _, name = token[:-1].partition(":")
             of = getattr(importlib.import_module(module), name) if module else tuple
+            fields = getattr(of, "_fields", inside)
+            if len(fields) != len(inside):
+                raise ValueError(f"signatures.txt gives {name} {len(inside)} fields, not {fields}")
             yield nb.types.BaseTuple.from_types(inside, of)
         else:
             number, _, shape = token.removeprefix("r").partition(":")

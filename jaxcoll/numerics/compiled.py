@@ -226,7 +226,15 @@ class Kernel:
 
     @functools.cached_property
     def _dispatcher(self) -> Any:
-        return numba().njit(**self.options)(self._function)
+        made = numba().njit(**self.options)(self._function)
+        resolve, plain = made.get_call_template, numba().types.unliteral
+
+        def resolve_as_numbers(args: Any, kws: dict[str, Any]) -> Any:
+            """Constants of a caller are numbers like others, not versions of their own."""
+            return resolve(tuple(map(plain, args)), {key: plain(kws[key]) for key in kws})
+
+        made.get_call_template = resolve_as_numbers
+        return made
 
     @property
     def _numba_type_(self) -> Any:

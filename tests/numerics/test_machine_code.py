@@ -119,15 +119,8 @@ def test_the_list_is_of_kernels_and_their_arguments():
         assert len(set(versions)) == len(versions)
         arguments = len(inspect.signature(listed_kernel(name).__wrapped__).parameters)
         for signature in versions:
-            depth = list(itertools.accumulate(
-                token.endswith("(") - (token == ")") for token in signature.split()
-            ))  # fmt: skip
-            assert depth[-1] == 0
-            opened = sum(
-                t.endswith("(") and d == 1 for t, d in zip(signature.split(), depth, strict=True)
-            )
-            assert sum(d == 0 for d in depth) == arguments, name
-            assert opened <= arguments
+            types = list(numba_types(iter(signature.split())))  # whose named tuples are current
+            assert len(types) == arguments, name
 
 
 def is_current() -> bool:
@@ -149,14 +142,13 @@ def is_current() -> bool:
 )
 def test_first_answers_compile_nothing(name):
     """Of at most 50 versions in 44 kernels, none waits for Numba and none runs as Python."""
-    if not is_current():
-        pytest.skip(
-            "no machine code of these kernels: python -m jaxcoll.numerics.build_machine_code"
-        )
+    if machine_code.library() is None:
+        pytest.skip("without machine code a first answer takes half a minute")
     found = watched(first_answers()[name], asked=True)
-    assert found["unlisted"] == []
-    assert len(found["uses"]) <= 44
-    assert sum(installed for installed, *_ in found["uses"].values()) <= 50
-    assert all(versions == 0 for _, versions, _ in found["uses"].values())
-    assert all(seconds == 0 for *_, seconds in found["uses"].values())
-    assert not found["numba"]
+    assert found["unlisted"] == []  # scripts/bench cold --unlisted prints lines to add
+    if is_current():  # until a kernel is edited
+        assert len(found["uses"]) <= 44
+        assert sum(installed for installed, *_ in found["uses"].values()) <= 50
+        assert all(versions == 0 for _, versions, _ in found["uses"].values())
+        assert all(seconds == 0 for *_, seconds in found["uses"].values())
+        assert not found["numba"]
