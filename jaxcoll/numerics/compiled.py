@@ -45,9 +45,10 @@ FEW_SENDS = 2048
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
 # What a kernel waits for, in CPU seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
-# kernel from the cache 0.02; compiling takes 0.1 and 0.8 to 2.2 ms per instruction, measured on ten
-# kernels of 100 to 5,700 instructions with those that they call.
-_IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.3e-3
+# kernel from the cache 0.02; compiling takes 0.1 and 0.3 to 1.5 ms per instruction, measured on
+# twelve kernels of 100 to 5,700 instructions with those that they call. An assignment of one array
+# to another takes two seconds more, for the text of its error: kernels copy element by element.
+_IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.1e-3
 # The season is longer than a process: from this many seconds on they are kept beside Numba's cache,
 # so that a kernel used for half a second in every process is compiled in the second or third.
 _NOTED, _SECONDS = 0.05, ".seconds"
