@@ -224,11 +224,14 @@ def sum_orders(schedule: Schedule) -> int:
 
     Raises:
         CollectiveError: a schedule that adds nothing.
+        ScheduleError: one of a collective of millions of chunks with fewer sends than it takes
+            (``Schedule.check_claims``).
     """
     checks.instance(schedule, Schedule, "schedule", CollectiveError)
     collective = schedule.collective
     if not collective.is_reducing:
         raise CollectiveError(f"{schedule} adds nothing; give one of a sum")
+    schedule.check_claims()
     orders = _replayed(schedule)
     wanted = collective.postcondition()
     group = np.broadcast_to(collective.group_of_chunk, wanted.shape)

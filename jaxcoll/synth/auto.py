@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -330,6 +331,14 @@ class _Race:
             best = None if self.time is None else self.seconds
             self.report(Progress(len(self.table), None, label, best, self.bound))
 
+    def _refusals(self) -> str:
+        """In a line: what some kinds of candidates refused, those that work allows first."""
+        reasons = {str(r["candidate"]).partition("(")[0]: str(r["refused"]) for r in self.table}
+        told = sorted(reasons.items(), key=lambda item: item[1].startswith("takes the work"))
+        width = 190 // min(2, len(told))
+        some = [textwrap.shorten(f"{kind}: {why}", width) for kind, why in told[:2]]
+        return "; ".join(some) + (f"; and {len(told) - 2} others" if len(told) > 2 else "")
+
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.
 
@@ -337,9 +346,8 @@ class _Race:
             CollectiveError: there is none.
         """
         if self.schedule is None or self.chosen is None:
-            reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
             raise CollectiveError(
-                f"no candidate is defined for {self.problem.collective}: {reasons}"
+                f"no candidate is defined for {self.problem.collective}: {self._refusals()}"
             )
         certificate = {
             "chosen": repr(self.chosen),

@@ -290,8 +290,14 @@ def test_what_knows_the_network_comes_first():
 
 
 def test_nothing_defined_is_refused():
-    with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket\(\): .*no grid"):
+    with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket: .*no grid"):
         synthesize(fully_connected(4), "all_gather", Portfolio(names=("bucket",)))
+
+
+def test_many_refusals_are_a_line():
+    with pytest.raises(CollectiveError, match=r"no candidate is defined.*others") as refused:
+        synthesize(ring(4), "all_reduce", Portfolio(work=1))
+    assert len(str(refused.value)) <= 300
 
 
 def test_a_bound_that_is_met_ends_the_search():
