@@ -95,7 +95,6 @@ _MODULES = frozenset(
         "paths",
         "pictures",
         "progress",
-        "provenance",
         "schedule",
         "simulation",
         "synth",
