@@ -2,7 +2,7 @@
 
 A library beside this module, where the installation could build one (``build_machine_code.py``),
 holds each kernel in the versions that ``signatures.txt`` lists. First answers do not wait for Numba
-then: that on two DGX H100 takes 1.6 CPU s instead of 21, ``jaxcoll compare`` 4 instead of 35.
+then: that on two DGX H100 takes 1.6 CPU s instead of 21, ``jaxcoll compare`` 4.5 instead of 35.
 
 No index says what the library holds, because an index can be wrong. A function is called by the
 hash of its source: its bytecode and constants, those of the kernels it calls, and the types of its
