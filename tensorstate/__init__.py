@@ -8,6 +8,8 @@ The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``
 ``execution``, ``report``; then ``plan``, ``step_search`` and ``mesh_search``.
 """
 
+import logging
+
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import Memory
@@ -39,6 +41,8 @@ from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
 from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "BASELINES",

@@ -8,22 +8,27 @@ axes and the links along which they communicate. Ranks are numbered in row-major
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
+from jaxcoll import executors
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, estimate_cost
+from tensorstate.cost.cost import Cost, SearchResult, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
+from tensorstate.problem.problem import Problem
 from tensorstate.step_search import hardware_named, search
 from tensorstate.tracing.trace_step import trace
 
@@ -128,6 +133,8 @@ def search_mesh(
     axes: Sequence[str],
     candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
     seed: int = 0,
+    executor: Executor | None = None,
+    progress: Wanted = None,
     **search_args: Any,
 ) -> tuple[Plan, ...]:
     """The best plan of every mesh assignment, sorted by objective.
@@ -141,6 +148,10 @@ def search_mesh(
         grid_shape: ranks along every dimension of the grid.
         axes: names of the mesh axes; an axis may have size 1 in the result.
         candidates, seed: as for ``ScheduleCosts``.
+        executor: where the assignments are searched, see ``jaxcoll.executors``; this process when
+            None.
+        progress: True for a line in the terminal, or a function called with a
+            ``jaxcoll.progress.Progress`` after every assignment.
         search_args: further arguments of ``search``: hardware, memory_limit, solver, and so on.
 
     Raises:
@@ -158,27 +169,80 @@ def search_mesh(
         if abstract_args is None:
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
+    executors.checked(executor, PlanError)
     device = hardware_named(search_args.get("hardware", "A100"))
-    plans, reason = [], None
-    for assignment in mesh_assignments(grid_shape, axes):
-        network = ScheduleCosts(
-            topology,
-            assignment.mesh,
-            device_order=assignment.device_order,
-            candidates=candidates,
-            seed=seed,
-            execution=device.execution,
-        )
-        sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
-        try:
-            plans.append(search(step, abstract_args, mesh=sizes, network=network, **search_args))
-        except PlanError as error:
-            reason = error
+    costs = functools.partial(
+        ScheduleCosts, topology, candidates=candidates, seed=seed, execution=device.execution
+    )
+    assignments = mesh_assignments(grid_shape, axes)
+    plans: list[Plan] = []
+    reason = None
+    with reporting(progress, "searching mesh shapes", PlanError) as report:
+        found = _plans(step, costs, search_args, assignments, executor)
+        for done, plan in enumerate(found, 1):
+            if isinstance(plan, Plan):
+                plans.append(plan)
+            else:
+                reason = plan
+            if report is not None:
+                report(Progress(done, len(assignments), "mesh shapes"))
     if not plans:
         raise PlanError(
             f"no assignment of {topology} to the axes {tuple(axes)} has a plan: {reason}"
         )
     return tuple(sorted(plans, key=lambda plan: plan.result.objective))
+
+
+Costs = Callable[..., ScheduleCosts]
+
+
+def _plans(
+    graph: Graph,
+    costs: Costs,
+    search_args: Mapping[str, Any],
+    assignments: Sequence[MeshAssignment],
+    executor: Executor | None,
+) -> Iterator[Plan | PlanError]:
+    """The best plan of every assignment, or why it has none."""
+    if executor is None:
+        for assignment in assignments:
+            yield _best_plan(graph, costs, search_args, assignment)
+        return
+    # What JAX traced cannot be pickled, and no search reads it; so results alone come back.
+    bare = [dataclasses.replace(operator, eqn=None) for operator in graph.operators]
+    best = functools.partial(
+        _best_result, dataclasses.replace(graph, operators=tuple(bare)), costs, search_args
+    )
+    found = executors.ordered(best, assignments, executor)
+    for assignment, (result, plan) in zip(assignments, found, strict=True):
+        if isinstance(result, PlanError):
+            yield result
+        else:
+            options, hardware, microbatches, batch = plan
+            network = costs(assignment.mesh, device_order=assignment.device_order)
+            problem = Problem(graph, network, hardware, microbatches, batch)
+            yield Plan(problem, result, options)
+
+
+def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | PlanError, tuple]:
+    """The parts of a plan, without the graph and the network that the caller has."""
+    plan = _best_plan(graph, costs, search_args, assignment)
+    if isinstance(plan, PlanError):
+        return plan, ()
+    problem = plan.problem
+    parts = plan.options, problem.hardware, problem.microbatches, problem.batch
+    return plan.result, parts
+
+
+def _best_plan(
+    graph: Graph, costs: Costs, search_args: Mapping[str, Any], assignment: MeshAssignment
+) -> Plan | PlanError:
+    network = costs(assignment.mesh, device_order=assignment.device_order)
+    sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
+    try:
+        return search(graph, mesh=sizes, network=network, **search_args)
+    except PlanError as error:
+        return error
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
 from tensorstate.tracing.trace_step import trace
+
+log = logging.getLogger(__name__)
 
 # Least seconds of the search of one number of microbatches.
 MIN_TIME_S = 1.0
@@ -107,7 +110,12 @@ def search(
             progress=report,
             graph=_graph(step, abstract_args),  # last: it traces, others are refused at once
         )
-        return question.plan()
+        plan = question.plan()
+    log.info(
+        "a plan of %d operators on %s: %.6g s per step, gap %.3g",
+        len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
+    )  # fmt: skip
+    return plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

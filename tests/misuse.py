@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from fractions import Fraction
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import jaxcoll as jc
-from jaxcoll import draw, pages, paths, synth, topologies
+from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
@@ -144,6 +145,21 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.bound,
         {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
     ),
+    "compare": (
+        lambda **given: list(jc.compare(**given)),
+        {
+            "topology": RING, "collective": "all_reduce", "sizes": [1e6], "synthesizers": ["ring"],
+            "seed": 0, "execution": None, "executor": None, "progress": None,
+        },
+    ),
+    "executors.ordered": (
+        lambda **given: list(executors.ordered(jobs=(), **given)),
+        {"function": abs, "executor": None},
+    ),
+    "executors.processes": (lambda **given: contextlib.ExitStack().enter_context(
+        executors.processes(**given)), {"workers": 1}),
+    "executors.with_workers": (lambda **given: contextlib.ExitStack().enter_context(
+        executors.with_workers(**given)), {"workers": 1}),
     "lower_bounds": (
         jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
     ),

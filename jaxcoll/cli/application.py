@@ -6,6 +6,7 @@ before its arguments are read: a wrong option is refused at once.
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import os
 import sys
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error.format_message(), 2)
     except ModuleNotFoundError as error:
         return _failed(_missing(error), 2)
+    except concurrent.futures.BrokenExecutor as error:
+        return _failed(f"{error}; type --workers 1 to see why", 2)
     except MemoryError:
         return _failed("not enough memory for a network or schedule of this size", 2)
     except OSError as error:

@@ -10,6 +10,7 @@ from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read
 from jaxcoll.cli.networks import NetworkName, named_network, network_options
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
 from jaxcoll.cli.terminal import Table, print_json
+from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.progress import working
 
 KINDS = (
@@ -23,6 +24,9 @@ execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
     help="Charge what such a machine takes beside the links.",
 )  # fmt: skip
+workers_option = click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
+)
 collective_argument = click.argument(
     "collective", type=click.Choice(KINDS), default="all_reduce", metavar="[COLLECTIVE]"
 )

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import os
 import sys
 import time
@@ -33,6 +34,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 # Sends up to which kernels are faster as Python: all synthesizers together take under a second.
 FEW_SENDS = 2048
@@ -88,6 +91,7 @@ class Kernel:
             if self._seconds + self._predicted(elements) <= self._patience():
                 return self._as_python(args, elements)
             self._is_settled = True
+            log.debug("%s is compiled, or loaded from the cache", self.__name__)
         result = self._dispatcher(*args)
         if self._checked < len(self._dispatcher.overloads):
             self._check_results()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -30,6 +31,8 @@ _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
+
+log = logging.getLogger(__name__)
 
 
 class _Climb:
@@ -307,6 +310,7 @@ class _Race:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
                 climb.keep_within(functools.partial(self.work_of, climb), allowed)
                 self.work_left -= work
+        log.debug("%s", row)
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.report is not None:
