@@ -26,7 +26,7 @@ from experiments.benchmarks.default.exhaustive_search import (
     record,
     recorded,
 )
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import printed, report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate
@@ -103,7 +103,9 @@ def main(argv: Sequence[str]) -> None:
             record(name, NETWORKS[name](), options.collectives, limits, missing=options.missing)
         return
     _compile(options.collectives)
-    rows = [row for name in options.networks for row in measure(name, options.collectives)]
+    rows = list(
+        printed(row for name in options.networks for row in measure(name, options.collectives))
+    )
     report("default", rows)
     print('Times by the link model "astra"; CPU s without compilation.')
     compared = [row for row in rows if "/ best" in row]
