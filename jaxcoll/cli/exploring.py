@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
-from jaxcoll.cli.networks import NetworkName, named_network, network_names
+from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described, workers_option
 from jaxcoll.cli.terminal import print_json
@@ -110,7 +110,7 @@ def _read(what: str, network_name: str | None, speeds) -> Any:
 
     if os.path.isdir(what) or is_xml(what):
         return read_schedule(what, named_network(network_name) if network_name else None)
-    if os.path.isfile(what):
+    if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)
         if isinstance(found, jc.Topology | jc.Schedule):
             return found

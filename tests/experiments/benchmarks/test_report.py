@@ -114,7 +114,7 @@ def test_rows_that_are_being_made_are_printed_one_by_one(tmp_path, console, caps
             printed_before.append(capsys.readouterr().out)
             yield {"n": n, "seconds": n / 8}
 
-    path = report("made", rows(), results=tmp_path, console=console)
+    path = report.report("made", rows(), results=tmp_path, console=console)
     assert printed_before == ["", "n 0, seconds 0\n", "n 1, seconds 0.125\n"]
     assert [row["n"] for row in json.loads(path.read_text())["rows"]] == [0, 1, 2]
 
