@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import tensorstate
 from jaxcoll import topologies
@@ -105,6 +106,17 @@ def test_no_baseline_is_better(plan):
 def test_names_are_found_again(plan, name, expected):
     found = solve_baseline(plan.problem, name)
     assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
+
+
+def test_a_step_without_gradients_is_not_called_ddp():
+    def forward(w, x):
+        return jnp.tanh(x @ w)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 8), (4096, 8))]
+    slow = AlphaBetaCosts(MeshShape.of({"x": 4}), (1.0,), (1.0,))
+    graph = trace(forward, tuple(shapes))
+    made = search(graph, mesh={"x": 4}, network=slow, pin={"x": P("x")}, hardware="CPU")
+    assert parallelism_by_axis(made.problem, made.decisions, made.cost) == {"x": ["batch sharded"]}
 
 
 def test_experts_are_distinguished_from_heads():
