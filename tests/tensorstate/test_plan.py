@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import tensorstate
 from jaxcoll import topologies
@@ -108,15 +108,11 @@ def test_names_are_found_again(plan, name, expected):
     assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
 
 
-def test_a_step_without_gradients_is_not_called_ddp():
-    def forward(w, x):
-        return jnp.tanh(x @ w)
-
-    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 8), (4096, 8))]
-    slow = AlphaBetaCosts(MeshShape.of({"x": 4}), (1.0,), (1.0,))
-    graph = trace(forward, tuple(shapes))
-    made = search(graph, mesh={"x": 4}, network=slow, pin={"x": P("x")}, hardware="CPU")
-    assert parallelism_by_axis(made.problem, made.decisions, made.cost) == {"x": ["batch sharded"]}
+def test_a_batch_whose_gradients_are_not_summed_is_not_called_ddp(plan):
+    found = solve_baseline(plan.problem, "ddp")
+    unsummed = dataclasses.replace(found.cost, reshards=())
+    by_axis = parallelism_by_axis(plan.problem, found.decisions, unsummed)
+    assert by_axis == {"data": ["batch sharded"], "model": ["batch sharded"]}
 
 
 def test_experts_are_distinguished_from_heads():
