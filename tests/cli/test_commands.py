@@ -217,7 +217,7 @@ def test_completion(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sinth"], "No such command 'sinth'"),
+        (["sinth"], "no command is called 'sinth'; did you mean 'synth'?"),
         (["synth"], "say which network: torus:4x4"),
         (["synth", "torus:4x4", "all_reduced"], "all_reduce"),
         (["synth", "torus:4x4", "--size", "big"], "type 256KiB"),
