@@ -92,7 +92,7 @@ def installed() -> Iterator[Row]:
     """Megabytes that the package adds to an environment with JAX."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
-        pip = [f"{folder}/bin/python", "-m", "pip", "install", "-q", "--no-compile"]
+        pip = [f"{folder}/bin/python", "-m", "pip", "install", "-q"]
         subprocess.run([*pip, "jax"], check=True)
         before = megabytes(Path(folder))
         subprocess.run([*pip, str(ROOT)], check=True)
