@@ -22,7 +22,7 @@ SEARCHES = ("sccl", "step_milp")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Compared:
     """A synthesizer at one size.
 
@@ -49,6 +49,14 @@ class Compared:
     def percent_of_bound(self) -> float | None:
         """100 where nothing can be faster; None without a time above 0."""
         return 100.0 * self.bound_seconds / self.seconds if self.seconds else None
+
+    def __repr__(self) -> str:
+        what = f"refused: {self.refusal}"[:60]
+        if self.seconds is not None:
+            percent = self.percent_of_bound
+            what = f"{self.seconds * 1e6:.6g} us"
+            what += "" if percent is None else f", {percent:.1f} % of the bound"
+        return f"Compared({self.synthesizer}, {self.nbytes:.6g} B, {what})"
 
 
 def compare(
