@@ -13,8 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments import sweeps
+from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 from experiments.errors import CheckError, ConfigError
-from experiments.registry import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 
 
 def prepare_devices(platform: str, count: int) -> None:

@@ -5,15 +5,14 @@ on a device mesh, against the cost of collectives on the real network; the ``Pla
 compared with baselines such as FSDP, checked against the compiled program, and run.
 
 The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``cost``, ``solver``,
-``execution``, ``report``; then ``plan``, ``step_search`` and ``mesh_search``.
+``execution``, ``report``; then ``plan`` and ``step_search``.
 """
 
 import logging
 
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
-from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import Memory
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import (
     Collectives,
@@ -30,7 +29,6 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import MeshAssignment, mesh_assignments, reprice, search_mesh
 from tensorstate.plan import Comparison, Plan, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
@@ -39,7 +37,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
-from tensorstate.step_search import search
+from tensorstate.step_search import MeshAssignment, mesh_assignments, reprice, search, search_mesh
 from tensorstate.tracing.trace_step import trace
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

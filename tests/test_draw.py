@@ -12,7 +12,7 @@ from matplotlib.collections import QuadMesh
 
 import jaxcoll as jc
 from jaxcoll import draw, topologies
-from jaxcoll.draw.style import LOADS
+from jaxcoll.draw.bandwidth import LOADS
 from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout
 
 TOPOLOGIES = [

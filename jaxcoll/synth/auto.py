@@ -1,10 +1,17 @@
-"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes."""
+"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes.
+
+Candidates are synthesizers, each with series of chunk counts. Trying all would take long, so each
+climbs its series from the fewest chunks on: two times of a pipeline tell A and B of its law
+A + B / k with k chunks, and so how much the most chunks can still gain. A climb that cannot reach
+the best so far by that law goes no further, nor does one whose last counts gained nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import logging
+import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -18,8 +25,7 @@ from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
@@ -29,8 +35,9 @@ _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
 # The same of all schedules together: at least, per pair of ranks, and at most, which 1,024 ranks
 # take in 15 s.
 _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 17 * 2**20
-# Sends of one schedule from which another one is not tried on a vague hope: about a second.
-_COSTLY = _SENDS
+# Sends of one schedule up to which it is tried on any hope, some milliseconds; and from which it is
+# not tried on a vague one, about a second.
+_CHEAP, _COSTLY = 2**12, _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -64,25 +71,24 @@ class _Climb:
         limit, rest = _limit(*self.tried[-2:])
         return limit + rest / self.left[0]
 
-    def prospect(self, is_costly: bool) -> float:
+    def prospect(self, work: float) -> float:
         """Seconds that the most chunks may reach, less what that may err by; 0 if unknown.
 
         With m times the chunks the best of a kind is at most m times as fast: fewer chunks take the
-        fastest of the ways that more take side by side.
+        fastest of the ways that more take side by side. Times tell little where chunks happen to
+        divide the links badly; how much they are trusted goes by what another look costs.
 
         Args:
-            is_costly: whether the next count takes seconds of work. Two times err by a fifth where
-                chunks happen to divide the links badly, which is worth a look only where that is
-                cheap.
+            work: of the next count.
         """
         if not self.tried:
             return 0.0
-        if len(self.tried) == 1:
-            count, seconds = self.tried[0]
+        if len(self.tried) == 1 or work <= _CHEAP:
+            count, seconds = self.tried[-1]
             return seconds * count / self.most
         limit, rest = _limit(*self.tried[-2:])
         if len(self.tried) == 2:
-            return (1 if is_costly else _GUESSED) * (limit + rest / self.most)
+            return (_GUESSED if work <= _COSTLY else 1) * (limit + rest / self.most)
         error = abs(limit - _limit(*self.tried[-3:-1])[0])
         return _TRUSTED * (limit - error + rest / self.most)
 
@@ -90,14 +96,15 @@ class _Climb:
         """Know the most chunks that do not take too much work."""
         self.most = max((count for count in self.left if work(count) <= most), default=self.most)
 
-    def is_done(self, tolerance: float) -> bool:
-        """Whether no counts are left, or the last two gained less than the tolerance.
+    def is_done(self, tolerance: float, work: float) -> bool:
+        """Whether the last two counts gained less than the tolerance.
 
         Past its best count a pipeline only gets slower: after a series of gains one loss ends it.
+        A next count of little work is tried all the same.
         """
         times = [seconds for _, seconds in self.tried]
-        if not self.left or len(times) <= 3:
-            return not self.left
+        if len(times) <= 3 or work <= _CHEAP:
+            return False
         is_past_best = times[-1] > times[-2] and times[-2] < times[-3] < times[-4]
         return is_past_best or min(times) >= min(times[:-2]) * (1 - tolerance)
 
@@ -269,15 +276,17 @@ class _Race:
         tolerance = self.portfolio.tolerance
         while not self.is_over:
             enough = self.seconds * (1 - tolerance)
-            climbs = [
-                climb
-                for climb in climbs
-                if not climb.is_done(tolerance)
-                and climb.prospect(self.work_of(climb) > _COSTLY) < enough
-            ]
+            climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
                 break
             self.run(min(climbs, key=self._price), ignore_work_limit)
+
+    def _may_win(self, climb: _Climb, enough: float) -> bool:
+        """Whether the climb has counts left that may take less than ``enough`` seconds."""
+        if not climb.left:
+            return False
+        work = self.work_of(climb)
+        return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 
     def _price(self, climb: _Climb) -> float:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
@@ -326,6 +335,14 @@ class _Race:
             best = None if self.time is None else self.seconds
             self.report(Progress(len(self.table), None, label, best, self.bound))
 
+    def _refusals(self) -> str:
+        """In a line: what some kinds of candidates refused, those that work allows first."""
+        reasons = {str(r["candidate"]).partition("(")[0]: str(r["refused"]) for r in self.table}
+        told = sorted(reasons.items(), key=lambda item: item[1].startswith("takes the work"))
+        width = 190 // min(2, len(told))
+        some = [textwrap.shorten(f"{kind}: {why}", width) for kind, why in told[:2]]
+        return "; ".join(some) + (f"; and {len(told) - 2} others" if len(told) > 2 else "")
+
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.
 
@@ -333,9 +350,8 @@ class _Race:
             CollectiveError: there is none.
         """
         if self.schedule is None or self.chosen is None:
-            reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
             raise CollectiveError(
-                f"no candidate is defined for {self.problem.collective}: {reasons}"
+                f"no candidate is defined for {self.problem.collective}: {self._refusals()}"
             )
         certificate = {
             "chosen": repr(self.chosen),
