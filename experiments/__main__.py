@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from experiments import sweeps
 from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 from experiments.errors import CheckError, ConfigError
 
@@ -59,6 +62,10 @@ def _job(composed: DictConfig) -> None:
         config = checked(name, composed)
     except ConfigError as error:
         sys.exit(_failed(error, 2))
+    folder = Path(composed.results)
+    if context.mode == RunMode.MULTIRUN and sweeps.has_ended(composed, folder):
+        print(f"{folder}: has ended before")
+        return
     devices = getattr(config, "devices", None)
     if devices is not None:
         prepare_devices(*devices)
@@ -66,6 +73,8 @@ def _job(composed: DictConfig) -> None:
         EXPERIMENTS[name].load()(config)
     except CheckError as error:
         sys.exit(_failed(error, 1))
+    if context.mode == RunMode.MULTIRUN:
+        sweeps.mark_ended(composed, folder)
 
 
 def _failed(error: Exception, code: int) -> int:

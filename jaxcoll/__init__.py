@@ -2,7 +2,8 @@
 
 - Networks: ``topologies``, ``Topology``; collectives: ``Collective``.
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
-  the least time of any; ``synthesize_compact`` writes one of tens of thousands of ranks to disk.
+  the least time of any, ``compare`` times all synthesizers; ``synthesize_compact`` writes one of
+  tens of thousands of ranks to disk. ``executors``: such work on several processes or machines.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
 - ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
   (compiling for other machines), ``tune`` (choosing configurations by measured times).
@@ -14,10 +15,22 @@ first function that runs schedules on devices.
 
 import importlib
 import importlib.metadata
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxcoll import aot, draw, execute, finder, io, pages, synth, topologies, tune  # noqa: F401
+    from jaxcoll import (  # noqa: F401
+        aot,
+        draw,
+        execute,
+        executors,
+        finder,
+        io,
+        pages,
+        synth,
+        topologies,
+        tune,
+    )
     from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
     from jaxcoll.bounds.throughput import Optimum, optimum
     from jaxcoll.collective import Collective
@@ -69,11 +82,15 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
+    from jaxcoll.synth.comparison import Compared, compare
     from jaxcoll.synth.tacos.synthesizer import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
     from jaxcoll.verifier import verify
+
+# Quiet unless the program says otherwise: logging.basicConfig(level="INFO") shows what was chosen.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # Modules and folders, loaded when first used: aot, execute and tune need jax, draw Matplotlib.
 _MODULES = frozenset(
@@ -86,6 +103,7 @@ _MODULES = frozenset(
         "draw",
         "errors",
         "execute",
+        "executors",
         "finder",
         "grid",
         "io",
@@ -108,7 +126,7 @@ _MODULES = frozenset(
 )
 
 # Those that are meant to be used by their names.
-_PUBLIC = frozenset(("aot", "draw", "execute", "finder", "io", "pages", "tune"))
+_PUBLIC = frozenset(("aot", "draw", "execute", "executors", "finder", "io", "pages", "tune"))
 
 # The public names by the module that has them.
 _NAMES = {
@@ -162,6 +180,7 @@ _NAMES = {
     ),
     "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
     "synth": ("SYNTHESIZERS", "synthesize"),
+    "synth.comparison": ("Compared", "compare"),
     "synth.tacos.synthesizer": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
@@ -177,6 +196,7 @@ __all__ = [
     "Collective",
     "CollectiveError",
     "CompactSchedule",
+    "Compared",
     "Edges",
     "ExecutionCosts",
     "Explanation",
@@ -205,6 +225,7 @@ __all__ = [
     "axis_size",
     "bound",
     "broadcast",
+    "compare",
     "compiler_options",
     "concatenate",
     "cut_bound",

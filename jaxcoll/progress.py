@@ -71,6 +71,27 @@ def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterato
         yield progress or None
 
 
+def by_lines(progress: Wanted, error: type[JaxcollError]) -> Callable[[int, str], None]:
+    """For work in steps of a caller who prints too: a function of a count and what happened there.
+
+    True prints a line of its own for each, where stderr is a terminal.
+
+    Raises:
+        error: ``progress`` is neither None, a flag nor a function.
+    """
+    checked(progress, error)
+
+    def tell(done: int, what: str) -> None:
+        told = Progress(done, None, what)
+        if progress is True:
+            if sys.stderr.isatty():
+                print(told, file=sys.stderr, flush=True)
+        elif progress:
+            progress(told)
+
+    return tell
+
+
 def checked(progress: Wanted, error: type[JaxcollError]) -> Wanted:
     """The argument ``progress=`` itself, once checked.
 

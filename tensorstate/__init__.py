@@ -5,8 +5,10 @@ on a device mesh, against the cost of collectives on the real network; the ``Pla
 compared with baselines such as FSDP, checked against the compiled program, and run.
 
 The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``cost``, ``solver``,
-``execution``, ``report``; then ``plan``, ``step_search`` and ``mesh_search``.
+``execution``, ``report``; then ``plan`` and ``step_search``.
 """
+
+import logging
 
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
 from tensorstate.cost.memory import Memory
@@ -37,6 +39,8 @@ from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
 from tensorstate.step_search import MeshAssignment, mesh_assignments, reprice, search, search_mesh
 from tensorstate.tracing.trace_step import trace
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "BASELINES",

@@ -12,16 +12,21 @@ axes and the links along which they communicate. Ranks are numbered in row-major
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxcoll import executors
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress as Told
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
@@ -42,6 +47,8 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
 from tensorstate.tracing.trace_step import trace
+
+log = logging.getLogger(__name__)
 
 # Least seconds of the search of one number of microbatches.
 MIN_TIME_S = 1.0
@@ -117,7 +124,12 @@ def search(
             progress=report,
             graph=_graph(step, abstract_args),  # last: it traces, others are refused at once
         )
-        return question.plan()
+        plan = question.plan()
+    log.info(
+        "a plan of %d operators on %s: %.6g s per step, gap %.3g",
+        len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
+    )  # fmt: skip
+    return plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -368,6 +380,8 @@ def search_mesh(
     axes: Sequence[str],
     candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
     seed: int = 0,
+    executor: Executor | None = None,
+    progress: Wanted = None,
     **search_args: Any,
 ) -> tuple[Plan, ...]:
     """The best plan of every mesh assignment, sorted by objective.
@@ -381,6 +395,8 @@ def search_mesh(
         grid_shape: ranks along every dimension of the grid.
         axes: names of the mesh axes; an axis may have size 1 in the result.
         candidates, seed: as for ``ScheduleCosts``.
+        executor: where the assignments are searched, see ``jaxcoll.executors``.
+        progress: as for ``synthesize``, told after every assignment.
         search_args: further arguments of ``search``: hardware, memory_limit, solver, and so on.
 
     Raises:
@@ -398,27 +414,77 @@ def search_mesh(
         if abstract_args is None:
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
+    executors.checked(executor, PlanError)
     device = hardware_named(search_args.get("hardware", "A100"))
-    plans, reason = [], None
-    for assignment in mesh_assignments(grid_shape, axes):
-        network = ScheduleCosts(
-            topology,
-            assignment.mesh,
-            device_order=assignment.device_order,
-            candidates=candidates,
-            seed=seed,
-            execution=device.execution,
-        )
-        sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
-        try:
-            plans.append(search(step, abstract_args, mesh=sizes, network=network, **search_args))
-        except PlanError as error:
-            reason = error
+    costs = functools.partial(
+        ScheduleCosts, topology, candidates=candidates, seed=seed, execution=device.execution
+    )
+    assignments = mesh_assignments(grid_shape, axes)
+    plans: list[Plan] = []
+    reason = None
+    with reporting(progress, "searching mesh shapes", PlanError) as report:
+        found = _plans(step, costs, search_args, assignments, executor)
+        for done, plan in enumerate(found, 1):
+            if isinstance(plan, Plan):
+                plans.append(plan)
+            else:
+                reason = plan
+            if report is not None:
+                report(Told(done, len(assignments), "mesh shapes"))
     if not plans:
         raise PlanError(
             f"no assignment of {topology} to the axes {tuple(axes)} has a plan: {reason}"
         )
     return tuple(sorted(plans, key=lambda plan: plan.result.objective))
+
+
+Costs = Callable[..., ScheduleCosts]
+
+
+def _plans(
+    graph: Graph,
+    costs: Costs,
+    search_args: Mapping[str, Any],
+    assignments: Sequence[MeshAssignment],
+    executor: Executor | None,
+) -> Iterator[Plan | PlanError]:
+    """The best plan of every assignment, or why it has none."""
+    if executor is None:
+        for assignment in assignments:
+            yield _best_plan(graph, costs, search_args, assignment)
+        return
+    # What JAX traced cannot be pickled, and no search reads it.
+    operators = tuple(dataclasses.replace(each, eqn=None) for each in graph.operators)
+    bare = dataclasses.replace(graph, operators=operators)
+    best = functools.partial(_best_result, bare, costs, search_args)
+    found = executors.ordered(best, assignments, executor)
+    for assignment, (result, plan) in zip(assignments, found, strict=True):
+        if isinstance(result, PlanError):
+            yield result
+        else:
+            options, *parts = plan
+            network = costs(assignment.mesh, device_order=assignment.device_order)
+            yield Plan(Problem(graph, network, *parts), result, options)
+
+
+def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | PlanError, tuple]:
+    """The parts of a plan, without the graph and the network that the caller has."""
+    plan = _best_plan(graph, costs, search_args, assignment)
+    if isinstance(plan, PlanError):
+        return plan, ()
+    problem = plan.problem
+    return plan.result, (plan.options, problem.hardware, problem.microbatches, problem.batch)
+
+
+def _best_plan(
+    graph: Graph, costs: Costs, search_args: Mapping[str, Any], assignment: MeshAssignment
+) -> Plan | PlanError:
+    network = costs(assignment.mesh, device_order=assignment.device_order)
+    sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
+    try:
+        return search(graph, mesh=sizes, network=network, **search_args)
+    except PlanError as error:
+        return error
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:

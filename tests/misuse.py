@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from fractions import Fraction
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 
 import jaxcoll as jc
-from jaxcoll import draw, pages, paths, synth, topologies
+from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.io import json, multitree
+from jaxcoll.io import json, multitree, nvidia_smi
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
 
@@ -38,6 +39,7 @@ OPTIMUM = jc.optimum(RING)
 GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
 FRAMING = jc.Framing()
+SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
 PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
 COLUMNS: dict[str, Any] = {
@@ -143,6 +145,21 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.bound,
         {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
     ),
+    "compare": (
+        lambda **given: list(jc.compare(**given)),
+        {
+            "topology": RING, "collective": "all_reduce", "sizes": [1e6], "synthesizers": ["ring"],
+            "seed": 0, "execution": None, "executor": None, "progress": None,
+        },
+    ),
+    "executors.ordered": (
+        lambda **given: list(executors.ordered(jobs=(), **given)),
+        {"function": abs, "executor": None},
+    ),
+    "executors.processes": (lambda **given: contextlib.ExitStack().enter_context(
+        executors.processes(**given)), {"workers": 1}),
+    "executors.with_workers": (lambda **given: contextlib.ExitStack().enter_context(
+        executors.with_workers(**given)), {"workers": 1}),
     "lower_bounds": (
         jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
     ),
@@ -177,6 +194,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     # ------------------------------------------------------------------ files
     "io.dumps": (json.dumps, {"obj": RING}),
     "io.loads": (json.loads, {"text": json.dumps(GATHER)}),
+    "io.nvidia_smi.loads": (nvidia_smi.loads, {"text": nvidia_smi.dumps(SMI)}),
+    "io.nvidia_smi.dumps": (nvidia_smi.dumps, {"table": SMI}),
+    "io.nvidia_smi.load": (nvidia_smi.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.nvidia_smi.save": (nvidia_smi.save, {"path": "table.txt", "table": SMI}),
+    "io.nvidia_smi.topology": (
+        nvidia_smi.topology,
+        {"table": SMI, "gpu": "h100", "hosts": 2, "inside": 25e9, "network": 50e9},
+    ),
     "io.multitree.tables": (multitree.tables, {"schedule": TABLES, "nbytes": 1024}),
     "io.multitree.dumps": (multitree.dumps, {"schedule": TABLES, "nbytes": 1024, "slots": 4}),
     "io.multitree.loads": (multitree.loads, {"text": multitree.dumps(TABLES)}),

@@ -9,7 +9,7 @@ import pytest
 
 import jaxcoll as jc
 import tensorstate as ts
-from jaxcoll import JaxcollError, aot, draw, finder, io, pages, tune
+from jaxcoll import JaxcollError, aot, draw, executors, finder, io, pages, tune
 from jaxcoll.tune import nccl
 from tests import misuse
 from tests.misuse_of import plans, programs, tuning
@@ -27,12 +27,14 @@ MOST_CHARACTERS = 500
 # abstract classes; names whose misuse is tried under another one.
 RESULTS = {
     "jaxcoll": {
-        "Bound", "CompactSchedule", "Explanation", "MessageTimes", "Optimum", "Provenance",
-        "Timeline",
+        "Bound", "CompactSchedule", "Compared", "Explanation", "MessageTimes", "Optimum",
+        "Provenance", "Timeline",
         # Those of jax.lax themselves, with its errors.
         "axis_index", "axis_size", "ppermute",
     },
     "jaxcoll.tune": {"BucketSizes", "Outcome", "Recording", "Report", "this_machine"},
+    # What other modules check their own argument with.
+    "jaxcoll.executors": {"checked"},
     "jaxcoll.finder": {
         "Candidate", "Choice", "Construction", "FixedCost", "Found", "FoundTopology", "Frontiers",
         "Has",
@@ -55,6 +57,7 @@ FACES = {
     "jaxcoll.pages": (pages, "pages."),
     "jaxcoll.tune": (tune, "tune."),
     "jaxcoll.tune.nccl": (nccl, "nccl."),
+    "jaxcoll.executors": (executors, "executors."),
     "jaxcoll.finder": (finder, "finder."),
     "jaxcoll.aot": (aot, "aot."),
     "jaxcoll.optax": (jc.optax, "optax."),

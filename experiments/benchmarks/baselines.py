@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import printed, report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, TopologyError
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> None:
     for network in options.networks:
         topology = NETWORKS[network]()
         rows, refused = measure(topology, options.synthesizers, options.chunks, options.model)
-        table += rows
+        table += printed(rows)
         for size in SIZES:
             lines.append(f"{topology.name}, {size}: {', '.join(winners(rows, size))}")
         if refused:

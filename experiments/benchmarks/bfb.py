@@ -7,16 +7,16 @@ another machine: they tell orders of magnitude, not ratios.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
-from multiprocessing import get_context
 from time import process_time
 from typing import Any
 
 from experiments.benchmarks.report import report
+from jaxcoll import executors
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
 from jaxcoll.synth import Bfb
@@ -205,8 +205,8 @@ def kautz(case: tuple[int, int]) -> tuple[int, int, Cost, float]:
 def kautz_sweep(most: int, processes: int) -> list[Row]:
     """T_B of Pi(d, n) against 2(N - 1)/N, and T_L against T_L* + 1 (Thm. 21), by degree."""
     cases = [(d, n) for d in DEGREES for n in range(d + 1, most + 1)]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        solved = list(pool.map(kautz, cases, chunksize=32))
+    with executors.with_workers(processes) as executor:
+        solved = list(executors.ordered(kautz, cases, executor))
     rows = []
     for degree in DEGREES:
         here = [found for found in solved if found[0] == degree]
@@ -236,16 +236,20 @@ def main(argv: Sequence[str]) -> None:
     large_torus((3, 3, 3))
     twisted(32)
     bfb_cost(generalized_kautz(2, 9))
-    # First, so that the peak of memory is theirs.
-    rows = [large_torus(sides) for sides in LARGE]
-    rows += [table_3_6(*case) for case in TABLE_3_6]
-    rows.append(twisted(options.twisted))
-    found, seconds = timed(lambda: bfb_cost(generalized_kautz(4, 1024)))
-    rows.append(row("Pi(4,1024), cost alone", 1024, found, seconds))
-    if options.conjecture:
-        rows += conjecture(2, 500) + conjecture(3, 48)
-    if options.kautz:
-        rows += kautz_sweep(options.kautz, options.processes)
-    report("bfb", rows)
+    report("bfb", _rows(options))
     print("T_L in alpha, T_B in M/B; optimal: T_B = (N - 1)/N. Seconds are CPU seconds after")
     print("compilation, of synthesis and verification; the paper's were taken on another machine.")
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    # First, so that the peak of memory is theirs.
+    yield from map(large_torus, LARGE)
+    yield from itertools.starmap(table_3_6, TABLE_3_6)
+    yield twisted(options.twisted)
+    found, seconds = timed(lambda: bfb_cost(generalized_kautz(4, 1024)))
+    yield row("Pi(4,1024), cost alone", 1024, found, seconds)
+    if options.conjecture:
+        yield from conjecture(2, 500)
+        yield from conjecture(3, 48)
+    if options.kautz:
+        yield from kautz_sweep(options.kautz, options.processes)

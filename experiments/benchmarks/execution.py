@@ -44,13 +44,10 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.ranks)
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    rows = []
-    for network in networks(options.ranks):
-        for function, nbytes in itertools.product(KINDS, map(int, options.sizes)):
-            repeat = max(5, int(options.repeat / max(1, nbytes / 1e6)))
-            rows.append(time_row(mesh, network, function, nbytes, repeat))
-    report("execution", rows)
-    report("execution-scan", [scan_row(mesh, chunks) for chunks in (8, 138)])
+    cases = list(itertools.product(networks(options.ranks), KINDS, map(int, options.sizes)))
+    repeats = {nbytes: max(5, int(options.repeat / max(1, nbytes / 1e6))) for *_, nbytes in cases}
+    report("execution", (time_row(mesh, *case, repeats[case[-1]]) for case in cases))
+    report("execution-scan", (scan_row(mesh, chunks) for chunks in (8, 138)))
 
 
 def networks(ranks: int) -> list[Topology]:

@@ -87,4 +87,4 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="expansions", description=__doc__)
     parser.parse_args(argv)
     expand(generative.complete_bipartite(2), (CartesianPower(2), LineGraph()))  # compiles
-    report("expansions", [row(base(), chain, paper) for base, chain, paper in TABLE_3_4])
+    report("expansions", (row(base(), chain, paper) for base, chain, paper in TABLE_3_4))

@@ -176,5 +176,5 @@ def main(argv: Sequence[str]) -> None:
     topology = torus(*options.sides, alpha=ALPHA, bandwidth=BANDWIDTH)
     usual = [4, 5] if options.collective == "all_gather" else [6.5, 7, 9]
     horizons = [round(options.ticks * latencies) for latencies in options.latencies or usual]
-    report("fluid", list(measure(topology, options.collective, options.ticks, horizons)))
+    report("fluid", measure(topology, options.collective, options.ticks, horizons))
     print("Where fluid and bound agree, no argument about flows gives a higher bound.")

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -21,10 +21,12 @@ from jaxcoll.io.files import write_text
 
 RESULTS = Path("results/bench")
 
+Row = TypeVar("Row", bound=Mapping[str, object])
+
 
 def report(
     name: str,
-    rows: Sequence[Mapping[str, object]],
+    rows: Iterable[Mapping[str, object]],
     *,
     results: Path = RESULTS,
     console: Console | None = None,
@@ -33,7 +35,8 @@ def report(
 
     Args:
         name: of the benchmark; the file is ``results/name.json``.
-        rows: a mapping from column to value each. A ``Timing`` is printed in a fitting unit and
+        rows: a mapping from column to value each; those of an iterator are printed one by one when
+            they are made, before the table. A ``Timing`` is printed in a fitting unit and
             written in seconds; numbers, strings, booleans, None and NumPy scalars stay what they
             are, and numbers that are not finite are written as null.
         results: folder of the file, made when absent.
@@ -47,6 +50,8 @@ def report(
         TypeError: a value is of another type. The table is printed all the same.
     """
     _check_name(name)
+    if not isinstance(rows, Sequence):
+        rows = list(printed(rows))
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=name)
     for column in columns:
@@ -58,6 +63,13 @@ def report(
     width = None if sys.stdout.isatty() else 200
     (console or Console(width=width)).print(table)
     return write(name, rows, results=results)
+
+
+def printed(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows themselves, each printed as a line when it is made."""
+    for row in rows:
+        print(", ".join(f"{name} {text(value)}" for name, value in row.items()), flush=True)
+        yield row
 
 
 def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RESULTS) -> Path:

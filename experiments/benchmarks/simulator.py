@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--ranks", type=int, default=4096, help="ranks of the ring")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args(argv)
-    report("simulator", [speed_row(*case, options.repeat) for case in traffic(options.ranks)])
-    report("simulator-published", [published_row(*case) for case in PUBLISHED])
+    report("simulator", (speed_row(*case, options.repeat) for case in traffic(options.ranks)))
+    report("simulator-published", (published_row(*case) for case in PUBLISHED))
 
 
 def traffic(ranks: int) -> list[tuple[str, Schedule]]:

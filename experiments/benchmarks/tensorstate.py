@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks.report import report
@@ -30,7 +30,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
     parser.add_argument("--layers", type=int, help="of models of small sizes", default=32)
     options = parser.parse_args(argv)
-    rows = []
+    report("tensorstate", _rows(options))
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     for name in options.models:
         small = name in ("gpt", "llama")
         model = load_model(name, **({"layers": options.layers} if small else {}))
@@ -38,8 +41,7 @@ def main(argv: Sequence[str]) -> None:
         graph = trace(model.step, model.abstract_args)
         traced = time.process_time() - start
         for mesh in options.meshes:
-            rows += measure(name, graph, traced, mesh)
-    report("tensorstate", rows)
+            yield from measure(name, graph, traced, mesh)
 
 
 def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[str, Any]]:

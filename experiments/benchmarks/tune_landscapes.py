@@ -26,7 +26,7 @@ from experiments.autoccl.searches.landscapes import (
     noisy,
     two_peaks,
 )
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import printed, report
 from experiments.benchmarks.tune_search import (
     WithoutElliptical,
     WithoutEquations,
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options = parser.parse_args(argv)
     searches = [name for name in options.searches if name != "TPE" or _has_optuna()]
-    rows = [row(name, f, options.seeds) for f in options.families for name in searches]
+    rows = list(printed(row(name, f, options.seeds) for f in options.families for name in searches))
     report("tune_landscapes", rows)
 
 

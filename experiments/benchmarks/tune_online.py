@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import printed, report
 from jaxcoll.configurations.task import Task
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import Leader
@@ -45,15 +45,17 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--short", type=int, default=3, help="runs of short steps (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="of the comparison (%(default)s)")
     options = parser.parse_args(argv)
-    report("tune_online_made_up", [made_up(*sizes, options.runs) for sizes in _MADE_UP])
+    report("tune_online_made_up", (made_up(*sizes, options.runs) for sizes in _MADE_UP))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    report("tune_online_short", [short(run) for run in range(options.short)])
-    rows = [
-        measure(tasks, most, options.width, options.runs, options.rounds)
-        for most in options.candidates
-        for tasks in options.tasks
-    ]
+    report("tune_online_short", (short(run) for run in range(options.short)))
+    rows = list(
+        printed(
+            measure(tasks, most, options.width, options.runs, options.rounds)
+            for most in options.candidates
+            for tasks in options.tasks
+        )
+    )
     report("tune_online", rows)
     print("Steps are those of search and final; gaps are to the fastest candidate of each task.")
 
@@ -268,7 +270,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
         path=None,
         coordinator=Alone(),
         clock=time.perf_counter,
-        log=None,
+        tell=lambda done, what: None,
     )
     after: list[float] = []
     while len(after) < 6:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from time import process_time
 from typing import Any, ClassVar
 
@@ -33,6 +31,7 @@ from experiments.autoccl.searches.landscapes import (
     ramps,
 )
 from experiments.benchmarks.report import report, text
+from jaxcoll import executors
 from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
 from jaxcoll.tune import Fitted, Space
@@ -183,8 +182,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--processes", type=int, default=1, help="side by side (%(default)s)")
     options = parser.parse_args(argv)
     rows = []
-    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        for row in rows_of(options, pool.map if options.processes > 1 else map):
+    with executors.with_workers(options.processes) as executor:
+        for row in rows_of(options, functools.partial(executors.ordered, executor=executor)):
             rows.append(row)
             print("; ".join(f"{name}: {text(value)}" for name, value in row.items()), flush=True)
     report("tune_search", rows)

@@ -6,6 +6,8 @@ before its arguments are read: a wrong option is refused at once.
 
 from __future__ import annotations
 
+import concurrent.futures
+import difflib
 import importlib
 import os
 import sys
@@ -49,6 +51,13 @@ class _Application(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command is called {args[0][:40]!r}; {meant}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -112,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error.format_message(), 2)
     except ModuleNotFoundError as error:
         return _failed(_missing(error), 2)
+    except concurrent.futures.BrokenExecutor as error:
+        return _failed(f"{error}; type --workers 1 to see why", 2)
     except MemoryError:
         return _failed("not enough memory for a network or schedule of this size", 2)
     except OSError as error:

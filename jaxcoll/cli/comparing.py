@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jaxcoll.cli.networks import network_options
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
-from jaxcoll.cli.schedules import BUCKET, as_json, collective_argument, execution_option
-from jaxcoll.cli.terminal import Table, one_line, print_json
+from jaxcoll.cli.schedules import (
+    BUCKET,
+    as_json,
+    collective_argument,
+    execution_option,
+    workers_option,
+)
+from jaxcoll.cli.terminal import Table, print_json
+from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 
-# Exact searches: minutes for nine ranks, so they are run by name only.
-_SEARCHES = ("sccl", "step_milp")
+if TYPE_CHECKING:  # loads every package when it is called, not for --help
+    import jaxcoll as jc
+
 _SIZES = (2**10, 2**20, 2**30)
 
 
@@ -36,8 +46,9 @@ class Names(click.ParamType):
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @execution_option
+@workers_option
 @as_json
-def compare(network, collective, size, only, seed, execution, as_json) -> int:
+def compare(network, collective, size, only, seed, execution, workers, as_json) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
     A row is printed as soon as it is measured. Synthesizers that do not apply say why. Exact
@@ -48,76 +59,62 @@ def compare(network, collective, size, only, seed, execution, as_json) -> int:
     """
     import jaxcoll as jc
 
-    names = only or [name for name in jc.SYNTHESIZERS if name not in (*_SEARCHES, "auto")]
-    names = [*names, *(() if only else ("auto",))]
-    with working("finding bounds"):
-        least = [jc.bound(network, collective, nbytes).time for nbytes in size]
     table = Table((20, *(18 for _ in size)))
-    if not as_json:
-        table.row("synthesizer", *(size_text(nbytes) for nbytes in size))
-        table.row("(bound)", *(f"{time_text(seconds)}        " for seconds in least))
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        made, refusal = [], None
-        for nbytes, bound_seconds in zip(size, least, strict=True):
-            try:
-                with working(f"{name}, {size_text(nbytes)}"):
-                    seconds = _seconds(network, collective, name, nbytes, seed, execution)
-            except (jc.CollectiveError, jc.TopologyError, jc.ScheduleError) as error:
-                refusal = one_line(error)
-                break
-            made.append(_row(name, nbytes, seconds, bound_seconds))
-        rows += made
-        if refusal is not None:
-            rows.append({"synthesizer": name, "refused": refusal})
-        if not as_json:
-            table.row(name, *([_shortened(refusal)] if refusal else map(_cell, made)))
-    _finish(rows, size, as_json, collective, network)
+    made: list[jc.Compared] = []
+    with with_workers(workers) as executor, working("finding bounds") as report:
+        rows = jc.compare(
+            network, collective, size, synthesizers=only, seed=seed, execution=execution,
+            executor=executor, progress=report,
+        )  # fmt: skip
+        for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
+            found = list(of_name)
+            if not as_json:
+                _print(table, found, first=not made)
+            made += found
+    if as_json:
+        rows = list(_rows(made))
+        print_json({"collective": collective, "ranks": network.num_ranks, "rows": rows})
+        return 0
+    for nbytes in size:
+        timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
+        if timed:
+            best = min(timed, key=lambda row: row.seconds or 0.0)
+            click.echo(f"fastest at {size_text(nbytes)}: {best.synthesizer}, {_cell(best)}")
     return 0
 
 
-def _seconds(network, collective, name, nbytes, seed, execution) -> float:
-    import jaxcoll as jc
-
-    # A collective that has a root gets the first rank.
-    root = 0 if collective in ("broadcast", "reduce", "gather", "scatter") else None
-    schedule = jc.synthesize(
-        network, collective, name, nbytes=nbytes, seed=seed, execution=execution, root=root
-    )
-    return jc.simulate(schedule, nbytes, execution=execution).time
+def _print(table: Table, rows: list[jc.Compared], first: bool) -> None:
+    """A row of the table, before the first one its head."""
+    if first:
+        table.row("synthesizer", *(size_text(row.nbytes) for row in rows))
+        table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in rows))
+    refused = rows[-1].refusal
+    table.row(rows[0].synthesizer, *([_shortened(refused)] if refused else map(_cell, rows)))
 
 
-def _row(name: str, nbytes: float, seconds: float, least: float) -> dict[str, Any]:
-    return {
-        "synthesizer": name,
-        "nbytes": nbytes,
-        "seconds": seconds,
-        "algbw": nbytes / seconds if seconds else 0.0,
-        "percent_of_bound": 100.0 * least / seconds if seconds else None,
-    }
+def _rows(made: Iterable[jc.Compared]) -> Iterator[dict[str, Any]]:
+    """As JSON: the times of a synthesizer, then why it has no more."""
+    for name, rows in itertools.groupby(made, lambda row: row.synthesizer):
+        for row in rows:
+            if row.refusal is not None:
+                yield {"synthesizer": name, "refused": row.refusal}
+                break
+            yield {
+                "synthesizer": name,
+                "nbytes": row.nbytes,
+                "seconds": row.seconds,
+                "algbw": row.algbw,
+                "percent_of_bound": row.percent_of_bound,
+            }
 
 
-def _cell(row: dict[str, Any]) -> str:
-    percent = row["percent_of_bound"]
-    return time_text(row["seconds"]) + ("" if percent is None else f" {percent:5.1f} %")
+def _cell(row: jc.Compared) -> str:
+    percent = row.percent_of_bound
+    return time_text(row.seconds or 0.0) + ("" if percent is None else f" {percent:5.1f} %")
 
 
 def _shortened(text: str) -> str:
     return f"- {text}" if len(text) < 76 else f"- {text[:73]}..."
-
-
-def _finish(rows, size, as_json, collective, network) -> None:
-    if as_json:
-        print_json({"collective": collective, "ranks": network.num_ranks, "rows": rows})
-        return
-    timed = [row for row in rows if "seconds" in row]
-    for nbytes in size:
-        best = min(
-            (row for row in timed if row["nbytes"] == nbytes),
-            key=lambda row: row["seconds"], default=None,
-        )  # fmt: skip
-        if best is not None:
-            click.echo(f"fastest at {size_text(nbytes)}: {best['synthesizer']}, {_cell(best)}")
 
 
 @click.command()

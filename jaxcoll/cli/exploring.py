@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
-from jaxcoll.cli.networks import NetworkName, named_network, network_names
+from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
-from jaxcoll.cli.schedules import as_json, described
+from jaxcoll.cli.schedules import as_json, described, workers_option
 from jaxcoll.cli.terminal import print_json
+from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".html")
@@ -28,8 +29,9 @@ _MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one
 @click.option("--rates/--no-rates", default=True, help="Measure all-to-all rates (slower).")
 @click.option("--take", type=click.IntRange(1), help="Write this row of the table as a network.")
 @click.option("--output", "-o", help="Where --take writes it, as JSON.")
+@workers_option
 @as_json
-def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
+def find(ranks, degree, take, output, workers, as_json, **options) -> int:
     """Direct-connect networks of a size and degree with the best schedules.
 
     \b
@@ -41,10 +43,8 @@ def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
     if (take is None) != (output is None):
         raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
     form = check_target(output)
-    with working("searching") as report:
-        found = jc.finder.find(
-            ranks, degree, links=links, parallel=parallel, rates=rates, progress=report
-        )
+    with with_workers(workers) as executor, working("searching") as report:
+        found = jc.finder.find(ranks, degree, executor=executor, progress=report, **options)
         table = "" if as_json else str(found)
     if take is not None and take > len(found.points):
         raise click.UsageError(f"there are {len(found.points)} networks; --take 1 is the first")
@@ -110,7 +110,7 @@ def _read(what: str, network_name: str | None, speeds) -> Any:
 
     if os.path.isdir(what) or is_xml(what):
         return read_schedule(what, named_network(network_name) if network_name else None)
-    if os.path.isfile(what):
+    if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)
         if isinstance(found, jc.Topology | jc.Schedule):
             return found

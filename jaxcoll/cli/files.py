@@ -98,7 +98,12 @@ def write(path: str, obj: Any, form: str) -> None:
     module = {"json": jc.io, "msccl": jc.io.msccl, "multitree": jc.io.multitree}[form]
     if form != "json" and not isinstance(obj, jc.Schedule):
         raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
-    if path == "-":
-        click.echo(module.dumps(obj), nl=False)
-    else:
-        module.save(path, obj)
+    try:
+        if path == "-":
+            click.echo(module.dumps(obj), nl=False)
+        else:
+            module.save(path, obj)
+    except jc.FormatError as error:
+        if form == "json":
+            raise
+        raise click.UsageError(f"{error}; make one that fits: jaxcoll synth --chunks 1") from error

@@ -101,8 +101,22 @@ def arguments_of(shapes: Sequence[str], maker: str | None) -> tuple[Any, ...]:
     found = []
     for text in shapes:
         dtype, sides, _ = shape_of(text)
-        try:
-            found.append(jax.ShapeDtypeStruct(sides, jax.numpy.dtype(dtype)))
-        except TypeError:
-            raise click.UsageError(f"{dtype[:40]!r} is not a dtype; type float32 or bf16") from None
+        found.append(jax.ShapeDtypeStruct(sides, _dtype(dtype)))
     return tuple(found)
+
+
+def _dtype(name: str):
+    import jax
+
+    try:
+        known = jax.numpy.dtype(name)
+    except TypeError:
+        known = None
+    # NumPy's letters, as "q" for int64, are nobody's meaning of a shape.
+    if known is None or known.name != name:
+        raise click.UsageError(f"{name[:40]!r} is not a dtype; type float32 or bf16")
+    if (here := jax.dtypes.canonicalize_dtype(known)) != known:
+        raise click.UsageError(
+            f"JAX has no {name} unless it is told to; type {here}, or set JAX_ENABLE_X64=1"
+        )
+    return known

@@ -251,12 +251,23 @@ def _of_file(path: str, speeds: Speeds):
 
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+    if is_nvidia_smi(path):
+        return from_nvidia_smi(path, None, None, ((), ()))
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
     if not isinstance(found, jc.Topology):
         raise click.UsageError(f"{path} holds a {type(found).__name__}, not a network")
     return found
+
+
+def is_nvidia_smi(path: str) -> bool:
+    """Whether a file begins as the table does. Pipes are left to who reads them."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    return not start.startswith((b"{", b"[", b"<")) and b"GPU0" in start
 
 
 class NetworkName(click.ParamType):
@@ -272,22 +283,81 @@ class NetworkName(click.ParamType):
         return [*items, CompletionItem(incomplete, type="file")]
 
 
-def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument NETWORK with --alpha and --bandwidth; the command gets ``network``."""
+def network_options(command: Any) -> Any:
+    """The argument NETWORK with the options for its links; the command gets ``network``.
+
+    With ``--from`` there is no NETWORK, and what stands in its place is the collective.
+    """
 
     @functools.wraps(command)
-    def with_network(network: str, alpha: Sequence[float], bandwidth: Sequence[float], **others):
-        with working("building the network"):
-            built = named_network(network, alpha, bandwidth)
+    def with_network(network, alpha, bandwidth, table, gpu, hosts, **others):
+        if table is not None:
+            if network is not None and "collective" in others:
+                others["collective"] = _collective(network)
+            elif network is not None:
+                raise click.UsageError(f"give {network!r} or --from {table}, not both")
+            with working("building the network"):
+                built = from_nvidia_smi(table, gpu, hosts, (alpha, bandwidth))
+        elif network is None:
+            raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
+        else:
+            if gpu is not None or hosts is not None:
+                raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
+            with working("building the network"):
+                built = named_network(network, alpha, bandwidth)
         return command(network=built, **others)
 
+    made: Any = with_network
     for decorate in (
+        from_smi,
+        click.option(
+            "--from", "table", metavar="FILE", help="Output of nvidia-smi topo -m, or -.",
+        ),
         click.option(
             "--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s; "
             "several with commas: per dimension, or inside hosts and between.",
         ),
         click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us."),
-        click.argument("network", type=NetworkName()),
+        click.argument("network", type=NetworkName(), required=False),
     ):  # fmt: skip
-        with_network = decorate(with_network)
-    return with_network
+        made = decorate(made)
+    return made
+
+
+def _collective(given: str) -> str:
+    from jaxcoll.collective import KINDS
+
+    if given not in KINDS:
+        raise click.UsageError(
+            f"no collective is called {given[:40]!r}, and --from says the network; known: "
+            f"{', '.join(KINDS)}"
+        )
+    return given
+
+
+def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --gpu and --hosts: a table of ``nvidia-smi topo -m`` has neither."""
+    for decorate in (
+        click.option("--hosts", type=click.IntRange(1), help="Of nvidia-smi: equal hosts; 1."),
+        click.option("--gpu", help="Of nvidia-smi: what its GPUs are, as v100, a100, h100, b200."),
+    ):
+        command = decorate(command)
+    return command
+
+
+def from_nvidia_smi(path: str, gpu: str | None, hosts: int | None, speeds: Speeds):
+    """The network of a table of ``nvidia-smi topo -m``; bandwidths are of an NVLink and a NIC."""
+    import sys
+
+    from jaxcoll.io import nvidia_smi
+
+    alpha, bandwidth = speeds
+    if alpha or len(bandwidth) > 2:
+        raise click.UsageError(
+            "with --from, --bandwidth is that of an NVLink, or of an NVLink and a NIC: "
+            "25GB/s,50GB/s; leave --alpha out"
+        )
+    table = nvidia_smi.loads(sys.stdin.read()) if path == "-" else nvidia_smi.load(path)
+    inside, network = (*bandwidth, None, None)[:2]
+    kind = None if gpu is None else gpu.lower()
+    return nvidia_smi.topology(table, gpu=kind, hosts=hosts or 1, inside=inside, network=network)

@@ -7,9 +7,17 @@ from typing import Any
 import click
 
 from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
-from jaxcoll.cli.networks import NetworkName, named_network, network_options
+from jaxcoll.cli.networks import (
+    NetworkName,
+    from_nvidia_smi,
+    from_smi,
+    is_nvidia_smi,
+    named_network,
+    network_options,
+)
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
 from jaxcoll.cli.terminal import Table, print_json
+from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.progress import working
 
 KINDS = (
@@ -23,6 +31,9 @@ execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
     help="Charge what such a machine takes beside the links.",
 )  # fmt: skip
+workers_option = click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
+)
 collective_argument = click.argument(
     "collective", type=click.Choice(KINDS), default="all_reduce", metavar="[COLLECTIVE]"
 )
@@ -217,18 +228,23 @@ def simulate(schedule, size, model, execution, network_name, as_json) -> int:
 @click.argument("target", type=click.Path())
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
 @_network_of_file
+@from_smi
 @as_json
-def convert(source, target, form, network_name, as_json) -> int:
+def convert(source, target, form, network_name, gpu, hosts, as_json) -> int:
     """Write a network or a schedule in another format.
 
     \b
     jaxcoll convert torus:4x4 network.json
     jaxcoll convert schedule.json program.xml
     jaxcoll convert program.xml schedule.json --network torus:4x4
+    jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
     """
     form = check_target(target, form) or "json"
     with working(f"converting {source}"):
-        obj = _source(source, network_name)
+        if is_nvidia_smi(source):
+            obj = from_nvidia_smi(source, gpu, hosts, ((), ()))
+        else:
+            obj = _source(source, network_name)
         write(target, obj, form)
     if target == "-":
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ class Table:
 
     def row(self, *cells: str) -> None:
         first, *rest = cells
+        if sys.stderr.isatty():  # a line of progress may stand where the row begins
+            click.echo("\r\x1b[K", nl=False, err=True)
         padded = [cell.rjust(width) for cell, width in zip(rest, self._widths[1:], strict=False)]
         click.echo("  ".join([first.ljust(self._widths[0]), *padded]).rstrip())
 

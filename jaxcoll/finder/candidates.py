@@ -4,32 +4,37 @@ Candidates: predicted costs and properties of constructions, and the bases among
 
 The search for connections of Cayley digraphs with good BFB all_gathers.
 
-``python -m jaxcoll.finder.candidates`` prints ``cayley.json`` of ``generative``, in about
-five minutes on one core. The groups are those of ``cayley_digraphs.groups``: dihedral and abelian
-ones, and other semidirect products of two cyclic groups. Searched are sets of distinct connections
-that an automorphism of order 2 takes to their inverses, so that the digraph is isomorphic to its
-transpose: all of them where they are few, else draws with a fixed seed. Those closed under
-inverses, whose links go both ways, are searched by themselves as well.
+``python -m jaxcoll.finder.candidates`` prints ``cayley.json`` of ``generative``, in about five
+minutes on one core; ``--help`` says how to use more. The groups are those of
+``cayley_digraphs.groups``: dihedral and abelian ones, and other semidirect products of two cyclic
+groups. Searched are sets of distinct connections that an automorphism of order 2 takes to their
+inverses, so that the digraph is isomorphic to its transpose: all of them where they are few, else
+draws with a fixed seed. Those closed under inverses, whose links go both ways, are searched by
+themselves as well.
 """
 
 from __future__ import annotations
 
+import argparse
 import enum
 import functools
 import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll import executors
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
+from jaxcoll.errors import TopologyError
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.properties import measured_bases
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.progress import Progress, reporting
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import Digraph
@@ -403,9 +408,32 @@ def rows(size: int, degree: int) -> Iterator[list]:
         yield [degree, m, k, r, base.steps, *ratio, int(base.both_ways), list(connections)]
 
 
-def main() -> None:
-    """Search everything and print the JSON."""
-    found = [row for degree, sizes in SIZES.items() for size in sizes for row in rows(size, degree)]
+def _rows(cell: tuple[int, int]) -> list[list]:
+    return list(rows(*cell))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Search everything, or some degrees, and print the JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxcoll.finder.candidates",
+        description="Search connections of Cayley digraphs, and print them as JSON.",
+    )
+    parser.add_argument("--degrees", type=int, nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--most", type=int, default=1024, help="ranks (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (%(default)s)")
+    options = parser.parse_args(argv)
+    if not 1 <= options.workers <= executors.MOST_WORKERS:
+        parser.error(f"--workers must be 1 to {executors.MOST_WORKERS}, got {options.workers}")
+    cells = [(n, degree) for degree in options.degrees for n in SIZES[degree] if n <= options.most]
+    with (
+        executors.with_workers(options.workers) as executor,
+        reporting(True, "searching", TopologyError) as report,
+    ):
+        found = []
+        for done, of_cell in enumerate(executors.ordered(_rows, cells, executor), 1):
+            found += of_cell
+            if report is not None:
+                report(Progress(done, len(cells), "sizes and degrees"))
     lines = ",\n".join(json.dumps(row) for row in found)
     sys.stdout.write(f'{{"version": {VERSION},\n"sets": [\n{lines}]}}\n')
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from fractions import Fraction
 
+from jaxcoll import executors
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_cost
@@ -17,8 +17,9 @@ from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.found import Found, FoundTopology
 from jaxcoll.finder.search import frontier, search
 from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.resumed_rows import completed
 from jaxcoll.numerics import checks
-from jaxcoll.progress import Wanted, reporting
+from jaxcoll.progress import Progress, Wanted, reporting
 
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
@@ -37,6 +38,7 @@ def find(
     links: str = "one_way",
     parallel: bool = True,
     rates: bool = True,
+    executor: Executor | None = None,
     progress: Wanted = None,
 ) -> Found:
     """The Pareto frontier in (T_L, T_B) of topologies of n ranks with a number of links each.
@@ -52,6 +54,7 @@ def find(
         rates: whether the printed table has diameters and all-to-all rates, which take up to half a
             minute at 1024 ranks; and whether, of topologies of equal cost, the one of the highest
             rate that ``FoundTopology.rate_bounds`` proves is taken.
+        executor: where candidates are measured, see ``jaxcoll.executors``; this process when None.
         progress: True for a line in the terminal, or a function called with a
             ``jaxcoll.progress.Progress`` after every size.
 
@@ -64,14 +67,16 @@ def find(
     checks.choice(links, LINKS, "links", TopologyError)
     checks.flag(parallel, "parallel", TopologyError)
     checks.flag(rates, "rates", TopologyError)
+    executors.checked(executor, TopologyError)
     sizes = [m for m in range(2, n + 1) if n % m == 0]
     with reporting(progress, "searching", TopologyError) as report:
-        cells = search(sizes, degree, measure=True, report=report)
-    candidates = cells.get((n, degree), [])
-    if n <= MOST_MEASURED:
-        candidates = [with_bfb_cost(candidate) for candidate in candidates]
-    tied = _points(n, degree, candidates, links, parallel)
-    points = tuple(_preferred(point) if rates else point[0] for point in tied)
+        cells = search(sizes, degree, measure=True, executor=executor, report=report)
+        candidates = cells.get((n, degree), [])
+        if n <= MOST_MEASURED:
+            candidates = list(executors.ordered(with_bfb_cost, candidates, executor))
+        tied = _points(n, degree, candidates, links, parallel)
+        choose = _preferred if rates else _first
+        points = tuple(executors.ordered(choose, tied, executor if rates else None))
     if not points:
         near = _nearest_degree(n, degree, cells, links, parallel)
         advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
@@ -80,6 +85,10 @@ def find(
             f"parallel={parallel}; {advice}"
         )
     return Found(n, degree, points, rates)
+
+
+def _first(tied: list[FoundTopology]) -> FoundTopology:
+    return tied[0]
 
 
 def _preferred(tied: list[FoundTopology]) -> FoundTopology:
@@ -174,31 +183,37 @@ class Frontiers(Mapping):
         links being of capacity 1; ``exact`` says whether they are equal.
         """
         for size in self:
-            for point in self.found(size, rates=False).points:
-                cost, rate = point.cost, point.rate_bounds
-                yield {
-                    "n": size,
-                    "degree": self.degree,
-                    "topology": str(point.construction),
-                    "T_L": cost.steps,
-                    "T_B": str(cost.inverse_bandwidth),
-                    "diameter": point.diameter,
-                    "rate": float(rate.lower),
-                    "rate at most": float(rate.upper),
-                    "exact": rate.is_exact,
-                }
+            yield from _rows((self.degree, size, self.cells[size]))
 
-    def write_table(self, path: str | os.PathLike) -> None:
-        """Write ``rows`` as CSV, all or nothing.
+    def write_table(
+        self,
+        path: str | os.PathLike,
+        *,
+        executor: Executor | None = None,
+        progress: Wanted = None,
+    ) -> None:
+        """Write ``rows`` as CSV. Sizes that an earlier, interrupted call has written are kept.
+
+        Args:
+            path: of the table.
+            executor: where rates are computed, see ``jaxcoll.executors``; this process when None.
+            progress: as for ``find``.
 
         Raises:
-            OSError: the file cannot be written.
+            FormatError: the file holds another table.
+            OSError: the file cannot be read or written.
         """
-        text = io.StringIO()
-        writer: csv.DictWriter[str] = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows())
-        write_text(path, text.getvalue())
+        executors.checked(executor, TopologyError)
+        jobs = {
+            (str(size), str(self.degree)): (self.degree, size, self.cells[size])
+            for size in self
+            if self.cells[size]
+        }
+        with reporting(progress, "computing rates", TopologyError) as report:
+            made = completed(path, _COLUMNS, jobs, _rows, executor)
+            for done, ((size, _), _) in enumerate(made, 1):
+                if report is not None:
+                    report(Progress(done, len(jobs), f"networks of {size} ranks"))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write JSON, all or nothing.
@@ -248,8 +263,36 @@ class Frontiers(Mapping):
         return cls(largest, degree, {size: tuple(kept) for size, kept in cells.items()})
 
 
+def _rows(job: tuple[int, int, tuple[Candidate, ...]]) -> list[dict[str, object]]:
+    """The rows of a degree, a size and its candidates."""
+    degree, size, candidates = job
+    rows: list[dict[str, object]] = []
+    for tied in _points(size, degree, candidates, "one_way", True):
+        point = tied[0]
+        cost, rate = point.cost, point.rate_bounds
+        rows.append(
+            {
+                "n": size,
+                "degree": degree,
+                "topology": str(point.construction),
+                "T_L": cost.steps,
+                "T_B": str(cost.inverse_bandwidth),
+                "diameter": point.diameter,
+                "rate": float(rate.lower),
+                "rate at most": float(rate.upper),
+                "exact": rate.is_exact,
+            }
+        )
+    return rows
+
+
 def frontiers(
-    largest: int, degree: int, *, measure: bool = False, progress: Wanted = None
+    largest: int,
+    degree: int,
+    *,
+    measure: bool = False,
+    executor: Executor | None = None,
+    progress: Wanted = None,
 ) -> Frontiers:
     """Frontiers of all sizes up to a largest.
 
@@ -258,16 +301,19 @@ def frontiers(
         degree: links out of each rank, 1 to ``MOST_DEGREE``.
         measure: whether generalized Kautz digraphs whose cost is not packaged are measured, about
             0.1 s each at 2000 ranks; packaged are degrees 2, 4, 8 and 16.
-        progress: as for ``find``.
+        executor, progress: as for ``find``.
 
     Raises:
         TopologyError: an argument out of range.
     """
+    executors.checked(executor, TopologyError)
     checks.flag(measure, "measure", TopologyError)
     largest = checks.integer(largest, "largest", TopologyError, least=2, most=MOST_RANKS)
     degree = checks.integer(degree, "degree", TopologyError, least=1, most=MOST_DEGREE)
     with reporting(progress, "searching", TopologyError) as report:
-        cells = search(range(2, largest + 1), degree, measure=measure, report=report)
+        cells = search(
+            range(2, largest + 1), degree, measure=measure, executor=executor, report=report
+        )
     kept = {n: tuple(c) for (n, d), c in cells.items() if d == degree}
     return Frontiers(largest, degree, kept)
 

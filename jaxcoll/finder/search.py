@@ -12,12 +12,15 @@ Fixed cost of a topology: ports, circuits and cables, which are paid for whateve
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from fractions import Fraction
 
 import numpy as np
 
+from jaxcoll import executors
 from jaxcoll.bounds.moore import bandwidth_optimum
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import UNDIRECTED, Candidate, Has, bases
@@ -35,7 +38,12 @@ _MOST_EQUAL = 4
 
 
 def search(
-    sizes: Iterable[int], degree: int, *, measure: bool = False, report: Report | None = None
+    sizes: Iterable[int],
+    degree: int,
+    *,
+    measure: bool = False,
+    executor: Executor | None = None,
+    report: Report | None = None,
 ) -> dict[Cell, list[Candidate]]:
     """Candidates by (size, degree), for all degrees up to one.
 
@@ -44,6 +52,7 @@ def search(
             target, or every size up to it.
         degree: the largest degree, at least 1.
         measure: whether bases without a packaged cost are measured.
+        executor: where they are; this process when None.
         report: called after every size.
 
     Raises:
@@ -52,15 +61,22 @@ def search(
     degree = checks.integer(degree, "degree", TopologyError, least=1)
     wanted = sorted(set(checks.integers(list(sizes), "sizes", TopologyError, least=2)))
     table = _Table(wanted, degree)
-    for done, size in enumerate(wanted, 1):
+    # Only bases of the largest degree may be measured; the rest of a cell waits for smaller ones.
+    known = functools.partial(_bases, degree=degree, measure=measure)
+    largest = executors.ordered(known, wanted, executor if measure else None)
+    for done, (size, last) in enumerate(zip(wanted, largest, strict=True), 1):
         for d in range(1, degree + 1):
-            for candidate in bases(size, d, measure=measure and d == degree):
+            for candidate in last if d == degree else bases(size, d):
                 table.add((size, d), candidate)
             for candidate in table.expanded(size, d):
                 table.add((size, d), candidate)
         if report is not None:
             report(Progress(done, len(wanted), f"networks of {size} ranks"))
     return table.cells
+
+
+def _bases(size: int, degree: int, measure: bool) -> list[Candidate]:
+    return list(bases(size, degree, measure=measure))
 
 
 def frontier(candidates: Iterable[Candidate], has: int = 0) -> list[list[Candidate]]:

@@ -4,12 +4,13 @@
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
+- ``nvidia_smi``: how the GPUs and NICs of a host are joined, as ``nvidia-smi topo -m`` prints it;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``);
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 
 from jaxcoll.compact import open_compact
-from jaxcoll.io import msccl, multitree
+from jaxcoll.io import msccl, multitree, nvidia_smi
 from jaxcoll.io.json import dumps, load, loads, save
 
-__all__ = ["dumps", "load", "loads", "msccl", "multitree", "open_compact", "save"]
+__all__ = ["dumps", "load", "loads", "msccl", "multitree", "nvidia_smi", "open_compact", "save"]

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import os
 import sys
 import time
@@ -36,6 +37,8 @@ from typing import Any, cast
 import numpy as np
 
 from jaxcoll.numerics import machine_code
+
+log = logging.getLogger(__name__)
 
 # Sends up to which kernels are faster as Python: all synthesizers together take under a second.
 FEW_SENDS = 2048
@@ -96,6 +99,7 @@ class Kernel:
             if self._seconds + self._predicted(elements) <= self._patience():
                 return self._as_python(args, elements)
             self._is_settled = True
+            log.debug("%s is compiled, or loaded from the cache", self.__name__)
         result = self._dispatcher(*args)
         if self._checked < len(self._dispatcher.overloads):
             self._check_results()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -40,6 +41,8 @@ _CHEAP, _COSTLY = 2**12, _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
+
+log = logging.getLogger(__name__)
 
 
 class _Climb:
@@ -324,6 +327,7 @@ class _Race:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
                 climb.keep_within(functools.partial(self.work_of, climb), allowed)
                 self.work_left -= work
+        log.debug("%s", row)
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.report is not None:

@@ -7,6 +7,7 @@ fastest is chosen; and that one is proved.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
@@ -21,6 +22,8 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
+
+log = logging.getLogger(__name__)
 
 SYNTHESIZERS: dict[str, type[Synthesizer]] = {**REGISTRY, Portfolio.name: Portfolio}
 
@@ -101,4 +104,10 @@ def synthesize(
     with reporting(progress, "synthesizing", CollectiveError) as report:
         schedule = fastest(maker, problem, report)
     verify(schedule)
+    what = schedule.collective
+    log.info(
+        "%s of %d ranks: %s, %d steps, %d sends, proved",
+        what.kind, what.num_ranks, schedule.provenance.synthesizer, schedule.num_steps,
+        len(schedule.chunk),
+    )  # fmt: skip
     return schedule

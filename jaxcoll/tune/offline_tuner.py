@@ -9,6 +9,7 @@ What fails is quarantined and never tried again.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import jax
@@ -30,6 +31,8 @@ from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import this_machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
+
+log = logging.getLogger(__name__)
 
 SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20, 64 << 20)
 
@@ -129,6 +132,7 @@ def offline(
                     report(Progress(done * most + measured, len(tasks) * most, named, best))
 
             outcome = tune(trial, found, result, machine, most, tell=tell)
+            log.info("%s: %s, %.6g s", outcome.task, outcome.config, outcome.seconds)
             if on_outcome is not None:
                 on_outcome(outcome)
     return result
@@ -168,6 +172,7 @@ def tune(
         try:
             program = trial.checked(config)
         except TuneError as error:
+            log.debug("%s: %s failed: %s", trial.task, config, error)
             failed[config] = str(error)
             search.tell_failed(config, str(error))
             table.end_trial(trial.task, config, machine)

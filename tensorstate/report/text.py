@@ -105,7 +105,10 @@ def expert_factors(problem: Problem) -> frozenset[int]:
 
 
 def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
-    """DDP or a stage of ZeRO, by the inputs that are sharded along the axis."""
+    """DDP or a stage of ZeRO, by the inputs that are sharded along the axis.
+
+    "batch sharded" where no gradient is reduced along it: a name would promise that.
+    """
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
             reshard.multiplicity
@@ -117,7 +120,20 @@ def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: 
         return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
     if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
         return "ZeRO-2"
-    return "DDP"
+    return "DDP" if _reduces_gradients(problem, cost, axis) else "batch sharded"
+
+
+def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
+    """Whether sums are completed along an axis after the forward pass, as DDP's gradients are.
+
+    A step without parameters or without a backward pass has a batch, and no data parallelism.
+    """
+    return any(
+        step.axis == axis and step.kind in ("all_reduce", "reduce_scatter")
+        for reshard in cost.reshards
+        if not problem.tensor_groups[reshard.group].in_forward
+        for step in reshard.steps
+    )
 
 
 def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:

@@ -217,8 +217,8 @@ def test_completion(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sinth"], "No such command 'sinth'"),
-        (["synth"], "Missing argument 'NETWORK'"),
+        (["sinth"], "no command is called 'sinth'; did you mean 'synth'?"),
+        (["synth"], "say which network: torus:4x4"),
         (["synth", "torus:4x4", "all_reduced"], "all_reduce"),
         (["synth", "torus:4x4", "--size", "big"], "type 256KiB"),
         (["synth", "torus:4x4", "--size", "-1"], "type 256KiB"),
@@ -235,6 +235,12 @@ def test_completion(capsys):
         (["verify", "/dev/null"], "device"),
         (["verify", "/"], "--network"),
         (["simulate", "/nowhere.json", "--size", "1MiB"], "No such file"),
+        (["bound"], "or --from FILE"),
+        (["bound", "--from", "/nowhere.txt"], "No such file"),
+        (["bound", "--from", "/dev/null"], "device"),
+        (["bound", "torus:4x4", "--gpu", "h100"], "belong to --from"),
+        (["bound", "blind", "--from", "/nowhere.txt"], "no collective is called 'blind'"),
+        (["compare", "torus:2x2", "--workers", "0"], "--workers"),
         (["compare", "torus:2x2", "--only", "ring,blind"], "no synthesizer is called 'blind'"),
         (["compare", "torus:2x2", "--size", "1KiB,"], "type 256KiB"),
         (["bound", "torus:2x2", "--size", "1e99999"], "is not a size"),

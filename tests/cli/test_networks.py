@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import click
 import pytest
 
 import jaxcoll as jc
 from jaxcoll.cli.networks import FAMILIES, SLICES, named_network
+from tests.cli.calls import called
 
 t, gen = jc.topologies, jc.topologies.generative
 
@@ -126,3 +128,19 @@ def test_several_values_for_links_of_one_kind():
         named_network("ring:8", [1e-6, 2e-6], [])
     with pytest.raises(click.UsageError, match="at most two values"):
         named_network("dgx-h100:2", [], [1e9, 2e9, 3e9])
+
+
+def test_a_table_of_nvidia_smi_is_a_network(tmp_path, capsys):
+    table = tmp_path / "topo.txt"
+    table.write_text("\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV18\tPIX\nGPU1\tNV18\t X \tSYS\n")
+    options = "--from", table, "all_gather", "--gpu", "H100", "--size", "1GB", "--json"
+    found = json.loads(called(capsys, "bound", *options)[1])
+    assert (found["collective"], found["ranks"]) == ("all_gather", 2)
+    code, _, said = called(capsys, "bound", "--from", table, "--hosts", 2)
+    assert code == 0
+    assert [line.partition(": ")[0] for line in said.splitlines()] == ["jaxcoll"] * 2
+    assert "assumed to be h100" in said
+    network = tmp_path / "network.json"
+    assert called(capsys, "convert", table, network, "--gpu", "h100", "--hosts", 2)[0] == 0
+    assert named_network(str(network)).num_ranks == 4
+    assert called(capsys, "show", table)[0] == 0

@@ -182,6 +182,8 @@ def test_functions_of_the_user(tmp_path):
         (["users_refused", "f32[8]", *REST], "type, say, train:step"),
         (["users_refused:step", "8x8", *REST], "type 'float32[32,128]'"),
         (["users_refused:step", "q8[8]", *REST], "is not a dtype"),
+        (["users_refused:step", "q[8]", *REST], "'q' is not a dtype; type float32"),
+        (["users_refused:step", "f64[8]", *REST], "type float32, or set JAX_ENABLE_X64=1"),
         (["users_refused:step", *REST], "--args MODULE:FUNCTION"),
         (["users_refused:step", *SHAPES, *REST, "--hardware", "B7"], "known: A100"),
         (["users_refused:step", *SHAPES, "--mesh", "data:2"], "type data=2,model=4"),

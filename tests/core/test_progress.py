@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+import jaxcoll as jc
 from jaxcoll.errors import CollectiveError
-from jaxcoll.progress import Progress, reporting, working
+from jaxcoll.progress import Progress, by_lines, reporting, working
 
 
 class Terminal(io.StringIO):
@@ -79,3 +80,27 @@ def test_refused(bad):
         reporting(bad, "counting", CollectiveError),
     ):
         pass
+
+
+def test_loggers_say_what_was_chosen_and_are_quiet_by_themselves(caplog, capsys):
+    ring = jc.topologies.ring(4)
+    jc.synthesize(ring, "all_reduce", nbytes=1e6)
+    assert capsys.readouterr().err == ""
+    with caplog.at_level("DEBUG", logger="jaxcoll"):
+        schedule = jc.synthesize(ring, "all_reduce", nbytes=1e6)
+    (chosen,) = (each for each in caplog.records if each.levelname == "INFO")
+    assert chosen.name == "jaxcoll.synth.entry"
+    assert f"{schedule.num_steps} steps" in chosen.getMessage()
+    tried = [each for each in caplog.records if each.name == "jaxcoll.synth.auto"]
+    assert len(tried) > 5
+
+
+def test_work_in_a_callers_steps_tells_by_lines(capsys):
+    seen: list[Progress] = []
+    by_lines(seen.append, jc.TuneError)(7, "warm -> search")
+    assert seen == [Progress(7, None, "warm -> search")]
+    by_lines(None, jc.TuneError)(7, "warm -> search")
+    by_lines(True, jc.TuneError)(7, "warm -> search")  # stderr is captured
+    assert capsys.readouterr().err == ""
+    with pytest.raises(jc.TuneError, match="progress must be"):
+        by_lines(3, jc.TuneError)  # type: ignore[arg-type]

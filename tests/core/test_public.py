@@ -14,7 +14,7 @@ import jaxcoll as jc
 from jaxcoll import io, simulation, topologies
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("aot", "draw", "execute", "finder", "io", "optax", "pages", "tune")
+FOLDERS = ("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune")
 
 
 def test_dir_lists_public_names_only():

@@ -46,6 +46,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         jc.Framing(1024, 16),
         jc.Explanation(schedule.collective, 10, topology, costs, (candidate,), candidate, False),
         forest(topology),
+        next(jc.compare(topology, "all_gather", [1e6], synthesizers=["ring"])),
         jc.synthesize_compact(topology, tmp_path_factory.mktemp("compact") / "s"),
     ]
     return {type(value).__name__: value for value in listed}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -135,14 +137,24 @@ def test_every_study_has_its_presets():
     assert all(presets(name) == sorted(SIZES) for name in studies)
 
 
-def test_sweeps_write_a_folder_per_run(tmp_path, monkeypatch, capsys):
+def test_sweeps_write_a_folder_per_run_and_go_on_where_they_stopped(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert command.main(["-m", "experiment=tacos-fig-10", "seed=0,1"]) == 0
-    assert capsys.readouterr().out
-    rows = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("multirun/*/*/*/rows.json"))
-    assert [path.parent.name for path in rows] == ["0", "1"]
-    recorded = [(tmp_path / path.parent / ".hydra/overrides.yaml").read_text() for path in rows]
-    assert ["seed=0" in recorded[0], "seed=1" in recorded[1]] == [True, True]
+    sweep = ["-m", "experiment=multitree-flits", "hydra.sweep.dir=sweep"]
+    assert command.main([*sweep, "nbytes=65536,131072"]) == 0
+    assert "has ended before" not in capsys.readouterr().out
+    recorded = [Path(f"sweep/{run}/.hydra/overrides.yaml").read_text() for run in (0, 1)]
+    assert ["65536" in recorded[0], "131072" in recorded[1]] == [True, True]
+    table = Path("sweep/rows.csv").read_bytes()
+    rows = list(csv.DictReader(table.decode().splitlines()))
+    assert [row["nbytes"] for row in rows] == sorted((row["nbytes"] for row in rows), key=int)
+    assert {row["nbytes"] for row in rows} == {"65536", "131072"}
+    Path("sweep/1/ended.yaml").unlink()  # as if it had been stopped before the end
+    assert command.main([*sweep, "nbytes=65536,131072"]) == 0
+    assert "sweep/0: has ended before\n" in (said := capsys.readouterr().out)
+    assert "sweep/1: has ended before" not in said
+    assert Path("sweep/rows.csv").read_bytes() == table
+    assert command.main([*sweep, "nbytes=32768"]) == 0  # another run of that number
+    assert "has ended before" not in capsys.readouterr().out
 
 
 def test_a_sweep_names_what_it_cannot_run(capsys):

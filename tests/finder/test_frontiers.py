@@ -11,6 +11,7 @@ import pytest
 
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder import Frontiers, find, frontiers
+from tests.elsewhere import Pickling
 
 
 def test_frontiers_of_all_sizes_agree_with_single_ones(tmp_path):
@@ -23,6 +24,20 @@ def test_frontiers_of_all_sizes_agree_with_single_ones(tmp_path):
         assert costs == [point.cost for point in find(size, 4, rates=False).points]
     kept.save(tmp_path / "frontiers.json")
     assert Frontiers.load(tmp_path / "frontiers.json") == kept
+
+
+def test_an_executor_finds_the_same(tmp_path):
+    executor = Pickling()
+    assert find(12, 4, executor=executor) == find(12, 4)
+    kept = frontiers(24, 3, measure=True)
+    assert frontiers(24, 3, measure=True, executor=executor) == kept
+    kept.write_table(tmp_path / "here.csv")
+    seen, tried = [], executor.jobs
+    kept.write_table(tmp_path / "there.csv", executor=executor, progress=seen.append)
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    assert executor.jobs - tried == len(seen) > 10
+    kept.write_table(tmp_path / "there.csv", executor=executor)
+    assert executor.jobs - tried == len(seen)  # nothing was left to do
 
 
 NESTED: list = ["complete", [4], []]

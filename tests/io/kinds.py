@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, 
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, multitree
+from jaxcoll.io import msccl, multitree, nvidia_smi
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
@@ -30,6 +31,9 @@ from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
 from tests.tune.test_table import a_table
 
 RING = topologies.ring(4)
+SMI = nvidia_smi.Connections(
+    2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS"), "mlx5_1": ("PHB", "NODE")}
+)
 MESH = MeshShape.of({"data": 2, "model": 4})
 _RULES = (
     NcclRule("all_gather", 0, 2**20, "ring", "ll128", channels=4, nodes=1, ranks=8),
@@ -94,6 +98,14 @@ def _use_compact(path: Path) -> None:
     schedule.to_schedule()
 
 
+def _use_nvidia_smi(path: Path) -> None:
+    table = nvidia_smi.load(path)
+    assert nvidia_smi.loads(nvidia_smi.dumps(table)) == table
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nvidia_smi.topology(table, hosts=2 if table.nics else 1)
+
+
 def _use_frontiers(path: Path) -> None:
     for size in (read := finder.Frontiers.load(path)):
         for point in read.found(size, rates=False).points:
@@ -145,7 +157,7 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
     trees = jc.synthesize(RING, "all_reduce", "multitree")
     program = msccl.dumps(msccl.lower(jc.synthesize(RING, "all_reduce", synthesizer="ring")))
     finder.frontiers(12, 2).save(scratch / "frontiers.json")
-    refused = FormatError, ScheduleError
+    refused, refused_smi = (FormatError, ScheduleError), (FormatError, TopologyError)
     return {
         "schedule": Kind(_texts(io.dumps(routed)), _as_json, _use_json, refused),
         "topology": Kind(_texts(io.dumps(topologies.torus(2, 3))), _as_json, _use_json),
@@ -169,6 +181,7 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
         "multitree": Kind(
             _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
         ),
+        "nvidia_smi": Kind(_texts(nvidia_smi.dumps(SMI)), _as_text, _use_nvidia_smi, refused_smi),
         "frontiers": Kind(
             ({"file": (scratch / "frontiers.json").read_bytes()},), _as_json, _use_frontiers
         ),

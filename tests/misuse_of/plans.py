@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {
             "step": GRAPH, "abstract_args": None, "topology": topologies.ring(2),
             "grid_shape": (2,), "axes": ("data",), "seed": 0, "hardware": "CPU",
-            "solver": ts.CoordinateDescent(),
+            "solver": ts.CoordinateDescent(), "executor": None, "progress": None,
         },
     ),
     "ts.mesh_assignments": (ts.mesh_assignments, {"grid_shape": (2, 2), "axes": ("x", "y")}),

@@ -158,11 +158,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         finder.find,
         {
             "n": 8, "degree": 2, "links": "one_way", "parallel": True, "rates": False,
-            "progress": None,
+            "executor": None, "progress": None,
         },
     ),
     "finder.frontiers": (
-        finder.frontiers, {"largest": 6, "degree": 2, "measure": False, "progress": None}
+        finder.frontiers,
+        {"largest": 6, "degree": 2, "measure": False, "executor": None, "progress": None},
+    ),
+    "finder.Frontiers.write_table": (
+        FRONTIERS.write_table, {"path": "table.csv", "executor": None, "progress": None}
     ),
     "finder.Frontiers.loads": (finder.Frontiers.loads, {"text": "{}"}),
     "finder.Frontiers.found": (

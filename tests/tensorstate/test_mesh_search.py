@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from jaxcoll import topologies
 from jaxcoll.synth import Bucket, Direct
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, PlanError, ScheduleCosts, search
 from tensorstate.step_search import mesh_assignments, reprice, search_mesh
+from tests.elsewhere import Pickling
 from tests.tensorstate.tiny import graph
 
 CANDIDATES = ((Bucket(), 1), (Direct(), 1))
@@ -79,6 +81,24 @@ def test_the_best_assignment_is_first_and_no_worse_than_the_default_order():
         slower = AlphaBetaCosts(MeshShape.of(sizes), (1.0, 1.0), (1.0, 1.0))
         assert reprice(plan, slower).compute == plan.cost.compute
         assert reprice(plan, slower).communication >= plan.cost.communication
+
+
+def test_an_executor_finds_the_same_plans():
+    traced, executor = graph("twice"), Pickling()
+    options: dict[str, Any] = {
+        "topology": topologies.ring(4), "grid_shape": (4,), "axes": ("x", "y"),
+        "candidates": CANDIDATES, "hardware": "CPU",
+    }  # fmt: skip
+    here = search_mesh(traced, **options)
+    there = search_mesh(traced, executor=executor, **options)
+    assert executor.jobs == len(here) > 1
+    for plan, other in zip(here, there, strict=True):
+        assert plan.problem.mesh == other.problem.mesh
+        assert plan.decisions.strategies == other.decisions.strategies
+        assert plan.cost.serial_seconds == other.cost.serial_seconds
+        assert other.graph is traced
+    with pytest.raises(PlanError, match="no assignment"):
+        search_mesh(traced, executor=executor, memory_limit=1.0, **options)
 
 
 def test_bad_input():

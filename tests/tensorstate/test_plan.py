@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -105,6 +106,13 @@ def test_no_baseline_is_better(plan):
 def test_names_are_found_again(plan, name, expected):
     found = solve_baseline(plan.problem, name)
     assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
+
+
+def test_a_batch_whose_gradients_are_not_summed_is_not_called_ddp(plan):
+    found = solve_baseline(plan.problem, "ddp")
+    unsummed = dataclasses.replace(found.cost, reshards=())
+    by_axis = parallelism_by_axis(plan.problem, found.decisions, unsummed)
+    assert by_axis == {"data": ["batch sharded"], "model": ["batch sharded"]}
 
 
 def test_experts_are_distinguished_from_heads():

@@ -71,11 +71,11 @@ def _train(tuned, w, x, steps: int = 400, after: int = 3):
 def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
     step, w, x = _step(donate_argnums=0)
     states = []
-    tuned = online(step, space=_spaces(step, w, x), log=states.append)
+    tuned = online(step, space=_spaces(step, w, x), progress=states.append)
     losses, _ = _train(tuned, w.copy(), x)
     assert tuned.done
     report = tuned.report()
-    assert [line.split(": ")[1] for line in states][:2] == ["warm -> search", "search -> compile"]
+    assert [each.what for each in states][:2] == ["warm -> search", "search -> compile"]
     assert len(report.chosen) == 1
     assert report.recording.steps == len(losses) == sum(report.steps.values())
     assert report.steps["search"] <= 16  # 12, in whole decisions, and the first call
@@ -91,13 +91,13 @@ def test_it_says_where_jax_lax_is_the_fastest():
     step, w, x = _step()
     slow = Config({"algorithm": "ring", "lowering": "scan", "parts": 8})
     lines = []
-    tuned = online(step, space=_spaces(step, w, x, configs=(slow,)), log=lines.append)
+    tuned = online(step, space=_spaces(step, w, x, configs=(slow,)), progress=lines.append)
     _train(tuned, w, x)
     (chosen,) = tuned.report().chosen.values()
     said = "jax.lax is the fastest for every collective of this step"
     assert tuned.report().lax_wins == (chosen is None)  # the default here
     assert (said in str(tuned.report())) == (chosen is None)
-    assert any(said in line for line in lines) == (chosen is None)
+    assert any(said in each.what for each in lines) == (chosen is None)
 
 
 def test_a_step_without_collectives_is_left_alone():
@@ -301,7 +301,7 @@ def test_few_candidates_are_compared_per_step_and_the_table_knows_them_before(
         step,
         space=_spaces(step, w, x, configs=SOME),
         table=path,
-        log=lambda _: at_changes.append({c for _, _, c in Table.load(path).quarantined}),
+        progress=lambda _: at_changes.append({c for _, _, c in Table.load(path).quarantined}),
     )
     true_equal = Preparation.equal
 
@@ -428,7 +428,7 @@ def test_misuse_is_refused_by_name():
         online(step, programs="both")
     with pytest.raises(TuneError, match="candidates"):
         online(step, candidates=0)
-    for name, bad in (("space", 3), ("table", 5), ("clock", None), ("log", "print")):
+    for name, bad in (("space", 3), ("table", 5), ("clock", None), ("progress", "print")):
         with pytest.raises(TuneError, match=f"{name} must be"):
             online(step, **{name: bad})  # pyright: ignore[reportArgumentType]
     with pytest.raises(TuneError, match="key of space"):

@@ -12,6 +12,7 @@ searched for: the bound is its best.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import process_time
@@ -21,8 +22,8 @@ import networkx as nx
 import numpy as np
 
 from experiments.benchmarks.default.default import WITHIN, Limits, search
-from experiments.benchmarks.report import report, text, write
-from jaxcoll import topologies
+from experiments.benchmarks.report import printed, report, write
+from jaxcoll import executors, topologies
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
@@ -195,14 +196,16 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--sends", type=int, default=2**18, help="of a schedule (%(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="CPU s a variant (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (%(default)s)")
     options = parser.parse_args(argv)
     limits = Limits(options.sends, options.seconds)
     _compile(limits)
     rows: list[Mapping[str, Any]] = []
-    for number in range(options.cases):
-        rows.append(measure(number, limits, options.seed))
-        print(", ".join(text(value) for value in rows[-1].values()), flush=True)
-        write(NAME, rows)
+    case = functools.partial(measure, limits=limits, seed=options.seed)
+    with executors.with_workers(options.workers) as executor:
+        for row in printed(executors.ordered(case, range(options.cases), executor)):
+            rows.append(row)
+            write(NAME, rows)
     report(NAME, rows)
     for column in ("/ best", "/ bound", "CPU s"):
         values = [row[column] for row in rows]

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from experiments.benchmarks.devices.on_cpu_devices import in_processes, parser_of, with_devices
-from experiments.benchmarks.report import report, write
+from experiments.benchmarks.report import printed, report, write
 from experiments.timing import compare
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         return
     arguments = ["--repeat", str(options.repeat), "--sizes", *map(str, options.sizes)]
     rows: list[dict[str, Any]] = []
-    for row in in_processes("defaults_on_devices", options.ranks, arguments):
+    for row in printed(in_processes("defaults_on_devices", options.ranks, arguments)):
         rows.append(row)
         write("defaults_on_devices", rows)
     report("defaults_on_devices", rows)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from experiments.benchmarks.devices.on_cpu_devices import in_processes, parser_of, with_devices
-from experiments.benchmarks.report import report, write
+from experiments.benchmarks.report import printed, report, write
 from experiments.timing import compare
 from jaxcoll.simulation.execution_costs import costs_of
 
@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> None:
         with_devices(options.ranks[0], measured(mesh, SIZES, options.repeat))
         return
     rows: list[dict[str, Any]] = [_costs_row("shipped", costs_of("cpu"))]
-    for row in in_processes("execution_costs", options.ranks, ["--repeat", str(options.repeat)]):
+    for row in printed(
+        in_processes("execution_costs", options.ranks, ["--repeat", str(options.repeat)])
+    ):
         rows.append(row)
         write("execution_costs", rows)
     report("execution_costs", [row for row in rows if "permute us" in row])

@@ -21,7 +21,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import printed, report
 from experiments.forestcoll.tables import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
 from experiments.recording import pages, records
 from experiments.study import describe_machine
@@ -384,15 +384,15 @@ def main(argv: Sequence[str]) -> None:
         ]
         for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
             forest(make())
-        rows = [measure_scale(name, make()) for name, make in chosen]
+        rows = list(printed(measure_scale(name, make()) for name, make in chosen))
         report("forestcoll-scale", rows)
         if options.record:
             record_scale(rows)
         return
-    report("forestcoll", [measure(make()) for make in SMALL])
-    report("forestcoll-table-4-1", [fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()])
+    report("forestcoll", (measure(make()) for make in SMALL))
+    report("forestcoll-table-4-1", (fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()))
     networks = (dgx_a100(2), dgx_h100(2), mi250(2))
-    report("forestcoll-pieces", [converge(topology, (1, 4, 16, 64)) for topology in networks])
+    report("forestcoll-pieces", (converge(topology, (1, 4, 16, 64)) for topology in networks))
     if options.large:
-        report("forestcoll-large", [measure_large(make(), peer) for make, peer in LARGE])
+        report("forestcoll-large", (measure_large(make(), peer) for make, peer in LARGE))
     print("Seconds are CPU seconds of one call after compilation; the peer's were taken elsewhere.")

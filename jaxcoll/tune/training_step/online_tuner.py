@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import numbers
 import os
 import time
@@ -24,6 +25,7 @@ from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted, by_lines
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.tables.table import Table
@@ -46,6 +48,8 @@ from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
 from jaxcoll.tune.training_step.state_machine import TIMED, TRANSITIONS, Event, State
 from jaxcoll.tune.training_step.timing import Timing, Turns
 
+log = logging.getLogger(__name__)
+
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
 
@@ -63,7 +67,7 @@ def online(
     watch_steps: int = 200,
     coordinator: Coordinator | None = None,
     clock: Callable[[], float] = time.perf_counter,
-    log: Callable[[str], None] | None = None,
+    progress: Wanted = None,
 ) -> Online:
     """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
 
@@ -90,12 +94,14 @@ def online(
         watch_steps: steps between two probes of the settled step.
         coordinator: of the processes; made by ``processes.coordinator`` when omitted.
         clock: seconds.
-        log: called with a line at every change of state.
+        progress: True for a line in the terminal at every change of state, or a function called
+            there with a ``jaxcoll.progress.Progress``: the steps done, and the change.
 
     Raises:
         TuneError: a step that is not jitted, or arguments of other types or out of range.
     """
-    _check_arguments(step, space, table, clock, log, coordinator)
+    _check_arguments(step, space, table, clock, coordinator)
+    tell = by_lines(progress, TuneError)
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     switch = programs == "switch" or (programs == "auto" and jax.default_backend() == "cpu")
     profile = checks.optional(profile, checks.flag, "profile", TuneError)
@@ -119,12 +125,12 @@ def online(
         path=path,
         coordinator=coordinator,
         clock=clock,
-        log=log,
+        tell=tell,
     )
 
 
 def _check_arguments(
-    step: object, space: object, table: object, clock: object, log: object, coordinator: object
+    step: object, space: object, table: object, clock: object, coordinator: object
 ) -> None:
     """Refuse arguments of ``online`` of other types than it documents."""
     if not isinstance(step, jax.stages.Wrapped):
@@ -151,8 +157,6 @@ def _check_arguments(
             "coordinator must be one that processes.coordinator() makes, got "
             f"{checks.shown(coordinator)}"
         )
-    if not (log is None or callable(log)):
-        raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
 
 
 class Online:
@@ -172,12 +176,12 @@ class Online:
         path: str | None,
         coordinator: Coordinator,
         clock: Callable[[], float],
-        log: Callable[[str], None] | None,
+        tell: Callable[[int, str], None],
     ):
         functools.update_wrapper(self, step, updated=())
         self.table = table
         self._step, self._leader, self._prepare = step, leader, prepare
-        self._path, self._coordinator, self._log = path, coordinator, log
+        self._path, self._coordinator, self._tell = path, coordinator, tell
         self._timing = Timing(clock)
         self._machine = this_machine()
         self._base: configured.Choices | None = None
@@ -355,8 +359,9 @@ class Online:
         self._follow(self._coordinator.exchange(progress, self._leader.decide, Decision))
 
     def _follow(self, decision: Decision) -> None:
-        if decision.state is not self._state and self._log is not None:
-            self._log(f"step {self._count}: {self._state} -> {decision.state}")
+        if decision.state is not self._state:
+            log.info("step %d: %s -> %s", self._count, self._state, decision.state)
+            self._tell(self._count, f"{self._state} -> {decision.state}")
         was_timed = self._state in (State.SEARCH, State.FINAL)
         self._state, self._program = decision.state, decision.program
         self._queue = decision.choices
@@ -368,8 +373,8 @@ class Online:
             self._chosen = decision.chosen
             self._remember()
             self._history.lax_wins = was_timed and self._preparation.is_lax(self._chosen)
-            if self._history.lax_wins and self._log is not None:
-                self._log(f"step {self._count}: {LAX_WINS}")
+            if self._history.lax_wins:
+                self._tell(self._count, LAX_WINS)
 
     # ------------------------------------------------------------------ in the background
 

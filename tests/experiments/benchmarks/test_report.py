@@ -106,6 +106,19 @@ def test_report_writes_what_it_prints(tmp_path, console):
     assert [file.name for file in path.parent.iterdir()] == ["some_case.json"]
 
 
+def test_rows_that_are_being_made_are_printed_one_by_one(tmp_path, console, capsys):
+    printed_before = []
+
+    def rows():
+        for n in range(3):
+            printed_before.append(capsys.readouterr().out)
+            yield {"n": n, "seconds": n / 8}
+
+    path = report.report("made", rows(), results=tmp_path, console=console)
+    assert printed_before == ["", "n 0, seconds 0\n", "n 1, seconds 0.125\n"]
+    assert [row["n"] for row in json.loads(path.read_text())["rows"]] == [0, 1, 2]
+
+
 def test_a_report_replaces_the_one_before(tmp_path, console):
     for value in (1, 2):
         path = report.report("again", [{"value": value}], results=tmp_path, console=console)

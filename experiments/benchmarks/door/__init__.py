@@ -1,0 +1,1 @@
+"""First use: megabytes and seconds until an answer."""

@@ -1,0 +1,146 @@
+"""``compare``: every synthesizer on one network, in time and as a share of what none can beat."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+
+from jaxcoll import executors
+from jaxcoll.bounds import bound
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.progress import Progress, Wanted, reporting
+from jaxcoll.simulation import simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
+from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.topology import Topology
+
+# Exact searches: minutes for nine ranks, so they are run where they are named.
+SEARCHES = ("sccl", "step_milp")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Compared:
+    """A synthesizer at one size.
+
+    Attributes:
+        synthesizer: its name.
+        nbytes: bytes of a rank's buffer.
+        bound_seconds: what no schedule can beat.
+        seconds: of its schedule, simulated; None where it refuses.
+        refusal: why it does not apply; None where it does.
+    """
+
+    synthesizer: str
+    nbytes: float
+    bound_seconds: float
+    seconds: float | None
+    refusal: str | None = None
+
+    @property
+    def algbw(self) -> float | None:
+        """Bytes of the buffer per second, as nccl-tests count them."""
+        return None if self.seconds is None else self.nbytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def percent_of_bound(self) -> float | None:
+        """100 where nothing can be faster; None without a time above 0."""
+        return 100.0 * self.bound_seconds / self.seconds if self.seconds else None
+
+    def __repr__(self) -> str:
+        what = f"refused: {self.refusal}"[:60]
+        if self.seconds is not None:
+            percent = self.percent_of_bound
+            what = f"{self.seconds * 1e6:.6g} us"
+            what += "" if percent is None else f", {percent:.1f} % of the bound"
+        return f"Compared({self.synthesizer}, {self.nbytes:.6g} B, {what})"
+
+
+def compare(
+    topology: Topology,
+    collective: str = "all_reduce",
+    sizes: Sequence[float] = (2**10, 2**20, 2**30),
+    *,
+    synthesizers: Iterable[str] | None = None,
+    seed: int = 0,
+    execution: str | ExecutionCosts | None = None,
+    executor: Executor | None = None,
+    progress: Wanted = None,
+) -> Iterator[Compared]:
+    """Time the schedules of synthesizers at some sizes, each row once it is known.
+
+    Args:
+        topology: the network.
+        collective: its kind. One that has a root gets rank 0.
+        sizes: bytes of a rank's buffer.
+        synthesizers: names; all but the exact searches, which take minutes, when None.
+        seed: of random choices.
+        execution: charges of the machine beside the links, see ``simulate``.
+        executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
+            this process when None.
+        progress: True for a line in the terminal, or a function called with a
+            ``jaxcoll.progress.Progress`` after every synthesizer.
+
+    Returns:
+        A row for each synthesizer and size, in that order. Where a synthesizer refuses a size, it
+        is not tried at later ones.
+
+    Raises:
+        TopologyError: no network, an unknown synthesizer, or no size.
+        CollectiveError: an unknown collective.
+        ScheduleError: a size that is not a number of bytes.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    executors.checked(executor, TopologyError)
+    every = [name for name in SYNTHESIZERS if name not in (*SEARCHES, "auto")]
+    given = [*every, "auto"] if synthesizers is None else synthesizers
+    names = checks.members(given, "synthesizers", TopologyError)
+    for name in names:
+        checks.choice(name, SYNTHESIZERS, "synthesizer", TopologyError)
+    counts = checks.members(sizes, "sizes", TopologyError)
+    if not counts or not names:
+        raise TopologyError("compare times every synthesizer at every size, got an empty list")
+    seed, costs = checks.seed(seed, TopologyError), costs_of(execution, ScheduleError)
+    with reporting(progress, "finding bounds", TopologyError):
+        least = [(nbytes, bound(topology, collective, nbytes).time) for nbytes in counts]
+    timed = functools.partial(_timed, topology, collective, least, seed, costs)
+    return _rows(timed, names, executor, progress)
+
+
+def _rows(timed, names, executor: Executor | None, progress: Wanted) -> Iterator[Compared]:
+    with reporting(progress, f"making a schedule by {names[0]}", TopologyError) as report:
+        for done, rows in enumerate(executors.ordered(timed, names, executor), 1):
+            if report is not None:
+                ahead = f", next {names[done]}" if done < len(names) else ""
+                report(Progress(done, len(names), f"synthesizers{ahead}"))
+            yield from rows
+
+
+def _timed(
+    topology: Topology,
+    collective: str,
+    least: Sequence[tuple[float, float]],
+    seed: int,
+    execution: ExecutionCosts | None,
+    name: str,
+) -> list[Compared]:
+    """The rows of one synthesizer."""
+    root = 0 if collective in _ROOTED else None
+    rows: list[Compared] = []
+    refusal = None
+    for nbytes, bound_seconds in least:
+        seconds = None
+        if refusal is None:
+            try:
+                schedule = synthesize(
+                    topology, collective, name,
+                    nbytes=nbytes, seed=seed, execution=execution, root=root,
+                )  # fmt: skip
+                seconds = simulate(schedule, nbytes, execution=execution).time
+            except (CollectiveError, TopologyError, ScheduleError) as error:
+                refusal = " ".join(str(error).split())
+        rows.append(Compared(name, nbytes, bound_seconds, seconds, refusal))
+    return rows

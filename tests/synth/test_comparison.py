@@ -1,0 +1,54 @@
+"""``compare``: all synthesizers on one network, the same rows wherever they are made."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import jaxcoll as jc
+from tests.elsewhere import Pickling
+
+NAMES = ("ring", "c_cube", "direct")
+RING = jc.topologies.ring(4)
+
+
+def rows(**options):
+    return list(jc.compare(RING, "all_reduce", [2**10, 2**20], synthesizers=NAMES, **options))
+
+
+def test_a_row_has_the_time_of_a_schedule_and_its_share_of_the_bound():
+    seen = []
+    found = rows(progress=seen.append)
+    assert [(row.synthesizer, row.nbytes) for row in found] == [
+        (name, nbytes) for name in NAMES for nbytes in (2**10, 2**20)
+    ]
+    ring = found[1]
+    schedule = jc.synthesize(RING, "all_reduce", "ring", nbytes=2**20)
+    assert ring.seconds == jc.simulate(schedule, 2**20).time
+    least = jc.bound(RING, "all_reduce", 2**20).time
+    assert ring.seconds is not None
+    assert ring.percent_of_bound == 100.0 * least / ring.seconds
+    assert ring.algbw == 2**20 / ring.seconds
+    refused = found[2]
+    assert "DGX-1" in (refused.refusal or "")
+    assert (refused.seconds, refused.algbw, refused.percent_of_bound) == (None, None, None)
+    assert [each.done for each in seen] == [1, 2, 3]
+
+
+def test_the_workers_do_not_change_the_rows():
+    executor = Pickling()
+    with ThreadPoolExecutor(4) as threads:
+        assert rows() == rows(executor=executor) == rows(executor=threads)
+    assert executor.jobs == len(NAMES)
+
+
+def test_bad_arguments_are_refused_before_any_row():
+    with pytest.raises(jc.TopologyError, match="synthesizer must be one of"):
+        jc.compare(RING, synthesizers=["blind"])
+    with pytest.raises(jc.TopologyError, match="got an empty list"):
+        jc.compare(RING, sizes=[])
+    with pytest.raises(jc.TopologyError, match=r"executor must be a concurrent\.futures"):
+        jc.compare(RING, executor=2)  # type: ignore[arg-type]
+    with pytest.raises(jc.ScheduleError, match="execution"):
+        jc.compare(RING, execution="abacus")
