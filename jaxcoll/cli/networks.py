@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
 from jaxcoll.progress import working
 
@@ -273,15 +274,18 @@ class NetworkName(click.ParamType):
 
 
 def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument NETWORK with --alpha and --bandwidth; the command gets ``network``."""
+    """The argument NETWORK with --alpha, --bandwidth, --without and --slow; it gets ``network``."""
 
     @functools.wraps(command)
-    def with_network(network: str, alpha: Sequence[float], bandwidth: Sequence[float], **others):
+    def with_network(network: str, alpha, bandwidth, without, slow, **others):
         with working("building the network"):
-            built = named_network(network, alpha, bandwidth)
+            built = after_failures(named_network(network, alpha, bandwidth), without, slow)
+        if built.losses and not others.get("as_json"):
+            click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)
 
     for decorate in (
+        failure_options,
         click.option(
             "--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s; "
             "several with commas: per dimension, or inside hosts and between.",

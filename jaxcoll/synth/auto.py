@@ -293,6 +293,8 @@ class _Race:
         if work > allowed and not (ignore_work_limit and not climb.tried):
             row["refused"] = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             climb.left = []
+        elif not (climb.tried or self.portfolio.names or synthesizer.may_win(self.problem)):
+            row["refused"] = "bounds say that others are as fast"
         else:
             try:
                 schedule = synthesizer.made(self.problem.with_chunks(count))
