@@ -1,4 +1,4 @@
-"""Failures: what is meant by the number or name of a link, a rank, a host, and what that leaves.
+"""Failures: links, ranks and hosts by number or name, and the network without them.
 
 Networks name their vertices as "host 1 rank 3", "host 1 switch", "rail 2". A name of a vertex is
 that vertex; the words that several begin with, as "host 1", are all of them.
@@ -112,7 +112,7 @@ def with_ranks(links: Iterable, devices: Sequence) -> list:
 def _end(wiring: Wiring, end: object, link: object) -> np.ndarray:
     if isinstance(end, str):
         return named_vertices(wiring, end)
-    # Any number is one that has no link; a float or None is no number.
+    # A number beyond the vertices has no link, which the caller says; others are refused here.
     limits = {"error": TopologyError, "least": 0, "most": MAX_VERTICES}
     number = checks.integer(end, f"an end of the link {link!r}", **limits)
     return np.arange(wiring.num_vertices) == number
@@ -261,7 +261,7 @@ def _any_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> b
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Losses:
-    """What a network has lost, in the numbers of the whole network.
+    """The losses of a network, in the numbers of the whole network.
 
     Attributes:
         ranks, switches: that are gone.
@@ -353,7 +353,7 @@ def losses(
     left_speeds: Sequence[Fraction],
     origin: Sequence[int],
 ) -> Losses:
-    """What is missing or of another speed in a network that is left of another one.
+    """The losses of a network, beside the whole one that it is left of.
 
     Args:
         whole, left: their columns.

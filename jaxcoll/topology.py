@@ -317,7 +317,7 @@ class Topology:
 
     @functools.cached_property
     def losses(self) -> Losses:
-        """What is missing or of another speed, beside ``whole``; false without any loss."""
+        """Links, ranks and switches missing beside ``whole``, or of other speed; false if none."""
         whole, left = ((each._wiring, each.exact_bandwidth) for each in (self.whole, self))
         return failures.losses(*whole, *left, self.whole_vertices.tolist())
 

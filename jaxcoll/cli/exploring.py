@@ -92,7 +92,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
         )
     check_target(output, "picture")
     with working("reading"):
-        obj = _read(what, network_name, of_network.pop("alpha"), of_network.pop("bandwidth"))
+        obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
         if any(of_network.values()):
             if hasattr(obj, "collective"):
                 raise click.UsageError("--without and --slow are of a network, not of a schedule")

@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 _FACTOR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(?:/([0-9]{1,12})|(%))?")
 
 Ends = tuple[int | str, int | str]
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def failure_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def failure_options(command: Command) -> Command:
     """The options --without and --slow; the command gets ``without`` and ``slow``."""
     for decorate in (
         click.option(
@@ -57,7 +58,7 @@ def after_failures(network, without: Sequence[str], slow: Sequence[str]):
             ranks.append(_vertex(text))
         else:
             switches.append(_vertex(text))
-    # Before ranks are numbered anew.
+    # ``without`` gives ranks other numbers, so speeds come first.
     left = network.scaled(factors) if factors else network
     return left.without(links, ranks, switches) if without else left
 
@@ -91,8 +92,8 @@ def _links_of(network, text: str) -> list[Any]:
         if not text.isdecimal():
             return [text]
         at = int(text[:9])
-        ends = zip(network.src.tolist(), network.dst.tolist(), strict=True)
-        found = [pair for pair in dict.fromkeys(ends) if at in pair]
+        pairs = zip(network.src.tolist(), network.dst.tolist(), strict=True)
+        found = [pair for pair in dict.fromkeys(pairs) if at in pair]
         if not found:
             raise click.UsageError(f"the network has no vertex {text[:40]}")
         return found

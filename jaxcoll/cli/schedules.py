@@ -114,7 +114,7 @@ def synth(network, collective, size, output, form, as_json, **options) -> int:
 
 
 def _by_chunks(schedule, least: float) -> str:
-    """What the synthesizer that won takes with each number of chunks that was tried."""
+    """Percent of the bound that the winning synthesizer reaches, by number of chunks."""
     tried: dict[int, float] = {}
     certificate = schedule.provenance.certificate
     for row in certificate.get("table", ()):

@@ -32,8 +32,8 @@ def draw_topology(
 
     Ranks are circles, switches squares. Ranks on a grid stand where their coordinates are, and
     dimensions that wrap around close in arcs; hosts stand in frames around the network that joins
-    them; switches without hosts stand in tiers. What a network has lost (``Topology.losses``) is
-    dashed where it was. A send is an arrow along the links of its path,
+    them; switches without hosts stand in tiers. Lost parts of a network (``Topology.losses``)
+    are dashed at their old places. A send is an arrow along the links of its path,
     numbered with its step; one that adds (``reduce``) is dashed.
 
     Args:

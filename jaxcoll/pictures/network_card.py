@@ -1,4 +1,4 @@
-"""A network in a notebook: its numbers, what it has lost, and a small drawing."""
+"""A network in a notebook: its numbers, its losses, and a small drawing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def network_card(
     Args:
         columns: ranks, vertices, and the ends and bandwidth of links, as a ``Topology`` has them.
         speeds: the distinct (alpha, bandwidth) of its links.
-        missing: what it has lost, a line each.
+        missing: its losses, a line each.
     """
     num_ranks, num_vertices, src, dst, bandwidth = columns
     kinds = sorted((float(rate), float(alpha)) for alpha, rate in speeds)

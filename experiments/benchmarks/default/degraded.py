@@ -3,9 +3,9 @@
 A row each for networks with a link down or slow, with ranks or a switch missing, with links of two
 speeds, and whole; then forty random degraded networks and forty of ``users_networks``, drawn from
 seeds of their own. Beside the default's time over ``jc.bound(..., exact=True)`` stand the chunks
-per shard, the CPU seconds that choosing took (kernels compiled before), the times of
-joint trees with 8, 16 and 32 chunks on tori, and the rivals: the fastest ring, and ForestColl's two phases at
-their optimum. On whole networks the default is compared with itself without joint trees.
+per shard, the CPU seconds of the choice (kernels compiled before), the times of joint trees with
+8, 16 and 32 chunks on tori, and the rivals: the fastest ring, and ForestColl's two phases at their
+optimum. On whole networks the default is compared with itself without joint trees.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
 
 
 def _check_runs_on_stated(schedule: Schedule) -> None:
-    """Refuse a whole network's schedule where what is left of the network was stated.
+    """Refuse a whole network's schedule where the network was stated with links down.
 
     Raises:
         ScheduleError: naming links that it uses and that are down.
@@ -197,7 +197,7 @@ def _check_runs_on_stated(schedule: Schedule) -> None:
     if broken:
         raise ScheduleError(
             f"{schedule} was made for the whole network and sends over {listed(broken)}, which "
-            f"the stated {network.name or 'network'} has lost; synthesize one for what is left"
+            f"the stated {network.name or 'network'} has lost; synthesize one for that network"
         )
 
 

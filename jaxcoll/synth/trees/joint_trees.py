@@ -106,8 +106,8 @@ class JointTrees(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """More chunks share the load more evenly, in a shorter pipeline.
 
-        Few large chunks are passed over. They lose more than the law by which auto foresees what
-        more will bring, since each is a large part of what a slow link carries.
+        Few large chunks are passed over: each is a large part of a slow link's load, so that they
+        lose more than by the law that auto extrapolates.
         """
         topology, first = problem.topology, 1
         size = self.nbytes / _chunks_of_buffer(problem.collective)

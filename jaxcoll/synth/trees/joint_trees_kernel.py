@@ -235,8 +235,8 @@ def _offer_again(v, against, hop_price, search, waiting):
     """Give a forwarding vertex its cheapest way from the tree, as that it had costs more now.
 
     Else it would offer its first way for the price that this had, no other way would be cheaper,
-    and one rank would send to all others through the switch. Vertices beyond it follow, since the price of a way
-    is added up when they are taken. Returns how many vertices wait.
+    and one rank would send to all others through the switch. Vertices beyond it follow, since the
+    price of a way is added up when they are taken. Returns how many vertices wait.
     """
     cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
     best = np.inf
