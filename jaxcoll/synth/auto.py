@@ -30,6 +30,8 @@ _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
+# Beyond so many times the bound those are tried, too, that by bounds are no faster than others.
+_FAR = 1.05
 
 
 class _Climb:
@@ -232,6 +234,7 @@ class _Race:
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
+        self.aside: list[_Climb] = []
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in problem.collective.groups)
@@ -256,6 +259,11 @@ class _Race:
         Args:
             ignore_work_limit: whether the fewest chunks are tried even where that is much work.
         """
+        self._race(climbs, ignore_work_limit)
+        if self.seconds > _FAR * self.bound and self.aside:
+            self._race(self.aside, ignore_work_limit)
+
+    def _race(self, climbs: list[_Climb], ignore_work_limit: bool) -> None:
         tolerance = self.portfolio.tolerance
         while not self.is_over:
             enough = self.seconds * (1 - tolerance)
@@ -266,7 +274,16 @@ class _Race:
             ]
             if not climbs:
                 break
-            self.run(min(climbs, key=self._price), ignore_work_limit)
+            climb = min(climbs, key=self._price)
+            if climb.tried or climb in self.aside or self._may_win(climb.synthesizer):
+                self.run(climb, ignore_work_limit)
+            else:
+                self.aside.append(climb)
+                climbs.remove(climb)
+
+    def _may_win(self, synthesizer: Synthesizer) -> bool:
+        """Whether bounds say so; a synthesizer that was asked for by name may."""
+        return bool(self.portfolio.names) or synthesizer.may_win(self.problem)
 
     def _price(self, climb: _Climb) -> float:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
@@ -293,8 +310,6 @@ class _Race:
         if work > allowed and not (ignore_work_limit and not climb.tried):
             row["refused"] = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             climb.left = []
-        elif not (climb.tried or self.portfolio.names or synthesizer.may_win(self.problem)):
-            row["refused"] = "bounds say that others are as fast"
         else:
             try:
                 schedule = synthesizer.made(self.problem.with_chunks(count))

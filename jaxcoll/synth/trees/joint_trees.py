@@ -54,6 +54,9 @@ _MOST_DOUBLINGS = 100.0
 # makes pipelines shorter (64 chunks: 1.07 of the bound with 0.02, 1.03 with 0.3); from 0.5 loads
 # become unequal.
 _HOP = 0.3
+# Where that leaves slow links unused, so that the load falls by more than so much with the lower
+# price, the lower one is kept.
+_LOW_HOP, _LESS_LOAD = 0.1, 0.98
 # Urgency of chunks by their number, in parts of the time that each adds to a run.
 _PACES = (0.1, 0.2, 0.4, 0.8)
 # Links looked at in one call of the kernel, by way of trees: half a second as Python, after which a
@@ -215,34 +218,49 @@ class _Growth:
         # A hop more is a chunk's time on the link once in the run, whose length is about the even
         # load, and the latency of the link.
         latency = topology.alpha / (chunk_bytes / self.usual)
-        self.hop = _HOP + latency / (self.even * self.seconds)
+        self.latency = latency / (self.even * self.seconds)
         self.passes, self.least = 0, np.inf
 
     def best(self, roots: np.ndarray) -> kernel.Trees:
         """The trees of the pass that loads the busiest link the least."""
-        trees = self._blank(self.chunks)
-        load = np.zeros(self.links, np.int64)
-        kept, failures, steepness = trees, 0, _FIRST_STEEPNESS
-        while self.passes < _PASSES and failures < _FAILURES:
-            self._pass(trees, roots, load, steepness / self.even)
-            self.passes += 1
-            busiest = float((load * self.seconds).max())
-            failures += busiest >= self.least
-            if busiest < self.least:
-                self.least, failures = busiest, 0
-                kept = kernel.Trees(*(column.copy() for column in trees))
-            roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
-            steepness *= _STEEPER
+        kept = self._blank(self.chunks)
+        # With links of one speed the price of a hop leaves none unused.
+        hops = (_HOP, _LOW_HOP) if np.ptp(self.seconds) > 0 else (_HOP,)
+        for hop in hops:
+            trees, load = self._blank(self.chunks), np.zeros(self.links, np.int64)
+            steepness, failures = _FIRST_STEEPNESS, 0
+            below = self.least * (1 if hop == _HOP else _LESS_LOAD)
+            for number in range(_PASSES):
+                grown = self.chunks if number else 0
+                doublings = steepness / self.even
+                self._pass(trees, grown, roots, load, doublings, hop + self.latency)
+                self.passes += 1
+                busiest = float((load * self.seconds).max())
+                failures += 1
+                if busiest < below:
+                    self.least = below = busiest
+                    failures = 0
+                    kept = kernel.Trees(*(column.copy() for column in trees))
+                if failures == _FAILURES:
+                    break
+                roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
+                steepness *= _STEEPER
         return kept
 
     def _pass(
-        self, trees: kernel.Trees, roots: np.ndarray, load: np.ndarray, doublings: float
+        self,
+        trees: kernel.Trees,
+        grown: int,
+        roots: np.ndarray,
+        load: np.ndarray,
+        doublings: float,
+        hop: np.ndarray,
     ) -> None:
         """Grow each tree again; prices double so many times per unit of time."""
         v = self.topology.num_vertices
         rise = np.exp2(np.minimum(doublings * self.seconds, _MOST_DOUBLINGS))
         fine = len(kernel.POWERS) * doublings
-        hop_price = self.hop * (rise - 1)
+        hop_price = hop * (rise - 1)
         search = kernel.Search(
             np.empty(v),
             np.zeros(v, np.int64),
@@ -253,7 +271,6 @@ class _Growth:
             np.empty(64 * (self.links + v), np.int64),
         )
         spare, level = self._blank(1), np.ones(self.links)
-        grown = self.chunks if self.passes else 0
         work = self.links * self.sides * roots.shape[1] * 4
         block = max(1, _LINKS_AT_ONCE // work)
         for first in range(0, self.chunks, block):
