@@ -118,13 +118,13 @@ def simulate_messages(
     hop_ptr, hop_link = _route_links(topology, messages)
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
-    clock, busy, delay = durations(
+    clock, case, busy, delay = durations(
         topology, framed(list(distinct), framing), which, hop_link, model
     )
     if any(releases):
-        clock, busy, delay = _with_releases(clock, busy, delay, releases)
+        clock, busy, delay = _with_releases(clock, case, busy, delay, releases)
     waits = kernels.Waits(clock.ticks(releases), *_waits(messages))
-    hops = kernels.Hops(hop_ptr, hop_link, busy, delay)
+    hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
     run = kernels.run_events if model == "astra" else kernels.run_messages
@@ -167,11 +167,11 @@ def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _with_releases(
-    clock: Clock, busy: np.ndarray, delay: np.ndarray, releases: list[Fraction]
+    clock: Clock, case: np.ndarray, busy: np.ndarray, delay: np.ndarray, releases: list[Fraction]
 ) -> tuple[Clock, np.ndarray, np.ndarray]:
     """The same durations on a clock on which the release times are whole ticks too."""
     spans = [*{Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}}, *releases]
-    finer = Clock.for_durations(spans, int(delay.sum()) * clock.tick + max(releases))
+    finer = Clock.for_durations(spans, int(delay[case].sum()) * clock.tick + max(releases))
     factor = clock.tick / finer.tick
 
     def rescale(ticks: np.ndarray) -> np.ndarray:

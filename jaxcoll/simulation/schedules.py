@@ -55,13 +55,13 @@ def simulate(
     edge = schedule.edge[message_ptr[:-1]]
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     hop_ptr, hop_link = _hops(schedule, edge)
-    clock, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
+    clock, case, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
     # Without sends, as of groups of one rank, there may be chunks of any number.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
     shape = (schedule.topology.num_ranks, chunks)
     links = schedule.topology.num_links
-    hops = kernels.Hops(hop_ptr, hop_link, busy, delay)
+    hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
     if len(hop_link) == len(edge):
         free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
         kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
@@ -69,9 +69,7 @@ def simulate(
         queues = _queues(schedule, src, dst, hop_link[hop_ptr[:-1]], shape)
         kernels.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
-    return Timeline(
-        schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing, charge
-    )
+    return Timeline(schedule, size, model, clock, hops, start, framing, charge)
 
 
 def _queues(
@@ -123,8 +121,8 @@ def _durations(
     framing: Framing | None,
     hop_ptr: np.ndarray,
     hop_link: np.ndarray,
-) -> tuple[Clock, np.ndarray, np.ndarray]:
-    """The clock, and for every hop how long it occupies its link and how long it takes."""
+) -> tuple[Clock, np.ndarray, np.ndarray, np.ndarray]:
+    """The clock, the case of each hop, how long a case occupies a link, how long it takes."""
     weight, total = common_parts(schedule.collective)
     if len(schedule.edge) == 0:
         weights = np.zeros(0, np.int64)
@@ -134,7 +132,7 @@ def _durations(
         weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
     sizes, which, _ = _distinct(weights, int(weights.max(initial=0)) + 1)
     nbytes = framed([size * int(w) / total for w in sizes], framing)
-    if len(hop_link) > len(weights):
+    if len(sizes) > 1 and len(hop_link) > len(weights):
         which = np.repeat(which, np.diff(hop_ptr))
     return durations(schedule.topology, nbytes, which, hop_link, model)
 
@@ -146,17 +144,23 @@ def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
 
 def durations(
     topology: Topology, nbytes: list[Fraction], which: np.ndarray, hop_link: np.ndarray, model: str
-) -> tuple[Clock, np.ndarray, np.ndarray]:
-    """The clock, and for every hop how long it occupies its link and how long it takes, in ticks.
+) -> tuple[Clock, np.ndarray, np.ndarray, np.ndarray]:
+    """The clock, the case of each hop, how long a case occupies a link, how long it takes.
 
     Args:
         nbytes: the distinct sizes in bytes.
-        which: index of each hop's size.
+        which: index of each hop's size; of one size in all any number.
         hop_link: link of each hop.
+
+    Returns:
+        The last two in ticks, one per case: a size on links of a speed, as some hop has it.
     """
     speeds, speed_of_link = topology.speeds
-    case = which * len(speeds) + speed_of_link[hop_link]  # distinct (size, speed) a hop
-    used, case, hops = _distinct(case, len(nbytes) * len(speeds))
+    space = len(nbytes) * len(speeds)
+    case = speed_of_link.astype(np.min_scalar_type(space))[hop_link]
+    if len(nbytes) > 1:
+        case = which * len(speeds) + case
+    used, case, hops = _distinct(case, space)
     cases = [divmod(int(c), len(speeds)) for c in used]
     alphas = [speeds[speed][0] for _, speed in cases]
     serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
@@ -165,7 +169,7 @@ def durations(
     clock = Clock.for_durations([*alphas, *serial], sum((h * (a + s) for a, s, h in pairs), _ZERO))
     busy = clock.ticks(serial)
     delay = busy + clock.ticks(alphas)
-    return clock, (delay if model == "tacos" else busy)[case], delay[case]
+    return clock, case, delay if model == "tacos" else busy, delay
 
 
 def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -174,7 +178,9 @@ def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, n
         return np.unique(values, return_inverse=True, return_counts=True)
     counts = np.bincount(values, minlength=space)
     used = np.flatnonzero(counts)
-    index = np.zeros(space, np.int64)
+    if len(used) == space:
+        return used, values, counts
+    index = np.zeros(space, np.min_scalar_type(len(used)))
     index[used] = np.arange(len(used))
     return used, index[values], counts[used]
 

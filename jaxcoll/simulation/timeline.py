@@ -20,6 +20,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.pictures import markup
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.kernels import Hops
 
 _HORIZON = 2**62
 
@@ -109,11 +110,8 @@ class Timeline:
         nbytes: bytes of a rank's buffer.
         model: the link model, "astra" or "tacos".
         clock: the unit of time, and whether it is exact.
-        hop_ptr: hops of message m are ``hop_ptr[m]..hop_ptr[m + 1] - 1``; int64.
-        hop_link: link of each hop, int32.
+        hops: the links that every message crosses, and its time on them.
         hop_start: when each hop starts to occupy its link, ticks, int64.
-        hop_busy: how long it occupies its link, ticks, int64.
-        hop_delay: from its start to its arrival at the link's end, ticks, int64.
         framing: the heads of messages, if they were counted.
         charge: seconds that the machine takes beside the links (``ExecutionCosts``).
     """
@@ -122,20 +120,39 @@ class Timeline:
     nbytes: Fraction
     model: str
     clock: Clock
-    hop_ptr: np.ndarray
-    hop_link: np.ndarray
+    hops: Hops
     hop_start: np.ndarray
-    hop_busy: np.ndarray
-    hop_delay: np.ndarray
     framing: Framing | None = None
     charge: Fraction = Fraction(0)
+
+    # ------------------------------------------------------------------ hops
+
+    @property
+    def hop_ptr(self) -> np.ndarray:
+        """Hops of message m are ``hop_ptr[m]..hop_ptr[m + 1] - 1``; int64."""
+        return self.hops.ptr
+
+    @property
+    def hop_link(self) -> np.ndarray:
+        """Link of each hop, int32."""
+        return self.hops.link
+
+    @functools.cached_property
+    def hop_busy(self) -> np.ndarray:
+        """How long each hop occupies its link, ticks, int64."""
+        return self.hops.busy[self.hops.case]
+
+    @functools.cached_property
+    def hop_delay(self) -> np.ndarray:
+        """From each hop's start to its arrival at the link's end, ticks, int64."""
+        return self.hops.delay[self.hops.case]
 
     # ------------------------------------------------------------------ the whole
 
     @functools.cached_property
     def finish(self) -> int:
         """When the last message arrives, in ticks."""
-        return int((self.hop_start + self.hop_delay).max(initial=0))
+        return int((self.hop_start + self.hops.delay[self.hops.case]).max(initial=0))
 
     @property
     def exact_time(self) -> Fraction:

@@ -25,8 +25,11 @@ from jaxcoll.topology import Topology
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
 _SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
 _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
-# The same of all schedules together: at least, per pair of ranks, and at most.
-_LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
+# The same of all schedules together: at least, per pair of ranks, and at most, which 1,024 ranks
+# take in 15 s.
+_LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 17 * 2**20
+# Sends of one schedule from which another one is not tried on a vague hope: about a second.
+_COSTLY = _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -60,12 +63,16 @@ class _Climb:
         limit, rest = _limit(*self.tried[-2:])
         return limit + rest / self.left[0]
 
-    @property
-    def prospect(self) -> float:
+    def prospect(self, is_costly: bool) -> float:
         """Seconds that the most chunks may reach, less what that may err by; 0 if unknown.
 
         With m times the chunks the best of a kind is at most m times as fast: fewer chunks take the
         fastest of the ways that more take side by side.
+
+        Args:
+            is_costly: whether the next count takes seconds of work. Two times err by a fifth where
+                chunks happen to divide the links badly, which is worth a look only where that is
+                cheap.
         """
         if not self.tried:
             return 0.0
@@ -74,7 +81,7 @@ class _Climb:
             return seconds * count / self.most
         limit, rest = _limit(*self.tried[-2:])
         if len(self.tried) == 2:
-            return _GUESSED * (limit + rest / self.most)
+            return (1 if is_costly else _GUESSED) * (limit + rest / self.most)
         error = abs(limit - _limit(*self.tried[-3:-1])[0])
         return _TRUSTED * (limit - error + rest / self.most)
 
@@ -131,7 +138,7 @@ class Portfolio(Synthesizer):
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             a microsecond each); when None 786,432 up to 128 ranks, 128 per pair of more
             ranks, at most 8,388,608. Larger ones are passed over; the table says so. All together
-            have 4,718,592, or 160 per pair of ranks up to 25,165,824; in proportion where a number
+            have 4,718,592, or 160 per pair of ranks up to 17,825,792; in proportion where a number
             is given.
         execution: the machine's charges on top of the links, or the backend whose shipped ones are
             meant; none when None.
@@ -270,7 +277,8 @@ class _Race:
             climbs = [
                 climb
                 for climb in climbs
-                if not climb.is_done(tolerance) and climb.prospect < enough
+                if not climb.is_done(tolerance)
+                and climb.prospect(self.work_of(climb) > _COSTLY) < enough
             ]
             if not climbs:
                 break

@@ -28,9 +28,9 @@ class MinCongestion(Synthesizer):
     Minimum-congestion routing by dual variables (Raghavan and Thompson, "Randomized rounding",
     1987, state the problem; Basu et al., "Efficient all-to-all collective communication schedules
     for direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank
-    after rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and the seconds for
-    which the chunks routed so far occupy it, so small data take the paths of least latency and
-    large data spread. Every further pass routes each chunk again, given all others.
+    after rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and more the nearer
+    it is to being the fullest by the chunks routed so far, so small data take the paths of least
+    latency and large data spread. Every further pass routes each chunk again, given all others.
 
     A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
     several wait, the one with the longest way to go leaves first. The chunks of a shard may take
@@ -86,7 +86,7 @@ class MinCongestion(Synthesizer):
 
 
 def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Chunks that must move, those of one piece of one rank's data together.
+    """Chunks that must move, those of one piece of one rank's data together, or one by one.
 
     Returns:
         order: the chunks, int64.
@@ -101,5 +101,7 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
     order = chunk[np.lexsort((ahead, src[chunk], piece))]
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
+    if collective.kind == "scatter":
+        key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
     first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
     return order, src[order[first]], dst[order], np.append(first, len(order))

@@ -15,9 +15,15 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
     A batch is of chunks that start at one rank. It takes the cheapest paths, where a link costs
-    the time of a chunk on it and the time that the chunks routed so far occupy it; then its chunks
-    are added to that load. Every further pass takes out the batches one by one and routes each
-    again.
+    the time of a chunk on it and the load, the time that the chunks routed so far occupy it, times
+    the fifth power of the load's part of the fullest link's; then its chunks are added to that
+    load. Every further pass takes out the batches one by one and routes each again.
+
+    A run lasts as long as the fullest link: links with room to spare cost next to nothing. The load
+    itself as the cost would shun a path over two links half as full as one. Of the powers 0, 1, 3,
+    5, 7 the fifth brought scatters and gathers on 2 and 8 hosts of H100s closest to their bound
+    (1.09 to 1.15 where the load itself came to 1.7), and all_to_all on random 4-regular graphs
+    within a percent of the closest.
 
     Args:
         ptr, link: links out of each vertex.
@@ -41,13 +47,14 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             first, last = batch_ptr[b], batch_ptr[b + 1]
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
-            _cheapest(ptr, link, link_dst, delay, load, source[b], into[b], cost, key, item)
+            most = float(max(1, load.max()))
+            _cheapest(ptr, link, link_dst, delay, load, most, source[b], into[b], cost, key, item)
             _add(into[b], link_src, busy, source[b], target[first:last], 1, load)
     return into
 
 
 @kernel(cache=True, nogil=True)
-def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
+def _cheapest(ptr, link, link_dst, delay, load, most, source, into, cost, key, item):
     """Dijkstra's algorithm; of paths of equal cost the one whose last vertex was reached first."""
     cost[:] = _FAR
     into[:] = -1
@@ -60,7 +67,8 @@ def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
             continue
         for i in range(ptr[v], ptr[v + 1]):
             e = link[i]
-            through = reached + delay[e] + load[e]
+            part = load[e] / most
+            through = reached + delay[e] + np.int64(load[e] * part * part * part * part * part)
             if through < cost[link_dst[e]]:
                 cost[link_dst[e]] = through
                 into[link_dst[e]] = e
