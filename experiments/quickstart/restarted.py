@@ -1,4 +1,4 @@
-"""A training run that is restarted on what is left of its network: one argument changes.
+"""A training run that loses a link and is restarted with one changed argument.
 
     python -m experiments.quickstart.restarted --steps 4
     python -m experiments.quickstart.restarted --steps 8 --without 0-1

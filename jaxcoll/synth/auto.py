@@ -33,7 +33,7 @@ _COSTLY = _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
-# Beyond so many times the bound those are tried, too, that by bounds are no faster than others.
+# Times of the bound beyond which synthesizers that bounds had set aside are tried, too.
 _FAR = 1.05
 
 

@@ -152,7 +152,7 @@ def test_another_number_of_ranks_is_refused():
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What the network of a slice is made of."""
+    """A device of a slice, as far as its network is concerned."""
 
     coords: tuple[int, ...]
     device_kind: str = "TPU v5"
