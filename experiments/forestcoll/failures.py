@@ -42,6 +42,7 @@ class Config(StudyConfig):
         draws: random choices of the wires, for each number.
         nbytes: of a rank's buffer.
         seed: of the choices.
+        exact: whether bounds are the truest known.
     """
 
     tori: Mapping[str, int]
@@ -50,6 +51,7 @@ class Config(StudyConfig):
     draws: int
     nbytes: int
     seed: int
+    exact: bool
 
     def __post_init__(self) -> None:
         if not (self.tori or self.hosts) or not self.failures:
@@ -113,7 +115,7 @@ def seconds(topology: Topology, chunks: int, config: Config) -> dict[str, float]
     """Seconds of an all_reduce by each way, and the bound."""
     phases = ("reduce_scatter", "all_gather")
     return {
-        BOUND: bound(topology, "all_reduce", config.nbytes, exact=True).time,
+        BOUND: bound(topology, "all_reduce", config.nbytes, exact=config.exact).time,
         JOINT: _simulated(JointTrees(config.nbytes), topology, chunks, config.nbytes),
         PHASES: sum(bound(topology, kind, config.nbytes).time for kind in phases),
         RING: _simulated(Ring(), topology, _RING_CHUNKS, config.nbytes),
