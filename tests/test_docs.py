@@ -66,7 +66,18 @@ RUN_BLOCKS = {"targets.md": None if importlib.util.find_spec("libtpu") else 1}
 WITH_CODE = sorted(path.name for path in DOCS.glob("*.md") if blocks_of(path.name))
 
 
-@pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in COMPARED])
+# Over ten seconds each: a tuner settles, and long searches run.
+SLOW = {"tuner-online.md", "direct-connect.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
+        for page in WITH_CODE
+        if page not in COMPARED
+    ],
+)
 def test_the_code_of_a_page_runs(page, tmp_path):
     run_code(blocks_of(page)[: RUN_BLOCKS.get(page)], tmp_path)
 

@@ -28,8 +28,9 @@ _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
 # The same of all schedules together: at least, per pair of ranks, and at most, which 1,024 ranks
 # take in 15 s.
 _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 17 * 2**20
-# Sends of one schedule from which another one is not tried on a vague hope: about a second.
-_COSTLY = _SENDS
+# Sends of one schedule up to which it is tried on any hope, some milliseconds; and from which it is
+# not tried on a vague one, about a second.
+_CHEAP, _COSTLY = 2**12, _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -63,25 +64,24 @@ class _Climb:
         limit, rest = _limit(*self.tried[-2:])
         return limit + rest / self.left[0]
 
-    def prospect(self, is_costly: bool) -> float:
+    def prospect(self, work: float) -> float:
         """Seconds that the most chunks may reach, less what that may err by; 0 if unknown.
 
         With m times the chunks the best of a kind is at most m times as fast: fewer chunks take the
-        fastest of the ways that more take side by side.
+        fastest of the ways that more take side by side. Times tell little where chunks happen to
+        divide the links badly; how much they are trusted goes by what another look costs.
 
         Args:
-            is_costly: whether the next count takes seconds of work. Two times err by a fifth where
-                chunks happen to divide the links badly, which is worth a look only where that is
-                cheap.
+            work: of the next count.
         """
         if not self.tried:
             return 0.0
-        if len(self.tried) == 1:
-            count, seconds = self.tried[0]
+        if len(self.tried) == 1 or work <= _CHEAP:
+            count, seconds = self.tried[-1]
             return seconds * count / self.most
         limit, rest = _limit(*self.tried[-2:])
         if len(self.tried) == 2:
-            return (1 if is_costly else _GUESSED) * (limit + rest / self.most)
+            return (_GUESSED if work <= _COSTLY else 1) * (limit + rest / self.most)
         error = abs(limit - _limit(*self.tried[-3:-1])[0])
         return _TRUSTED * (limit - error + rest / self.most)
 
@@ -89,14 +89,15 @@ class _Climb:
         """Know the most chunks that do not take too much work."""
         self.most = max((count for count in self.left if work(count) <= most), default=self.most)
 
-    def is_done(self, tolerance: float) -> bool:
-        """Whether no counts are left, or the last two gained less than the tolerance.
+    def is_done(self, tolerance: float, work: float) -> bool:
+        """Whether the last two counts gained less than the tolerance.
 
         Past its best count a pipeline only gets slower: after a series of gains one loss ends it.
+        A next count of little work is tried all the same.
         """
         times = [seconds for _, seconds in self.tried]
-        if not self.left or len(times) <= 3:
-            return not self.left
+        if len(times) <= 3 or work <= _CHEAP:
+            return False
         is_past_best = times[-1] > times[-2] and times[-2] < times[-3] < times[-4]
         return is_past_best or min(times) >= min(times[:-2]) * (1 - tolerance)
 
@@ -274,12 +275,7 @@ class _Race:
         tolerance = self.portfolio.tolerance
         while not self.is_over:
             enough = self.seconds * (1 - tolerance)
-            climbs = [
-                climb
-                for climb in climbs
-                if not climb.is_done(tolerance)
-                and climb.prospect(self.work_of(climb) > _COSTLY) < enough
-            ]
+            climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
                 break
             climb = min(climbs, key=self._price)
@@ -292,6 +288,13 @@ class _Race:
     def _may_win(self, synthesizer: Synthesizer) -> bool:
         """Whether bounds say so; a synthesizer that was asked for by name may."""
         return bool(self.portfolio.names) or synthesizer.may_win(self.problem)
+
+    def _may_win(self, climb: _Climb, enough: float) -> bool:
+        """Whether the climb has counts left that may take less than ``enough`` seconds."""
+        if not climb.left:
+            return False
+        work = self.work_of(climb)
+        return not climb.is_done(self.portfolio.tolerance, work) and climb.prospect(work) < enough
 
     def _price(self, climb: _Climb) -> float:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""

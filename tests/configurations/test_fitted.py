@@ -26,7 +26,11 @@ from tests.configurations.searching import SPACE, finish, seconds_of
 
 @pytest.mark.parametrize(
     ("family", "most", "median", "largest"),
-    [(equations, 75, 0.01, 0.05), (hills, 120, 0.02, 0.08), (ramps, 120, 0.02, 0.08)],
+    [
+        (equations, 75, 0.01, 0.05),
+        pytest.param(hills, 120, 0.02, 0.08, marks=pytest.mark.slow),
+        pytest.param(ramps, 120, 0.02, 0.08, marks=pytest.mark.slow),
+    ],
 )
 def test_the_fitted_search_is_near_the_best_of_a_family(family, most, median, largest):
     """On a few landscapes; ``scripts/bench tune_search`` measures quantiles on a thousand."""

@@ -374,13 +374,13 @@ def test_bad_arguments_are_refused_before_any_work(arguments):
         synthesize(torus(2, 2), Collective("all_gather", 5))
 
 
-def is_done_after(*seconds: float, left: int = 3, tolerance: float = 0.01) -> bool:
+def is_done_after(*seconds: float, tolerance: float = 0.01, work: float = 2**16) -> bool:
     """Whether more chunks are not tried, after these times with ever more of them."""
-    counts = range(1, len(seconds) + left + 1)
+    counts = range(1, len(seconds) + 4)
     climb = _Climb(Ring(), counts)
     for count, time in zip(counts, seconds, strict=False):
         climb.record(count, time)
-    return climb.is_done(tolerance)
+    return climb.is_done(tolerance, work)
 
 
 def test_more_chunks_are_tried_until_a_loss_follows_gains():
@@ -401,7 +401,35 @@ def test_more_chunks_are_not_tried_where_two_counts_gain_less_than_the_tolerance
 
 
 def test_the_climb_ends_with_its_counts_and_with_a_first_refusal():
-    assert is_done_after(10.0, 5.0, left=0)
+    climb = _Climb(Ring(), range(1, 3))
+    climb.record(2, 5.0)
+    assert climb.left == []
     climb = _Climb(Ring(), range(1, 5))
     climb.record(1, None)
     assert climb.left == []
+
+
+def test_what_costs_little_is_tried_all_the_same():
+    """Chunks may divide the links badly up to some count, and well with more."""
+    flat = 10.0, 8.0, 8.0, 8.0
+    assert is_done_after(*flat)
+    assert not is_done_after(*flat, work=100)
+
+
+def test_two_times_are_trusted_by_what_another_look_costs():
+    climb = _Climb(Ring(), (1, 2, 4, 1000))
+    climb.record(1, 10.0)
+    assert climb.prospect(2**30) == pytest.approx(0.01)
+    climb.record(2, 9.0)  # A + B / k of A = 8
+    assert climb.prospect(100) == pytest.approx(9.0 * 2 / 1000)
+    assert climb.prospect(2**16) == pytest.approx(0.8 * 8.002)
+    assert climb.prospect(2**21) == pytest.approx(8.002)
+
+
+def test_the_dearest_third_count_is_left_out():
+    """Two counts that differ by a percent leave nothing to gain on 1,024 ranks."""
+    climb = _Climb(Ring(), (1, 2, 3, 4))
+    climb.record(1, 137.0)
+    climb.record(2, 135.9)
+    enough = 135.9 * 0.99
+    assert climb.prospect(2**16) < enough < climb.prospect(2**22)

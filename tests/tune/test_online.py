@@ -111,6 +111,7 @@ def test_a_step_without_collectives_is_left_alone():
     assert not tuned.report().lax_wins
 
 
+@pytest.mark.slow
 def test_steps_of_ever_other_shapes_are_those_of_jit():
     step, w, x = _step()
     tuned = online(step, space=_spaces(step, w, x))
@@ -184,7 +185,8 @@ class _Net(nn.Module):
         return nn.Dense(2)(jnp.tanh(nn.Dense(8)(x)))
 
 
-@pytest.mark.parametrize("x64", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
 def test_flax_and_optax_with_buckets_of_gradients(x64):
     mesh, net = mesh_of(8), _Net()
     with jax.enable_x64(x64):
@@ -330,6 +332,7 @@ class _Stalled(Alone):
         super().wait(outputs, what)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_never_ends_is_remembered(tmp_path):
     step, w, x = _step()
     path = tmp_path / "table.json"

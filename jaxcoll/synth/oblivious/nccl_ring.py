@@ -45,7 +45,6 @@ class NcclRing(Synthesizer):
 
     name: ClassVar[str] = "nccl_ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
-    tried_by_auto: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
@@ -55,7 +54,6 @@ class NcclRing(Synthesizer):
         groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
         return max((len(_channels(topology, group)) for group in groups), default=1)
 
-    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """As many chunks for every channel as shorten the pipeline."""
         channels = self.granularity(problem.topology, problem.collective)

@@ -31,6 +31,7 @@ def test_collectives_are_as_many_as_autoccl_prints(size, tmp_path):
     assert all(row["a microbatch"] == 1 for row in embeddings)
 
 
+@pytest.mark.slow
 def test_no_family_beats_the_search_and_small_memory_takes_longer(tmp_path):
     rows = rows_of("tensorstate-rediscovery", tmp_path)
     families = ("ddp", "zero2", "fsdp", "megatron")

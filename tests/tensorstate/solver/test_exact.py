@@ -33,7 +33,7 @@ def _check(problem: Problem, found: SearchResult, objective: str, least: float) 
 
 
 @given(st.data(), OBJECTIVES)
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_no_strategies_are_better(data, objective):
     problem = data.draw(problems())
     candidates = data.draw(some_strategies(problem, 50_000))
@@ -43,7 +43,7 @@ def test_no_strategies_are_better(data, objective):
 
 
 @given(st.data(), OBJECTIVES)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_no_recomputation_is_better(data, objective):
     """Without a memory limit recomputation gains nothing, and must lose nothing."""
     problem = data.draw(problems())
@@ -79,7 +79,7 @@ def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_nothing_that_fits_is_better(data, trained):
     """Under a memory limit, over all strategies and all saved placements."""
     names = ("linear",) if trained else ("norm", "residual", "greatest", "chain")

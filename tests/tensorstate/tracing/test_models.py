@@ -21,7 +21,14 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# Each stands for another that does the same in more layers, or at another place.
+QUICK = ("mlp", "mlp accumulated", "gpt bfloat16", "gpt_scan", "moe", "vgg", "llama remat")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in VARIANTS],
+)
 def test_graphs_are_the_training_steps(name):
     """Loss, parameters and optimizer state after one step."""
     model_name, changed = VARIANTS[name]

@@ -60,6 +60,7 @@ def test_the_fastest_candidate_is_found(number, steps):
     assert within >= 19
 
 
+@pytest.mark.slow
 def test_three_tasks_take_half_as_many_steps_again_as_one():
     within = 0
     for seed in range(60):
