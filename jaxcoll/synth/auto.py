@@ -279,13 +279,13 @@ class _Race:
             if not climbs:
                 break
             climb = min(climbs, key=self._price)
-            if climb.tried or climb in self.aside or self._may_win(climb.synthesizer):
+            if climb.tried or climb in self.aside or self._is_wanted(climb.synthesizer):
                 self.run(climb, ignore_work_limit)
             else:
                 self.aside.append(climb)
                 climbs.remove(climb)
 
-    def _may_win(self, synthesizer: Synthesizer) -> bool:
+    def _is_wanted(self, synthesizer: Synthesizer) -> bool:
         """Whether bounds say so; a synthesizer that was asked for by name may."""
         return bool(self.portfolio.names) or synthesizer.may_win(self.problem)
 
