@@ -10,8 +10,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 from experiments.errors import CheckError, ConfigError
-from experiments.registry import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 
 
 def prepare_devices(platform: str, count: int) -> None:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.__main__ import main as run_experiment
+from experiments.config import CONFIGS, EXPERIMENTS, configure, presets
 from experiments.errors import ConfigError
 from experiments.notes import filled
 from experiments.recording import pages, records
 from experiments.recording.records import PAPER, SMALL, Run, Study
-from experiments.registry import CONFIGS, EXPERIMENTS, configure, presets
-from experiments.tacos.comparison import ATTEMPTS
+from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.io.files import write_text
 from jaxcoll.synth import Tacos
 

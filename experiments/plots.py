@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE, PAPER
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE, PAPER
 
 Curve = Mapping[int, float]
 

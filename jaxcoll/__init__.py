@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
-    from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
+    from jaxcoll.mesh import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
     from jaxcoll.schedule import Provenance, Schedule, concatenate
     from jaxcoll.simulation import (
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+    from jaxcoll.synth.tacos.synthesizer import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
@@ -99,7 +99,6 @@ _MODULES = frozenset(
         "schedule",
         "simulation",
         "synth",
-        "task",
         "topologies",
         "topology",
         "training",
@@ -149,7 +148,7 @@ _NAMES = {
         "use_topology",
     ),
     "grid": ("Grid", "Placement"),
-    "mesh.axes": ("axis_groups", "axis_schedule", "reorder"),
+    "mesh": ("axis_groups", "axis_schedule", "reorder"),
     "paths": ("Edges", "shortest_routes"),
     "schedule": ("Provenance", "Schedule", "concatenate"),
     "simulation": (
@@ -164,7 +163,7 @@ _NAMES = {
     ),
     "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
     "synth": ("SYNTHESIZERS", "synthesize"),
-    "synth.tacos.out_of_core": ("synthesize_compact",),
+    "synth.tacos.synthesizer": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
     "execute.choice.measured_costs": ("measure_execution",),

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 
 from jaxcoll import failures
-from jaxcoll.devices.wiring import describe_devices
+from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.graphs import describe_graph, make_graph
@@ -439,7 +439,7 @@ class Topology:
         of a slice has the links between its members only: a dimension closes into a ring where the
         subgrid spans the slice. Other devices are linked to one switch per host, or to each
         other where their kind is wired so, and to a network switch if there are several hosts.
-        ``jaxcoll.devices.kinds.DEVICE_KINDS`` has the assumed wiring and speeds; for a kind that it
+        ``jaxcoll.devices.DEVICE_KINDS`` has the assumed wiring and speeds; for a kind that it
         does not have, an ``AssumptionWarning`` says what is assumed.
 
         Args:

@@ -9,9 +9,8 @@ The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``
 """
 
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
-from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import Memory
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import (
     Collectives,
@@ -28,7 +27,6 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import MeshAssignment, mesh_assignments, reprice, search_mesh
 from tensorstate.plan import Comparison, Plan, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
@@ -37,7 +35,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
-from tensorstate.step_search import search
+from tensorstate.step_search import MeshAssignment, mesh_assignments, reprice, search, search_mesh
 from tensorstate.tracing.trace_step import trace
 
 __all__ = [

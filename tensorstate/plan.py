@@ -11,8 +11,7 @@ import jax
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import has_no_partial
+from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply

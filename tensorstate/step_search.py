@@ -1,4 +1,13 @@
-"""``search``: from a training step, a mesh and a network to the best plan."""
+"""``search`` and ``search_mesh``: the best plan of a step on one mesh, and over mesh shapes.
+
+``search``: from a training step, a mesh and a network to the best plan.
+
+``search_mesh``: chooses the mesh shape and the links of every mesh axis along with the plan.
+
+The ranks of a network form a grid: the dimensions of a torus, or hosts and the ranks of each host.
+Every grid dimension is factorized over the mesh axes. The factors decide both the sizes of the mesh
+axes and the links along which they communicate. Ranks are numbered in row-major order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -14,14 +23,15 @@ import numpy as np
 
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, checked, reporting
+from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
+from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.hardware import CANDIDATES, HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
-from tensorstate.problem.constraints import (
+from tensorstate.problem.baselines import (
     Spec,
     apply_constraints,
     checked_forbidden,
@@ -73,7 +83,7 @@ def search(
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
-            ``tensorstate.problem.constraints``).
+            ``tensorstate.problem.baselines``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
@@ -256,3 +266,169 @@ def hardware_named(hardware: str | Hardware) -> Hardware:
         known = ", ".join(HARDWARE)
         raise PlanError(f"no hardware is called {checks.shown(hardware)}; known: {known}")
     return HARDWARE[hardware]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAssignment:
+    """An assignment of the ranks of a grid to a mesh.
+
+    Attributes:
+        mesh: the mesh.
+        device_order: the rank of every device of the mesh.
+        parts: by grid dimension, the factor that every mesh axis takes of it.
+    """
+
+    mesh: MeshShape
+    device_order: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+
+    def groups(self) -> tuple[frozenset[frozenset[int]], ...]:
+        """By mesh axis, the sets of ranks that communicate along it."""
+        ranks = np.asarray(self.device_order).reshape(self.mesh.sizes)
+        return tuple(
+            frozenset(
+                frozenset(line.tolist())
+                for line in np.moveaxis(ranks, axis, -1).reshape(-1, self.mesh.sizes[axis])
+            )
+            for axis in range(len(self.mesh.sizes))
+        )
+
+
+def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
+    """All assignments of a grid of ranks to mesh axes, each set of groups once.
+
+    Args:
+        grid_shape: ranks along every dimension of the grid.
+        axes: names of the mesh axes.
+
+    Raises:
+        PlanError: no dimensions or axes, a dimension below 1, or two axes of one name.
+    """
+    grid_shape, axes = _checked_grid(grid_shape), _checked_axes(axes)
+    splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
+    nestings = list(itertools.permutations(range(len(axes))))
+    by_groups: dict[object, MeshAssignment] = {}
+    for parts in itertools.product(*splits):
+        for nesting in itertools.product(nestings, repeat=len(grid_shape)):
+            assignment = _assign(parts, nesting, axes)
+            by_groups.setdefault(assignment.groups(), assignment)
+    return tuple(by_groups.values())
+
+
+def _checked_grid(grid_shape: Sequence[int]) -> tuple[int, ...]:
+    sides = checks.integers(grid_shape, "grid_shape", PlanError, least=1, most=MOST_DEVICES)
+    if not sides or math.prod(sides) > MOST_DEVICES:
+        raise PlanError(
+            f"grid_shape has at least one side, and at most {MOST_DEVICES} ranks, got "
+            f"{checks.shown(sides)}"
+        )
+    return sides
+
+
+def _checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    names = checks.members(axes, "axes", PlanError)
+    for name in names:
+        checks.text(name, "the name of a mesh axis", PlanError)
+    if not names or len(set(names)) < len(names):
+        raise PlanError(f"axes must have distinct names, got {checks.shown(names)}")
+    return names
+
+
+def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
+    """The ordered factorizations of a number into ``count`` factors."""
+    if count == 1:
+        yield (side,)
+        return
+    for first in range(1, side + 1):
+        if side % first == 0:
+            yield from (
+                (first, *rest) for rest in _ordered_factorizations(side // first, count - 1)
+            )
+
+
+def _assign(
+    parts: tuple[tuple[int, ...], ...], nesting: Sequence[tuple[int, ...]], axes: Sequence[str]
+) -> MeshAssignment:
+    """The mesh whose axis a takes ``parts[d][a]`` of dimension d, nested in the given order."""
+    shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
+    mesh_dims = [(d, a) for d, nest in enumerate(nesting) for a in nest]
+    # Row-major over mesh axes: all factors of the first axis precede those of the second.
+    order = sorted(range(len(mesh_dims)), key=lambda i: (mesh_dims[i][1], mesh_dims[i][0]))
+    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel()
+    sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
+    return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)
+
+
+def search_mesh(
+    step: Callable[..., Any] | Graph,
+    abstract_args: Sequence[Any] | None = None,
+    *,
+    topology: Topology,
+    grid_shape: Sequence[int],
+    axes: Sequence[str],
+    candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
+    seed: int = 0,
+    **search_args: Any,
+) -> tuple[Plan, ...]:
+    """The best plan of every mesh assignment, sorted by objective.
+
+    A plan's ``problem.network`` is a ``ScheduleCosts`` with the mesh and the device order of its
+    assignment.
+
+    Args:
+        step, abstract_args: as for ``search``.
+        topology: the network.
+        grid_shape: ranks along every dimension of the grid.
+        axes: names of the mesh axes; an axis may have size 1 in the result.
+        candidates, seed: as for ``ScheduleCosts``.
+        search_args: further arguments of ``search``: hardware, memory_limit, solver, and so on.
+
+    Raises:
+        PlanError: a grid of another number of ranks, arguments that ``search`` refuses, or no
+            assignment with a plan that fits, with the reason of the last.
+    """
+    checks.instance(topology, Topology, "topology", PlanError)
+    grid_shape, axes = _checked_grid(grid_shape), _checked_axes(axes)
+    if math.prod(grid_shape) != topology.num_ranks:
+        raise PlanError(
+            f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
+            f"{topology.num_ranks}"
+        )
+    if not isinstance(step, Graph):
+        if abstract_args is None:
+            raise PlanError("abstract_args must be given with a function")
+        step, abstract_args = trace(step, abstract_args), None
+    device = hardware_named(search_args.get("hardware", "A100"))
+    plans, reason = [], None
+    for assignment in mesh_assignments(grid_shape, axes):
+        network = ScheduleCosts(
+            topology,
+            assignment.mesh,
+            device_order=assignment.device_order,
+            candidates=candidates,
+            seed=seed,
+            execution=device.execution,
+        )
+        sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
+        try:
+            plans.append(search(step, abstract_args, mesh=sizes, network=network, **search_args))
+        except PlanError as error:
+            reason = error
+    if not plans:
+        raise PlanError(
+            f"no assignment of {topology} to the axes {tuple(axes)} has a plan: {reason}"
+        )
+    return tuple(sorted(plans, key=lambda plan: plan.result.objective))
+
+
+def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
+    """The cost of a plan's decisions on another network of the same mesh.
+
+    Raises:
+        PlanError: another mesh.
+    """
+    checks.instance(plan, Plan, "plan", PlanError)
+    checks.instance(network, CollectiveCostModel, "network", PlanError)
+    if network.mesh != plan.problem.mesh:
+        raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
+    return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -16,9 +16,8 @@ import jaxcoll as jc
 from jaxcoll import draw, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import json, multitree
-from jaxcoll.simulation import steady_seconds
+from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
-from jaxcoll.trees import multicast
 
 HOSTILE: tuple[Any, ...] = (
     None, "", "x", "abcd", b"x", True, math.nan, math.inf, -math.inf, -1, 0, 0.5, 1e30, 10**12,
@@ -110,7 +109,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "TreeFlow.to_schedule": (
         FLOW.to_schedule, {"pieces": 1, "order": "steps", "collective": None}
     ),
-    "multicast": (multicast.multicast, {"flow": FLOW, "switches": ()}),
+    "multicast": (messages.multicast, {"flow": FLOW, "switches": ()}),
     "shortest_routes": (jc.shortest_routes, {"topology": RING, "src": [0], "dst": [2]}),
     "hop_distances": (paths.hop_distances, {"topology": RING}),
     "latency_distances": (paths.latency_distances, {"topology": RING}),

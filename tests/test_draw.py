@@ -13,7 +13,7 @@ from matplotlib.patches import Circle
 
 import jaxcoll as jc
 from jaxcoll import draw, topologies
-from jaxcoll.draw.style import LOADS
+from jaxcoll.draw.bandwidth import LOADS
 from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout
 
 TOPOLOGIES = [

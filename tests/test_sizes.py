@@ -27,8 +27,11 @@ EXEMPT = {
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
-    "jaxcoll/synth/forestcoll/packing/alternating_paths.py": {"search": KERNEL, "follow": KERNEL},
-    "jaxcoll/synth/forestcoll/packing/balancing.py": {"_shift": KERNEL},
+    "jaxcoll/synth/forestcoll/packing/balancing.py": {
+        "_shift": KERNEL,
+        "search": KERNEL,
+        "follow": KERNEL,
+    },
     "jaxcoll/synth/forestcoll/packing/spanning.py": {"may_take": KERNEL},
     "jaxcoll/synth/forestcoll/packing/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
     "jaxcoll/synth/routing/concurrent_flow_kernel.py": {"soft_flows": KERNEL, "_split": KERNEL},

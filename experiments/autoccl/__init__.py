@@ -4,7 +4,7 @@ In reading order: ``tasks`` (Tables 1 and 8: the collectives), ``spaces`` (Table
 ``optima`` (Fig. 3, Table 7: what printed optima say about the model), ``fitted`` (Tables 3 to 6,
 Fig. 1: the model fitted to printed bandwidths), ``workflow`` (Fig. 4 to 6), ``tuners`` (Fig. 7 to 9
 in the model), ``claims`` (Sec. 6 and the abstract, and where the paper contradicts itself). On CPU
-devices: ``trials`` (collectives timed), ``sockets`` (in several processes), ``configurations``
+devices: ``trials`` (collectives timed, also in several processes), ``configurations``
 (Tables 3 to 5, Fig. 1), ``microbenchmarks`` (Table 6, Fig. 7 to 10), ``training`` (Table 8, Fig. 11
 and 12). ``labels`` names the kinds of rows, ``bandwidth`` is the model of equations 1 to 5,
 ``searches`` are those that the tuners are compared by, with made-up machines.

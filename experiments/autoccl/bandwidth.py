@@ -29,8 +29,7 @@ from typing import cast
 import numpy as np
 from scipy.optimize import least_squares
 
-from jaxcoll.configurations.equations import NCCL_PHASES, Equations
-from jaxcoll.configurations.fits import Floats
+from jaxcoll.configurations.fits import NCCL_PHASES, Equations, Floats
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import LABELS, MODELLED, NEEDS_NCCL
 from experiments.config import at_least, one_of
 from experiments.study import Row, publish
-from jaxcoll.configurations.nccl_space import THREADS
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.configurations.config import THREADS
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Space
 
 _ALONE = "communication only"

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.autoccl import sockets
+from experiments.autoccl import trials
 from experiments.autoccl.labels import MEASURED
 from experiments.autoccl.trials import DEFAULT, Setting, SpaceConfig, gbps
 from experiments.config import at_least
 from experiments.study import Row, publish
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 
 _BEST, _WORST, _DEFAULT = "best", "worst", "default"
@@ -92,7 +92,7 @@ def run(config: Config) -> list[Row]:
     settings = [Setting(*pair) for pair in itertools.product(config.collectives, config.mebibytes)]
     measured: dict[tuple[str, Setting], Times] = {}
     for network, processes in config.networks.items():
-        times = sockets.measure(
+        times = trials.measure(
             settings, configs, config.rounds, config.ranks, processes, config.seed
         )
         measured |= {

@@ -24,8 +24,8 @@ from experiments.autoccl.labels import MODELLED
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.configurations.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
+from jaxcoll.draw.bandwidth import INK, PALETTE
 
 # Where the constants of a subspace are expected, by which the fit is unique: start-up times in s,
 # peaks in B/s, and 1/gamma - 1 of 8 channels, 256 threads and 512 KiB. Deviations of a factor of 20

@@ -34,7 +34,7 @@ from experiments.autoccl.trials import (
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
 from jaxcoll.tune.offline_tuner import tune

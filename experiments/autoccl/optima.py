@@ -19,8 +19,8 @@ from experiments.autoccl.labels import MODELLED
 from experiments.config import one_of
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.configurations.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
+from jaxcoll.draw.bandwidth import INK, PALETTE
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}
 

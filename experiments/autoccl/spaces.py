@@ -13,8 +13,8 @@ from experiments.autoccl.labels import MEASURED, MODELLED
 from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.configurations.nccl_space import TABLE_2
-from jaxcoll.draw.style import INK, MARKERS, PALETTE
+from jaxcoll.configurations.config import TABLE_2
+from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
 
 _MB = 2**20

@@ -13,7 +13,7 @@ from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 _MIB = 2**20

@@ -30,8 +30,8 @@ from experiments.models import load_model
 from experiments.models.training_step import adamw
 from experiments.study import Row, publish
 from experiments.timing import compare
-from jaxcoll.draw.style import INK, PALETTE
-from jaxcoll.execute.choice import active
+from jaxcoll.draw.bandwidth import INK, PALETTE
+from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Task, online, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
@@ -253,7 +253,7 @@ def _by(step: Any, args: tuple, configs: Mapping[Task, Configuration]):
     """A call of the step by fixed configurations of its tasks."""
 
     def call():
-        with active.choosing(active.Fixed(configs)):
+        with configured.choosing(configured.Fixed(configs)):
             return step(*args)
 
     return call

@@ -25,7 +25,7 @@ from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least
 from experiments.study import Row, publish
 from jaxcoll.configurations.base import Search
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
 

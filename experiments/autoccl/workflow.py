@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.study import Row, publish
+from jaxcoll.configurations.config import THREADS, nccl_config
 from jaxcoll.configurations.config import Config as Configuration
-from jaxcoll.configurations.nccl_space import THREADS, nccl_config
-from jaxcoll.draw.style import INK, PALETTE
-from jaxcoll.task import Task
+from jaxcoll.configurations.task import Task
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import report
-from jaxcoll.task import Task
+from jaxcoll.configurations.task import Task
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.processes import Progress

@@ -1,25 +1,49 @@
-"""Large topologies made of small ones: line graphs (Fig. 3.3) and the fastest (Fig. A.4)."""
+"""Large topologies: made of small ones (Fig. 3.3, A.4), and the finder's at many ranks (Fig. 3.7).
+
+Large topologies made of small ones: line graphs (Fig. 3.3) and the fastest (Fig. A.4).
+
+Fig. 3.7: all_reduce and all-to-all of the finder's topologies and of baselines at many ranks.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, at_least
-from experiments.direct_connect.notation import built_cost, parse, predicted
-from experiments.direct_connect.paper import Machine, plain_axes
+from experiments.config import PaperValue, StudyConfig, at_least, one_of
+from experiments.direct_connect.paper import (
+    Machine,
+    built_cost,
+    double_tree_us,
+    parse,
+    plain_axes,
+    predicted,
+    rate_bound,
+    shifted_ring,
+    traditional_torus,
+)
 from experiments.errors import CheckError, ConfigError
 from experiments.plots import panels
 from experiments.study import publish
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import Construction, Found, FoundTopology, frontiers
+from jaxcoll.topologies.generative import (
+    Digraph,
+    circulant,
+    generalized_kautz,
+    least_diameter_circulant,
+    torus,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,3 +222,122 @@ def draw(points: Mapping[str, Mapping[int, tuple[float, float | None, float]]]) 
         axes.set_title(f"{name}: best, best both ways, bound", fontsize=10, color=INK)
         plain_axes(axes, "ranks", "microseconds of all_reduce")
     return figure
+
+
+DEGREE = 4
+OURS, RING, TREES, TORUS, BOUND = "ours", "shifted ring", "double binary tree", "torus", "bound"
+CIRCULANT, KAUTZ = "circulant", "Pi"
+REDUCE, EXCHANGE = "all_reduce", "all_to_all"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ratio(PaperValue):
+    """How many times as long one takes as another, as the paper prints it.
+
+    Attributes:
+        collective: all_reduce or all_to_all.
+        of, to: the slower and the faster; the mean over numbers of ranks is taken.
+        least: fewest ranks.
+    """
+
+    collective: str
+    of: str
+    to: str
+    least: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("claims.collective", self.collective, (REDUCE, EXCHANGE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(StudyConfig):
+    """The figure.
+
+    Attributes:
+        machine: constants of the cost model.
+        nbytes: of a rank's buffer, in both collectives.
+        ranks: rising; squares among them have a torus.
+        claims: ratios that the paper prints.
+    """
+
+    machine: Machine
+    nbytes: int
+    ranks: tuple[int, ...]
+    claims: tuple[Ratio, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ranks or sorted(set(self.ranks)) != list(self.ranks):
+            raise ConfigError(f"ranks must rise, got {self.ranks}")
+        at_least("ranks", self.ranks[0], 9)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each claim, then one for each collective and number of ranks."""
+    table = frontiers(config.ranks[-1], DEGREE)
+    times: dict[tuple[str, int], Mapping[str, float]] = {}
+    for n in config.ranks:
+        _, ours = fastest(table.found(n), config.machine, config.nbytes)
+        times[REDUCE, n] = {OURS: ours, **all_reduces(config, n)}
+        times[EXCHANGE, n] = all_to_alls(config, n)
+    rows: list[dict[str, Any]] = []
+    for claim in config.claims:
+        ratios = [
+            here[claim.of] / here[claim.to]
+            for (collective, n), here in times.items()
+            if collective == claim.collective and n >= claim.least and claim.of in here
+        ]
+        what = f"{claim.collective}, {claim.of} / {claim.to}, {claim.least} ranks or more"
+        rows.append({"ratio": what, **claim.beside(statistics.fmean(ratios))})
+    rows += [
+        {"collective": collective, "N": n, **{f"{name} us": time for name, time in here.items()}}
+        for (collective, n), here in times.items()
+    ]
+    curves: dict[str, dict[str, dict[int, float]]] = {REDUCE: {}, EXCHANGE: {}}
+    for (collective, n), here in times.items():
+        for name, time in here.items():
+            curves[collective].setdefault(name, {})[n] = time
+    figure = panels(curves, label_x="ranks", label_y="microseconds", in_bytes=False, log_y=True)
+    title = "Fig. 3.7: all_reduce and all-to-all at many ranks, degree 4"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def all_reduces(config: Config, n: int) -> dict[str, float]:
+    """Microseconds of the baselines and the bound."""
+    machine, nbytes = config.machine, config.nbytes
+    side = math.isqrt(n)
+    torus_time = machine.time_us(traditional_torus(side), nbytes)
+    return {
+        RING: machine.time_us(shifted_ring(n), nbytes),
+        TREES: double_tree_us(machine, n, nbytes, at_once=False),
+        **({TORUS: torus_time} if side**2 == n else {}),
+        BOUND: machine.time_us(least_cost(n, DEGREE), nbytes),
+    }
+
+
+def all_to_alls(config: Config, n: int) -> dict[str, float]:
+    """Microseconds of all-to-all, by the sum of distances; of the trees, by the cut at a root."""
+    side = math.isqrt(n)
+    networks: dict[str, Callable[[], Digraph]] = {
+        CIRCULANT: lambda: least_diameter_circulant(n),
+        KAUTZ: lambda: generalized_kautz(DEGREE, n),
+        RING: lambda: circulant(n, (1, (n - 1) // 2)),
+        **({TORUS: lambda: torus(side, side)} if side**2 == n else {}),
+    }
+    rates = {name: float(distance_rate(make())) for name, make in networks.items()}
+    # Four links join the halves of both trees, n^2 / 4 pairs each way.
+    rates |= {TREES: 4 / (n / 2) ** 2, BOUND: float(rate_bound(n, DEGREE))}
+    moved = config.machine.buffer_us(config.nbytes) * DEGREE / n
+    return {name: moved / rate for name, rate in rates.items()}
+
+
+def distance_rate(digraph: Digraph) -> Fraction:
+    """Links over the sum of distances: the all-to-all rate if shortest paths load links evenly.
+
+    No all-to-all has a larger one.
+    """
+    links = digraph.num_arcs - digraph.self_loops
+    if digraph.vertex_transitive:
+        return Fraction(links, digraph.size * int(digraph.distances((0,)).sum()))
+    return Fraction(links, int(digraph.distances().sum()))

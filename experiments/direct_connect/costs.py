@@ -16,8 +16,8 @@ from experiments.errors import CheckError, ConfigError
 from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
-from jaxcoll.draw.style import INK, MARKERS, PALETTE
-from jaxcoll.finder.measured import measured_bases
+from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
+from jaxcoll.finder.properties import measured_bases
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth import Bfb, Sccl, StepMilp
 from jaxcoll.synth.building.base import Synthesizer

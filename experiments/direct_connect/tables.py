@@ -11,16 +11,18 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, above, at_least, one_of
-from experiments.direct_connect.notation import (
+from experiments.direct_connect.paper import (
+    Printed,
     base_cost,
     built_cost,
     half_to_even,
     is_optimal,
+    ours_beside_theirs,
     parse,
+    plain_axes,
     predicted,
     rate_bound,
 )
-from experiments.direct_connect.paper import Printed, ours_beside_theirs, plain_axes
 from experiments.errors import CheckError, ConfigError
 from experiments.study import publish
 from jaxcoll.bounds.moore import (
@@ -31,7 +33,7 @@ from jaxcoll.bounds.moore import (
     moore_steps,
 )
 from jaxcoll.collective import Collective
-from jaxcoll.draw.style import INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.searched import searched_all_gather

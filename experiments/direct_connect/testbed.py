@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
-from experiments.direct_connect.notation import parse
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
+    parse,
     plain_axes,
     shifted_bfb_ring,
     shifted_ring,
@@ -25,7 +25,7 @@ from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.synth import Rhd
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import hypercube, torus

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from experiments.config import at_least, one_of
-from experiments.workloads.collectives import cut_through
+from experiments.workloads.models import cut_through
 from jaxcoll import topologies
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.errors import CollectiveError, TopologyError

@@ -17,7 +17,7 @@ from experiments.forestcoll.tables import PAPER_STAGES
 from experiments.study import publish
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
 from jaxcoll.topology import Topology

@@ -17,7 +17,7 @@ from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ClusterConfig
 from experiments.study import publish
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
-from jaxcoll.draw.style import FAINT, INK, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth import forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from experiments.workloads import Simulated, fastest, in_turn
-from experiments.workloads.collectives import Time
+from experiments.workloads.models import Time
 from jaxcoll import topologies
 from jaxcoll.simulation import PACKETS, WHOLE, Framing
 from jaxcoll.synth import DoubleBinaryTree, Hdrm, MultiTree, Ring, Ring2D

@@ -28,10 +28,10 @@ from experiments.quickstart.candidates import (
     build_topology,
     candidates,
     compare_all,
+    pictures,
     rank_mesh,
 )
 from experiments.quickstart.digits import Curves, Digits, gradient_buckets, train
-from experiments.quickstart.figures import pictures
 from experiments.study import describe_machine, write_figure, write_json
 from experiments.timing import format_seconds
 from jaxcoll import Bound, Topology

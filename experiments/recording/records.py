@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.registry import EXPERIMENTS, SIZES, configure
+from experiments.config import EXPERIMENTS, SIZES, configure
 from experiments.study import describe_machine
 from jaxcoll.io.files import write_text
 

@@ -19,10 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.study import Row, publish
-from experiments.tacos.comparison import Comparison, out_of_reach, overtaken
-from experiments.tacos.measure import Run, format_size
+from experiments.tacos.measure import Comparison, Run, format_size, out_of_reach, overtaken
 from jaxcoll.draw import link_loads
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 
 Config = Comparison
 

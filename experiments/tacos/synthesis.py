@@ -20,7 +20,7 @@ from experiments.timing import time_it
 from jaxcoll import synthesize_compact
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth import StepMilp, Tacos
 from jaxcoll.topologies import mesh

@@ -11,10 +11,17 @@ from matplotlib.figure import Figure
 from experiments.config import IDEAL, StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
-from experiments.tacos.comparison import footnotes_of, out_of_reach, overtaken
-from experiments.tacos.measure import AlgorithmConfig, NetworkConfig, Run, measure
+from experiments.tacos.measure import (
+    AlgorithmConfig,
+    NetworkConfig,
+    Run,
+    footnotes_of,
+    measure,
+    out_of_reach,
+    overtaken,
+)
 from experiments.timing import time_it
-from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp
 

@@ -14,7 +14,7 @@ from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from experiments.tacos.measure import NetworkConfig
 from jaxcoll.bounds import step_bound
-from jaxcoll.draw.style import FAINT, INK, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Tacos, synthesize
 

@@ -14,7 +14,7 @@ from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
-from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.problem.problem import Problem

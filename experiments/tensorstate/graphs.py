@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, at_least
 from experiments.study import publish
 from experiments.tensorstate.searched import AxisConfig, rings
-from jaxcoll.draw.style import PALETTE
+from jaxcoll.draw.bandwidth import PALETTE
 from tensorstate import HARDWARE, Graph, solve_baseline, trace
 from tensorstate.problem.problem import Problem
 

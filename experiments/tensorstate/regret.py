@@ -13,7 +13,7 @@ from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
 from jaxcoll import topologies
-from jaxcoll.draw.style import FAINT, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
 from tensorstate import (
@@ -26,7 +26,7 @@ from tensorstate import (
     search,
     trace,
 )
-from tensorstate.mesh_search import mesh_assignments, reprice, search_mesh
+from tensorstate.step_search import mesh_assignments, reprice, search_mesh
 
 # As printed: without the network; placements with it; mesh, links and placements with it.
 BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and states"

@@ -18,7 +18,7 @@ from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
 from experiments.study import publish
-from jaxcoll.draw.style import MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
     AlphaBetaCosts,

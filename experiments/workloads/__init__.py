@@ -6,8 +6,19 @@ the time of each pass and the bytes of each exchange. ``iteration`` runs one tra
 it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` gives.
 """
 
-from experiments.workloads.collectives import Simulated, fastest, ideal, in_turn
-from experiments.workloads.layers import (
+from experiments.workloads.models import (
+    Accelerator,
+    Flops,
+    Model,
+    Simulated,
+    Systolic,
+    fastest,
+    ideal,
+    in_turn,
+    load_accelerator,
+    load_model,
+)
+from experiments.workloads.training_time import (
     Exchange,
     Iteration,
     Layer,
@@ -15,14 +26,6 @@ from experiments.workloads.layers import (
     Workload,
     iteration,
     workload,
-)
-from experiments.workloads.models import (
-    Accelerator,
-    Flops,
-    Model,
-    Systolic,
-    load_accelerator,
-    load_model,
 )
 
 __all__ = [

@@ -1,18 +1,354 @@
-"""Shared by the studies of training time: runs, rows, bars, the paper's numbers."""
+"""Training time: layers with their compute and exchanges, and the timeline of an iteration.
+
+A workload: the compute and exchanges of a rank's layers, and the time of an iteration.
+
+Shared by the studies of training time: runs, rows, bars, the paper's numbers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue, one_of
+from experiments.errors import ConfigError
 from experiments.plots import stacked_bars
-from experiments.workloads.layers import Iteration, Overlap, Times, Workload, iteration
+from experiments.workloads.models import Accelerator, Model, Row
+
+ALL, MODEL, DATA = "all", "model", "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """An all-reduce between ranks of a kind of group.
+
+    Attributes:
+        group: "all": all ranks; "model": those that share out one copy of the weights; "data":
+            those that hold the same part of different copies.
+        nbytes: of a rank's buffer, at least 1.
+    """
+
+    group: str
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer of a workload, as ASTRA-sim describes one (its workload format).
+
+    Attributes:
+        name: for people.
+        forward, input_gradient, weight_gradient: seconds of compute of a rank.
+        activations: the exchange after the forward pass, before the next layer's; the same
+            is exchanged of the input's gradient, before the layer before goes on. None where
+            weights are not shared out.
+        gradient: the exchange of the weights' gradient; None where there is none.
+    """
+
+    name: str
+    forward: Fraction
+    input_gradient: Fraction
+    weight_gradient: Fraction
+    activations: Exchange | None = None
+    gradient: Exchange | None = None
+
+    @property
+    def compute(self) -> Fraction:
+        """Seconds of all three passes."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One training iteration of a model, on one rank of many that all do the same.
+
+    Attributes:
+        name: of the model.
+        layers: first to last. Nothing reads the gradient of the first one's input.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def compute(self) -> Fraction:
+        """Seconds of compute of an iteration."""
+        return sum((layer.compute for layer in self.layers), Fraction(0))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients that a rank exchanges."""
+        return sum(layer.gradient.nbytes for layer in self.layers if layer.gradient)
+
+
+def exchanging(work: Workload) -> tuple[str, ...]:
+    """The groups that a workload exchanges in, in order of their first exchange."""
+    sent = [x for layer in work.layers for x in (layer.activations, layer.gradient) if x]
+    return tuple(dict.fromkeys(exchange.group for exchange in sent))
+
+
+def workload(
+    model: Model,
+    accelerator: Accelerator,
+    *,
+    batch_per_rank: int,
+    element_bytes: int,
+    ranks: int,
+    model_ranks: int = 1,
+) -> Workload:
+    """The compute and exchanges of a model on every rank of a cluster.
+
+    Layers with hybrid parallelism share their weights and products out to ``model_ranks`` ranks,
+    and every exchange of activations is one all-reduce of what leaves the layer for all samples
+    (Megatron's tensor parallelism: one for attention, one for the feed-forward layers). Those with
+    model parallelism share out to all ranks.
+
+    Args:
+        batch_per_rank: of a rank; of a group of ``model_ranks`` ranks with hybrid parallelism.
+        element_bytes: bytes of a weight, gradient or activation.
+        ranks: of the cluster.
+        model_ranks: ranks that share out one copy of the weights.
+
+    Raises:
+        ConfigError: ranks that ``model_ranks`` does not divide, or a number below 1.
+    """
+    for name, value in (
+        ("batch_per_rank", batch_per_rank),
+        ("element_bytes", element_bytes),
+        ("ranks", ranks),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    if model_ranks < 1 or ranks % model_ranks:
+        raise ConfigError(f"model_ranks must divide the {ranks} ranks, got {model_ranks}")
+    layers = []
+    for place, row in enumerate(model.rows):
+        sharers = {"data": 1, "model": ranks, "hybrid": model_ranks}[row.parallelism]
+
+        def seconds(products, sharers=sharers) -> Fraction:
+            return accelerator.seconds(products, batch_per_rank, sharers)
+
+        layers.append(
+            Layer(
+                row.name,
+                seconds(row.shape.forward),
+                seconds(row.shape.input_gradient) if place else Fraction(0),
+                seconds(row.shape.weight_gradient),
+                _activations(row, sharers, ranks, batch_per_rank * element_bytes),
+                _gradient(row, sharers, ranks, element_bytes),
+            )
+        )
+    return Workload(model.name, tuple(layers))
+
+
+def _activations(row: Row, sharers: int, ranks: int, bytes_per_value: int) -> Exchange | None:
+    if sharers == 1:
+        return None
+    return Exchange(ALL if sharers == ranks else MODEL, row.shape.outputs * bytes_per_value)
+
+
+def _gradient(row: Row, sharers: int, ranks: int, element_bytes: int) -> Exchange | None:
+    weights = -(-row.parameters // sharers)
+    if sharers == ranks or not weights:
+        return None
+    return Exchange(ALL if sharers == 1 else DATA, weights * element_bytes)
+
+
+# ---------------------------------------------------------------------- the time of an iteration
+
+
+# Seconds of an all-reduce of so many bytes, by the group that exchanges.
+Times = Mapping[str, Callable[[int], Fraction]]
+
+_ZERO = Fraction(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Which exchanges run beside compute, and in which portions.
+
+    Attributes:
+        kind: "none": every exchange is waited for at once, and all gradients are reduced together
+            after the backward pass (MultiTree, Sec. V-B). "layers": a layer's gradient is queued
+            for reduction as soon as it is computed (ibid.). "buckets": gradients of several layers
+            are queued together when the last of them is computed (Li et al., "PyTorch Distributed",
+            VLDB 2020, Sec. 3.2.3).
+        bucket_bytes: of "buckets": consecutive layers share one up to this many bytes.
+        order: which of the waiting exchanges goes first: "fifo", or "needed_first": activations,
+            then the gradients of the layer that the next forward pass needs first.
+
+    Raises:
+        ConfigError: an unknown kind or order, or bytes below 1.
+    """
+
+    kind: str = "layers"
+    bucket_bytes: float = 25 * 2**20
+    order: str = "fifo"
+
+    def __post_init__(self) -> None:
+        one_of("overlap.kind", self.kind, ("none", "layers", "buckets"))
+        one_of("overlap.order", self.order, ("fifo", "needed_first"))
+        if not self.bucket_bytes >= 1:
+            raise ConfigError(f"overlap.bucket_bytes must be at least 1, got {self.bucket_bytes}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """How long an iteration takes, and what of it is compute; all in seconds, exact.
+
+    Attributes:
+        total: the whole.
+        compute: the products of all passes.
+        communication: the network is busy.
+        waiting_for_activations, waiting_for_gradients: compute stands still for an exchange of
+            activations (or their gradients), or for one of the weights' gradients.
+    """
+
+    total: Fraction
+    compute: Fraction
+    communication: Fraction
+    waiting_for_activations: Fraction
+    waiting_for_gradients: Fraction
+
+    @property
+    def exposed(self) -> Fraction:
+        """Communication that no compute hides."""
+        return self.waiting_for_activations + self.waiting_for_gradients
+
+    @property
+    def hidden(self) -> Fraction:
+        """Communication beside compute."""
+        return self.communication - self.exposed
+
+
+def iteration(work: Workload, times: Times, overlap: Overlap) -> Iteration:
+    """Runs one iteration of a workload.
+
+    Args:
+        times: for every group that the workload's exchanges name.
+
+    Raises:
+        ConfigError: a group without times.
+    """
+    missing = [group for group in exchanging(work) if group not in times]
+    if missing:
+        raise ConfigError(
+            f"{work.name} exchanges in the group {missing[0]!r}, which has no times; "
+            f"there are {', '.join(times) or 'none'}"
+        )
+    run, buckets = _Run(times, overlap), plan_buckets(work, overlap)
+    _backward(run, work, buckets, overlap.kind == "none")
+    _forward(run, work, buckets)
+    return Iteration(
+        run.now, work.compute, run.busy, run.waited["activations"], run.waited["gradients"]
+    )
+
+
+def _backward(run: _Run, work: Workload, buckets: list[tuple[int, ...]], blocking: bool) -> None:
+    complete_at = {bucket[-1]: number for number, bucket in enumerate(buckets)}
+    for place in reversed(range(len(work.layers))):
+        layer = work.layers[place]
+        run.compute(layer.input_gradient)
+        back, sent = ("activations", place), layer.activations if place else None
+        if sent:
+            run.request(back, sent, place)
+            if blocking:
+                run.wait(back)
+        run.compute(layer.weight_gradient)
+        if place in complete_at and not blocking:
+            number = complete_at[place]
+            run.request(("gradients", number), _together(work, buckets[number]), place)
+        if sent:
+            run.wait(back)
+    if blocking:
+        for number, bucket in enumerate(buckets):
+            run.request(("gradients", number), _together(work, bucket), bucket[-1])
+            run.wait(("gradients", number))
+
+
+def _forward(run: _Run, work: Workload, buckets: list[tuple[int, ...]]) -> None:
+    bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket}
+    for place, layer in enumerate(work.layers):
+        if place in bucket_of:
+            run.wait(("gradients", bucket_of[place]))
+        run.compute(layer.forward)
+        if layer.activations:
+            run.request(("activations", place), layer.activations, place)
+            run.wait(("activations", place))
+
+
+def plan_buckets(work: Workload, overlap: Overlap) -> list[tuple[int, ...]]:
+    """The layers whose gradients are reduced together, each bucket last layer first.
+
+    A bucket has one group, and is closed by the first layer that would make it larger than its
+    bytes; a layer that is larger alone has one of its own.
+    """
+    limit = {"none": float("inf"), "layers": 0.0, "buckets": overlap.bucket_bytes}[overlap.kind]
+    buckets: list[list[int]] = []
+    open_in: dict[str, tuple[list[int], int]] = {}
+    for place in reversed(range(len(work.layers))):
+        gradient = work.layers[place].gradient
+        if gradient is None:
+            continue
+        bucket, filled = open_in.get(gradient.group, ([], 0))
+        if not bucket or filled + gradient.nbytes > limit:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(place)
+        open_in[gradient.group] = (bucket, filled + gradient.nbytes)
+    return [tuple(bucket) for bucket in buckets]
+
+
+def _together(work: Workload, bucket: tuple[int, ...]) -> Exchange:
+    gradients = [work.layers[place].gradient for place in bucket]
+    sent = [gradient for gradient in gradients if gradient]
+    return Exchange(sent[0].group, sum(gradient.nbytes for gradient in sent))
+
+
+class _Run:
+    """A rank's compute, one thing after another, and the network beside it."""
+
+    def __init__(self, times: Times, overlap: Overlap) -> None:
+        self._times, self._in_order = times, overlap.order == "fifo"
+        self.now = self.busy = self._free = _ZERO
+        self._asked = 0
+        # (name, asked at, seconds) of waiting exchanges, the least key first to be served.
+        self._waiting: dict[tuple[int, int, int], tuple[tuple[str, int], Fraction, Fraction]] = {}
+        self._done: dict[tuple[str, int], Fraction] = {}
+        self.waited = {"activations": _ZERO, "gradients": _ZERO}
+
+    def compute(self, seconds: Fraction) -> None:
+        self.now += seconds
+
+    def request(self, name: tuple[str, int], exchange: Exchange, place: int) -> None:
+        # Exchanges that can begin before now do; those still waiting have arrived by the next
+        # beginning, so the first in order is the one to begin.
+        while self._waiting and self._free < self.now:
+            self._begin()
+        seconds = self._times[exchange.group](exchange.nbytes)
+        kind, need = (0, 0) if self._in_order else (int(name[0] == "gradients"), place)
+        self._waiting[kind, need, self._asked] = (name, self.now, seconds)
+        self._done.pop(name, None)
+        self._asked += 1
+
+    def wait(self, name: tuple[str, int]) -> None:
+        while name not in self._done:
+            self._begin()
+        waited = max(self._done[name] - self.now, _ZERO)
+        self.waited[name[0]] += waited
+        self.now += waited
+
+    def _begin(self) -> None:
+        name, asked, seconds = self._waiting.pop(min(self._waiting))
+        self._free = max(self._free, asked) + seconds
+        self.busy += seconds
+        self._done[name] = self._free
+
 
 WHAT = {
     "communication": lambda run: run.communication,

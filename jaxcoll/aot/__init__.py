@@ -6,7 +6,7 @@
 
 This shows that a program compiles, which messages are in flight together, and how much memory it
 takes. It times nothing. Read in this order: ``targets`` (the devices), ``hlo`` (the
-text of a compiled program), ``replica_groups``, ``summary``.
+text of a compiled program), ``summary``.
 """
 
 from jaxcoll.aot.hlo import Instruction, Module, parse

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxcoll.aot.hlo import Instruction, Module, parse
-from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
+from jaxcoll.aot.hlo import Instruction, Module, parse, permuted_pairs, replica_groups
 from jaxcoll.errors import FormatError
 from jaxcoll.numerics import checks
 

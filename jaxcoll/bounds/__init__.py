@@ -1,19 +1,19 @@
 """What no schedule can beat, proved without a schedule. The arrows inside point up this list.
 
-- ``times``: the public bounds of a collective's time, from distances, cuts and traffic;
-- ``exact``: maximum flows over time, and work that linear programs may take;
+- ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and those
+  that take seconds;
 - ``all_reduce_times``: an all_reduce's meeting places, traffic and departures;
-- ``cuts``: sets of vertices that a network is narrow around, and the data that crosses them;
+- ``cuts``: sets of vertices that a network is narrow around, the data that crosses them, and the
+  share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Section 4.2);
 - ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
-  narrow ones;
+  narrow ones; steps, and the TACOS paper's Ideal;
 - ``flows_over_time``: data on its way to one rank, and cuts over time that bound it;
-- ``needs``: the share of a buffer that goes from rank to rank;
-- ``yardsticks``: steps, and the TACOS paper's Ideal;
 - ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
 - ``all_reduce``: the linear program of App. B.7, with proofs in ``dual_variables``.
 """
 
+from jaxcoll.bounds.distances import ideal, step_bound
 from jaxcoll.bounds.moore import (
     Cost,
     Optimality,
@@ -28,7 +28,6 @@ from jaxcoll.bounds.moore import (
     reduction_cost,
 )
 from jaxcoll.bounds.times import Bound, bound, cut_bound, lower_bounds
-from jaxcoll.bounds.yardsticks import ideal, step_bound
 
 __all__ = [
     "Bound",

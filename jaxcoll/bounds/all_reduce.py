@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
         name="cvxpy",
     ) from error
 
+from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.dual_variables import (
     DualVariables,
     is_routable,
@@ -30,7 +31,6 @@ from jaxcoll.bounds.dual_variables import (
     proved_rate,
     reached_rate,
 )
-from jaxcoll.bounds.shared_paths import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import bottleneck, check_balanced
 from jaxcoll.errors import TopologyError
 from jaxcoll.topology import Topology

@@ -1,4 +1,10 @@
-"""Sets of vertices that a network is narrow around, and how long all data take to cross them.
+"""Bounds by cuts: what must cross them, over which shared paths.
+
+The all_reduce program (App. B.7) as it is solved: the least time, and the paths of its trees.
+
+The share of a buffer that a collective moves from each rank to each other.
+
+Sets of vertices that a network is narrow around, and how long all data take to cross them.
 
 Every set gives a bound that holds. The sets come from three places.
 
@@ -9,7 +15,9 @@ Every set gives a bound that holds. The sets come from three places.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,7 +25,99 @@ import scipy.sparse as sp
 from jaxcoll.bounds.flows_over_time import Latencies, least_times
 from jaxcoll.bounds.throughput import Optimum, bottleneck
 from jaxcoll.collective import Collective
-from jaxcoll.topology import Topology
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.topology import Topology, connected
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedPaths:
+    """Paths from rank to rank, each shared between trees that broadcast and trees that sum.
+
+    Attributes:
+        paths: links of each path in the order they are crossed; one link on a direct network.
+        copies: bytes per second of each path for trees that broadcast.
+        sums: bytes per second of each path for trees that sum. No link carries more than its
+            bandwidth if all paths are full.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    copies: tuple[Fraction, ...]
+    sums: tuple[Fraction, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduceBound:
+    """The least time of an all_reduce, latency aside.
+
+    Attributes:
+        seconds: seconds per byte of the vector that is reduced, which no all_reduce beats.
+        two_phases: seconds per byte of an optimal reduce_scatter and then an optimal all_gather.
+        reached: seconds per byte that trees reach; None where none is known, which takes switches
+            with unequal bandwidth in and out, or floats that hide the fractions they stand for.
+        roots: share of the vector that is summed at each rank and broadcast from it in these trees.
+        shared: the part of every link that the trees may use; None where two phases, each of which
+            has all links to itself, are as fast.
+    """
+
+    seconds: Fraction
+    two_phases: Fraction
+    reached: Fraction | None
+    roots: tuple[Fraction, ...]
+    shared: SharedPaths | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bound is proved to be reached."""
+        return self.reached == self.seconds
+
+    @property
+    def two_phases_reach_it(self) -> bool:
+        """Whether nothing is to be gained over reduce_scatter and all_gather."""
+        return self.two_phases <= self.seconds
+
+
+def needs_of(what: Collective) -> np.ndarray:
+    """Share of a buffer that goes from rank u to rank v, float64 of shape (ranks, ranks).
+
+    For reducing kinds: the share of v's result that u contributes to.
+    """
+    n = what.num_ranks
+    share = np.zeros((n, n))
+    for group in what.groups:
+        members = np.asarray(group)
+        if what.kind == "all_reduce":
+            share[np.ix_(members, members)] = 1.0
+        elif what.kind in ("all_gather", "all_to_all", "reduce_scatter"):
+            share[np.ix_(members, members)] = 1.0 / len(members)
+        elif what.kind in ("gather", "scatter", "broadcast", "reduce"):
+            root = members[what.root or 0]
+            part = 1.0 if what.kind in ("broadcast", "reduce") else 1.0 / len(members)
+            if what.kind in ("gather", "reduce"):
+                share[members, root] = part
+            else:
+                share[root, members] = part
+    np.fill_diagonal(share, 0.0)
+    return share
+
+
+def as_collective(topology: Topology, collective: str | Collective) -> Collective:
+    connected(topology)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
+    if isinstance(collective, str):
+        return Collective(collective, topology.num_ranks)
+    if collective.num_ranks != topology.num_ranks:
+        raise CollectiveError(
+            f"the collective is for {collective.num_ranks} ranks, {topology} has "
+            f"{topology.num_ranks}"
+        )
+    return collective.with_equal_shards("a bound")
+
+
+def as_size(nbytes: Number) -> Fraction:
+    return as_fraction(checks.nbytes(nbytes, CollectiveError))
+
 
 # Ways of parting a network that are looked at; most have fewer bandwidths.
 _MOST_WAYS = 8

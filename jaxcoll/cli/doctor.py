@@ -44,6 +44,7 @@ def doctor(network, as_json) -> int:
         "jaxcoll": _version("jaxcoll"),
         "packages": {name: _version(name) for name in _NEEDED},
         "optional": {name: _version(name) for name in _OPTIONAL},
+        "machine_code": _has_machine_code(),
         "devices": None,
     }
     if _can_import("jax"):
@@ -71,6 +72,12 @@ def _can_import(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _has_machine_code() -> bool:
+    from jaxcoll.numerics import machine_code
+
+    return machine_code.library() is not None
 
 
 def _devices(network: str | None) -> dict[str, Any]:
@@ -110,6 +117,10 @@ def _version_lines(found: dict[str, Any]) -> list[str]:
     for name, version in found["optional"].items():
         purpose, install = _OPTIONAL[name]
         lines.append(f"{name} {version or f'is not installed ({purpose}); type: {install}'}")
+    if found["machine_code"]:
+        lines.append("kernels: machine code, built when jaxcoll was installed")
+    else:
+        lines.append("kernels: no machine code; install with a C compiler for faster first answers")
     return lines
 
 

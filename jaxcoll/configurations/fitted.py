@@ -24,11 +24,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxcoll.configurations.base import Search, Steps, race
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.equations import NCCL_PHASES, Equations
-from jaxcoll.configurations.fits import Floats
+from jaxcoll.configurations.config import TABLE_2, Config
+from jaxcoll.configurations.fits import NCCL_PHASES, Equations, Floats
 from jaxcoll.configurations.grid import Grid, better_form, fit_form, share
-from jaxcoll.configurations.nccl_space import TABLE_2
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError

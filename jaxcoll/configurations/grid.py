@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.equations import Equations
-from jaxcoll.configurations.fits import Floats, product_of
+from jaxcoll.configurations.fits import Equations, Floats, product_of
 from jaxcoll.configurations.peaks import Peaks
 from jaxcoll.configurations.space import Index, Subspace
 

@@ -12,8 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 
-from jaxcoll.draw.heatmap import link_loads
-from jaxcoll.draw.style import FAINT, INK, LOADS, MISSING, PALETTE, PAPER, label_of
+from jaxcoll.draw.bandwidth import (
+    FAINT,
+    INK,
+    LOADS,
+    MISSING,
+    PALETTE,
+    PAPER,
+    label_of,
+    link_loads,
+)
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout, short_names

@@ -10,7 +10,7 @@ internals.
 
 from jax.lax import axis_index, axis_size, ppermute
 
-from jaxcoll.execute.choice.explain import Explanation, explain_choice
+from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
     all_gather,

@@ -17,20 +17,20 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import Collective
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.choice import active, configured
+from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.cheapest import cheapest
-from jaxcoll.execute.choice.defaults import default_topology
+from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.native import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer
-from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
 # latency.
@@ -159,14 +159,14 @@ class Call:
         return dataclasses.replace(self, axes=axes)._run(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
-        choices = active.current()
+        choices = configured.current()
         # A tuned configuration may add in another order.
         is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
         if choices is None or not is_open:
             return self._run_by(x, None)
         return choices.run(self._task(x), x, self._run_by)
 
-    def _run_by(self, x: jax.Array, config: active.Config | None) -> jax.Array:
+    def _run_by(self, x: jax.Array, config: configured.Config | None) -> jax.Array:
         """Run by a configuration, or as the call says."""
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
@@ -189,7 +189,7 @@ class Call:
 
     def is_native(self, x: jax.Array) -> bool:
         """Whether ``jax.lax`` runs the call, since that is cheapest and no table is in use."""
-        return active.current() is None and isinstance(self._cheapest(x), Native)
+        return configured.current() is None and isinstance(self._cheapest(x), Native)
 
     def is_left_to_lax(self, x: jax.Array) -> bool:
         """Whether the call can be handed to ``jax.lax`` as it stands.

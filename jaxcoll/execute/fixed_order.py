@@ -23,7 +23,7 @@ from jax import lax
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute import jax_internals
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation.sum_order import sum_orders
+from jaxcoll.simulation.schedules import sum_orders
 
 FIXED = "fixed"
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxcoll.devices.kinds import backend_of
+from jaxcoll.devices import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
-from jaxcoll.execute.choice.transports import TRANSPORTS, check_cliques, check_transport
+from jaxcoll.execute.choice.stated import TRANSPORTS, check_cliques, check_transport
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.numerics import checks

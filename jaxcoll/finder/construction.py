@@ -21,12 +21,7 @@ from jaxcoll.synth.direct_connect.expansions import (
 )
 from jaxcoll.synth.direct_connect.searched import base_all_gather, base_cost
 from jaxcoll.topologies import generative
-from jaxcoll.topologies.generative import (
-    Digraph,
-    distance_regular_graphs,
-    finite_geometry,
-    multiply_arcs,
-)
+from jaxcoll.topologies.generative import Digraph, distance_regular_graphs, multiply_arcs
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 
@@ -51,10 +46,13 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "crown": (distance_regular_graphs.crown, "crown({0})"),
     "johnson": (distance_regular_graphs.johnson, "J({0},{1})"),
     "odd_graph": (distance_regular_graphs.odd_graph, "O{0}"),
-    "projective_plane": (finite_geometry.projective_plane, "PG(2,{0})"),
-    "affine_plane_minus_class": (finite_geometry.affine_plane_minus_class, "AG(2,{0})-class"),
-    "generalized_quadrangle": (finite_geometry.generalized_quadrangle, "GQ({0},{0})"),
-    "generalized_hexagon": (finite_geometry.generalized_hexagon, "GH({0},{0})"),
+    "projective_plane": (distance_regular_graphs.projective_plane, "PG(2,{0})"),
+    "affine_plane_minus_class": (
+        distance_regular_graphs.affine_plane_minus_class,
+        "AG(2,{0})-class",
+    ),
+    "generalized_quadrangle": (distance_regular_graphs.generalized_quadrangle, "GQ({0},{0})"),
+    "generalized_hexagon": (distance_regular_graphs.generalized_hexagon, "GH({0},{0})"),
     "doubled_odd_graph": (distance_regular_graphs.doubled_odd_graph, "D(O{0})"),
     "cayley": (generative.cayley, "Cay({0},{1},{2};{3})"),
     "twisted_torus": (_of_sides(generative.twisted_torus), "twisted torus({0})"),

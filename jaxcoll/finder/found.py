@@ -16,16 +16,15 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.prices import FixedCost, Prices, tori
 from jaxcoll.finder.properties import diameter, rate_bounds
+from jaxcoll.finder.search import FixedCost, Prices, tori
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb_reversal import all_reduce_of
 from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, scatter_of
 from jaxcoll.synth.registry import REGISTRY
-from jaxcoll.synth.routing.concurrent_flow import FlowRate, digraph_flow
-from jaxcoll.synth.routing.rate_bounds import RateBounds
+from jaxcoll.synth.routing.concurrent_flow import FlowRate, RateBounds, digraph_flow
 from jaxcoll.topologies.generative import Digraph
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.verifier import verify

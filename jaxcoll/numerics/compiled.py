@@ -12,7 +12,8 @@ choice, small problems never even import Numba, and the results are identical.
 
 What compiling takes is told by the kernel's bytecode and that of the kernels it calls: from 0.1 s
 to 9 (TACOS's matching by events). Time is CPU time, so that a busy machine compiles no earlier.
-Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms. A call within
+Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms; where the package
+was installed with machine code of it (``machine_code.py``), it runs at once. A call within
 ``interpreted()`` always runs as Python.
 
 A compiled kernel sees no signals; Python handles them before and after it. Kernels that may run for
@@ -28,11 +29,13 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+
+from jaxcoll.numerics import machine_code
 
 # Sends up to which kernels are faster as Python: all synthesizers together take under a second.
 FEW_SENDS = 2048
@@ -42,9 +45,10 @@ FEW_SENDS = 2048
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
 # What a kernel waits for, in CPU seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
-# kernel from the cache 0.02; compiling takes 0.1 and 0.8 to 2.2 ms per instruction, measured on ten
-# kernels of 100 to 5,700 instructions with those that they call.
-_IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.3e-3
+# kernel from the cache 0.02; compiling takes 0.1 and 0.3 to 1.5 ms per instruction, measured on
+# twelve kernels of 100 to 5,700 instructions with those that they call. An assignment of one array
+# to another takes two seconds more, for the text of its error: kernels copy element by element.
+_IMPORT, _LOAD, _COMPILE, _PER_INSTRUCTION = 0.5, 0.02, 0.1, 1.1e-3
 # The season is longer than a process: from this many seconds on they are kept beside Numba's cache,
 # so that a kernel used for half a second in every process is compiled in the second or third.
 _NOTED, _SECONDS = 0.05, ".seconds"
@@ -66,7 +70,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], superlinear: bool, options: dict[str, Any]):
         functools.update_wrapper(self, function)
         self._function = function
-        self._options = options
+        self.options = options  # of numba.njit
         self._superlinear = superlinear
         self._is_settled = False  # compiled from now on
         self._seconds = 0.0  # spent in Python, with the kernels that it called
@@ -74,6 +78,8 @@ class Kernel:
         self._largest = 0  # of those of one call
         self._next_note = _NOTED
         self._checked = 0
+        # Versions from the library of the installation, by the kinds of their arguments.
+        self._installed: dict[Hashable, Callable[..., Any] | None] = {}
 
     def __call__(self, *args: Any) -> Any:
         """The result for some arguments.
@@ -83,6 +89,8 @@ class Kernel:
         """
         if _is_interpreted.get():
             return self._function(*args)
+        if installed := self._in_library(args):
+            return installed(*args)
         if not self._is_settled:
             elements = sum(map(_elements, args))
             if self._seconds + self._predicted(elements) <= self._patience():
@@ -92,6 +100,17 @@ class Kernel:
         if self._checked < len(self._dispatcher.overloads):
             self._check_results()
         return result
+
+    def _in_library(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """The version for some arguments in the library of the installation."""
+        if machine_code.library() is None:
+            return None
+        kinds = tuple(map(machine_code.kind, args))
+        try:
+            return self._installed[kinds]
+        except KeyError:
+            found = machine_code.find(self.full_name, self.source_hash, args)
+            return self._installed.setdefault(kinds, found)
 
     def _predicted(self, elements: int) -> float:
         """Seconds that a call is expected to take as Python."""
@@ -113,18 +132,47 @@ class Kernel:
     @functools.cached_property
     def _instructions(self) -> int:
         """Of the bytecode that compiling reads: the kernel's and, once each, those it calls."""
-        found: set[Kernel] = {self}
-        left: list[Kernel] = [self]
-        while left:
-            function = left.pop()._function
+        kernels, _ = self._read
+        return sum(len(each._function.__code__.co_code) // 2 for each in kernels)
+
+    @functools.cached_property
+    def _read(self) -> tuple[list[Kernel], list[Any]]:
+        """What compiling reads: the kernel and those it calls, and the other globals of both."""
+        kernels: list[Kernel] = [self]
+        others: list[Any] = []
+        for kernel in kernels:  # which grows meanwhile
+            function = kernel._function
             names, space = function.__code__.co_names, function.__globals__
             values = [space[name] for name in names if name in space]
             modules = [value for value in values if isinstance(value, types.ModuleType)]
             values += [getattr(each, name, None) for each in modules for name in names]
-            called = {value for value in values if isinstance(value, Kernel)} - found
-            found |= called
-            left.extend(called)
-        return sum(len(each._function.__code__.co_code) // 2 for each in found)
+            for value in values:
+                if not isinstance(value, Kernel):
+                    others.append(value)
+                elif value not in kernels:
+                    kernels.append(value)
+        return kernels, others
+
+    @functools.cached_property
+    def source_hash(self) -> str:
+        """The hash of what compiling reads."""
+        kernels, others = self._read
+        functions = [each._function for each in kernels]
+        for value in others:
+            if isinstance(value, Instruction):
+                functions += [value._function, value._emit]
+        return machine_code.source_hash(functions, others)
+
+    @property
+    def full_name(self) -> str:
+        """Module and name."""
+        return f"{self.__module__}.{self.__name__}"
+
+    def uses(self) -> tuple[int, int, float]:
+        """Versions taken from the library, versions that Numba made, and seconds as Python."""
+        installed = len(set(self._installed.values()) - {None})
+        compiled = len(self._dispatcher.overloads) if "_dispatcher" in vars(self) else 0
+        return installed, compiled, self._seconds
 
     # Of all kernels: while Numba is not imported, what importing it must be worth.
     _seconds_in_all = 0.0
@@ -179,7 +227,15 @@ class Kernel:
 
     @functools.cached_property
     def _dispatcher(self) -> Any:
-        return numba().njit(**self._options)(self._function)
+        made = numba().njit(**self.options)(self._function)
+        resolve, plain = made.get_call_template, numba().types.unliteral
+
+        def resolve_as_numbers(args: Any, kws: dict[str, Any]) -> Any:
+            """Constants of a caller are numbers like others, not versions of their own."""
+            return resolve(tuple(map(plain, args)), {key: plain(kws[key]) for key in kws})
+
+        made.get_call_template = resolve_as_numbers
+        return made
 
     @property
     def _numba_type_(self) -> Any:
@@ -187,17 +243,10 @@ class Kernel:
         return numba().typeof(self._dispatcher)
 
     def _check_results(self) -> None:
-        """Refuse named tuples among the results, once per compiled version.
-
-        Numba calls the class of the tuple, which is Python, and handles no exception there: a
-        signal handler that raises at that moment, as Ctrl-C does, ends the process.
-        """
+        """Refuse named tuples among the results, once per compiled version."""
         self._checked = len(self._dispatcher.overloads)
         for version in self._dispatcher.overloads.values():
-            if _has_names(version.signature.return_type):
-                raise TypeError(
-                    f"kernel {self.__name__} returns a named tuple to Python; return its fields"
-                )
+            check_result(self.__name__, version.signature.return_type)
 
     def __getattr__(self, name: str) -> Any:
         """What Numba asks of its own objects, such as whether to inline them."""
@@ -251,6 +300,19 @@ def _elements(argument: Any) -> int:
     return sum(map(_elements, argument)) if isinstance(argument, tuple) else 1
 
 
+def check_result(name: str, result: Any) -> None:
+    """Refuse a result that is a named tuple, or holds one, of a kernel that Python calls.
+
+    Numba calls the class of the tuple, which is Python, and handles no exception there: a signal
+    handler that raises at that moment, as Ctrl-C does, ends the process.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if _has_names(result):
+        raise TypeError(f"kernel {name} returns a named tuple to Python; return its fields")
+
+
 def _has_names(result: Any) -> bool:
     """Whether a type is a named tuple or holds one."""
     is_named = isinstance(result, numba().types.BaseNamedTuple)
@@ -271,6 +333,11 @@ def kernel(*, superlinear: bool = False, **options: Any) -> Callable[[Callable[.
 def instruction(emit: Callable[[Any, Any], Any]) -> Callable[[Callable[[Any], Any]], Instruction]:
     """Decorates a function of a uint64 with how LLVM's builder emits it."""
     return lambda function: Instruction(function, emit)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run as Python here: within ``interpreted``, or called by one that does."""
+    return _is_interpreted.get()
 
 
 @contextlib.contextmanager

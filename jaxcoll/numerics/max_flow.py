@@ -135,7 +135,8 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
                     last += 1
         if level[source] < 0:
             break
-        at[:] = ptr
+        for u in range(len(at)):
+            at[u] = ptr[u]
         depth, u = 0, source
         while True:
             if u == sink:

@@ -109,7 +109,8 @@ def _merge_sort(ptr, values, order, spare):
                 else:
                     spare[i] = order[b]
                     b += 1
-            order[start:end] = spare[start:end]
+            for i in range(start, end):
+                order[i] = spare[i]
         width *= 2
 
 
@@ -122,7 +123,9 @@ def _mark_fresh(ptr, values, order, fresh):
 @kernel(cache=True)
 def _copy(ptr, values, rows, taken, found):
     for i in range(len(rows)):
-        found[taken[i] : taken[i + 1]] = values[ptr[rows[i]] : ptr[rows[i] + 1]]
+        shift = ptr[rows[i]] - taken[i]
+        for j in range(taken[i], taken[i + 1]):
+            found[j] = values[shift + j]
 
 
 def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

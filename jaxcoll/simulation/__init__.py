@@ -15,10 +15,8 @@ first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps 
 """
 
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
-from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
-from jaxcoll.simulation.multicast import simulate_multicast
-from jaxcoll.simulation.schedules import simulate, steady_seconds
-from jaxcoll.simulation.sum_order import sum_orders
+from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages, simulate_multicast
+from jaxcoll.simulation.schedules import simulate, steady_seconds, sum_orders
 from jaxcoll.simulation.timeline import MODELS, PACKETS, WHOLE, Clock, Framing, Timeline
 
 __all__ = [

@@ -6,37 +6,24 @@ them. ``building`` holds what they share; the other folders are one family each.
 
 from jaxcoll.synth.auto import Portfolio
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer, empty_schedule
-from jaxcoll.synth.dimensional.blueconnect import BlueConnect
-from jaxcoll.synth.dimensional.bucket import Bucket
-from jaxcoll.synth.dimensional.cascade import Cascade
-from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
-from jaxcoll.synth.dimensional.ring_2d import Ring2D
-from jaxcoll.synth.dimensional.themis import Themis
+from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.oblivious.bruck import Bruck
-from jaxcoll.synth.oblivious.direct import Direct
-from jaxcoll.synth.oblivious.halving import Halving
-from jaxcoll.synth.oblivious.hdrm import Hdrm
-from jaxcoll.synth.oblivious.nccl_ring import NcclRing
-from jaxcoll.synth.oblivious.rhd import Rhd
-from jaxcoll.synth.oblivious.ring import Ring
-from jaxcoll.synth.oblivious.swing import Swing
-from jaxcoll.synth.oblivious.trivance import Trivance
+from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd
+from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
+from jaxcoll.synth.oblivious.swing import Swing, Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
-from jaxcoll.synth.trees.blink import Blink
-from jaxcoll.synth.trees.c_cube import CCube
-from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
-from jaxcoll.synth.trees.hierarchical_tree import HierarchicalTree
+from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.multitree import MultiTree
-from jaxcoll.synth.trees.tto import Tto
+from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
 
 __all__ = [
     "BUCKET_BYTES",

@@ -1,9 +1,16 @@
-"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes."""
+"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes.
+
+Candidates are synthesizers, each with series of chunk counts. Trying all would take long, so each
+climbs its series from the fewest chunks on: two times of a pipeline tell A and B of its law
+A + B / k with k chunks, and so how much the most chunks can still gain. A climb that cannot reach
+the best so far by that law goes no further, nor does one whose last counts gained nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
@@ -17,8 +24,7 @@ from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
@@ -342,6 +348,14 @@ class _Race:
             best = None if self.time is None else self.seconds
             self.report(Progress(len(self.table), None, label, best, self.bound))
 
+    def _refusals(self) -> str:
+        """In a line: what some kinds of candidates refused, those that work allows first."""
+        reasons = {str(r["candidate"]).partition("(")[0]: str(r["refused"]) for r in self.table}
+        told = sorted(reasons.items(), key=lambda item: item[1].startswith("takes the work"))
+        width = 190 // min(2, len(told))
+        some = [textwrap.shorten(f"{kind}: {why}", width) for kind, why in told[:2]]
+        return "; ".join(some) + (f"; and {len(told) - 2} others" if len(told) > 2 else "")
+
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.
 
@@ -349,9 +363,8 @@ class _Race:
             CollectiveError: there is none.
         """
         if self.schedule is None or self.chosen is None:
-            reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
             raise CollectiveError(
-                f"no candidate is defined for {self.problem.collective}: {reasons}"
+                f"no candidate is defined for {self.problem.collective}: {self._refusals()}"
             )
         certificate = {
             "chosen": repr(self.chosen),

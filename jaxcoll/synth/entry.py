@@ -16,8 +16,7 @@ from jaxcoll.progress import Wanted, reporting
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.synth.auto import Portfolio, fastest
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology

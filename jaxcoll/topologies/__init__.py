@@ -1,6 +1,6 @@
-"""Families of networks, a file per construction: free functions that return a ``Topology``.
+"""Families of networks, a file per kind of construction: free functions that return a ``Topology``.
 
-Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
+Start with ``grids``: rings, meshes, tori, and ``product``, which builds most of the others;
 ``arguments`` holds the checks that all of them share.
 
 ``generative`` holds direct-connect families, regular digraphs of which expansions are made.
@@ -17,11 +17,18 @@ from jaxcoll.topologies.gpu_clusters import (
     mi250,
     nvswitch_hosts,
 )
-from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
-from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
-from jaxcoll.topologies.product import product
-from jaxcoll.topologies.routers import behind_routers, dragonfly, flattened_butterfly
-from jaxcoll.topologies.switch_tiers import bigraph, fat_tree, leaf_spine
+from jaxcoll.topologies.grids import hypercube, mesh, product, ring, torus
+from jaxcoll.topologies.switch_tiers import (
+    behind_routers,
+    bigraph,
+    dragonfly,
+    fat_tree,
+    flattened_butterfly,
+    leaf_spine,
+    multi_rail,
+    ring_fc_switch,
+    switch_2d,
+)
 
 __all__ = [
     "DGX1_CIRCLES",

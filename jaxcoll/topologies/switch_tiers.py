@@ -1,20 +1,38 @@
-"""Ranks below tiers of switches: k-ary n-trees, leaf and spine, BiGraph.
+"""Ranks below switches and routers: tiers, levels of clusters, butterflies and DragonFly.
+
+Ranks below tiers of switches: k-ary n-trees, leaf and spine, BiGraph.
 
 In a fat tree every tier has the bandwidth of the one below it; a leaf-and-spine network may have
 less above its leaves than below them; a BiGraph has ranks at both of its tiers.
+
+Clusters in levels: 2D Switch, 3D-RFS and rails, innermost level first.
+
+Networks of routers with ranks behind them: the flattened butterfly, and DragonFly.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.grid import per_dimension
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.topologies.arguments import check_size, count, latency, speed
-from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+from jaxcoll.topologies.arguments import (
+    check_size,
+    count,
+    latencies,
+    latency,
+    network_sides,
+    speed,
+    speeds,
+)
+from jaxcoll.topologies.complete import fully_connected, switch
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, product, ring
 from jaxcoll.topology import Topology
 
 
@@ -179,4 +197,233 @@ def bigraph(
             for moved, port in moves
             if not (np.array_equal(moved, place) and np.array_equal(port, still))
         ),
+    )
+
+
+def switch_2d(
+    inner: int,
+    outer: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (300e9, 25e9),
+    degree: int | Sequence[int | None] | None = None,
+) -> Topology:
+    """Hosts of ``inner`` ranks around a switch each; a switch per rank of a host joins the hosts.
+
+    The TACOS paper's 2D Switch (Table IV; 8 x 4 at 300 and 25 GB/s in Sec. VI-B.1). Ranks of a host
+    are consecutive: rank = host * inner + index.
+
+    Args:
+        inner, outer: ranks of a host, and hosts.
+        alpha: seconds from a rank into a switch and as much out of it, one or one per level.
+        bandwidth: bytes per second between a rank and its switch, one or one per level.
+        degree: None to keep the switches, or the degree each is unwound with (see ``switch``), one
+            or one per level.
+    """
+    alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
+    degrees = per_dimension(degree, 2, "degree")
+    inside, outside = (
+        switch(side, degree=d, alpha=a, bandwidth=b)
+        for side, d, a, b in zip((inner, outer), degrees, alphas, bandwidths, strict=True)
+    )
+    return product(outside, inside, name=_named(f"2D switch {inner}x{outer}", degrees))
+
+
+def multi_rail(
+    hosts: int,
+    ranks: int,
+    *,
+    alpha: float | Sequence[float] = (1e-6, 5e-6),
+    bandwidth: float | Sequence[float] = (300e9, 25e9),
+) -> Topology:
+    """Hosts of ranks around a switch each, and one rail per rank of a host.
+
+    Rank i of every host is linked to rail switch i, as in clusters of DGX A100 (the defaults:
+    NVSwitch and InfiniBand bytes per second per rank, as in ForestColl's evaluation). A
+    ``switch_2d`` counted in hosts: rank = host * ranks + index.
+
+    Vertices are called "host 0 rank 1", "host 0 switch" and "rail 1".
+
+    Args:
+        hosts, ranks: hosts, and ranks of a host.
+        alpha, bandwidth: of a rank's link inside its host and of that to its rail.
+    """
+    clusters = switch_2d(ranks, hosts, alpha=alpha, bandwidth=bandwidth)
+    names = [f"host {h} rank {r}" for h in range(hosts) for r in range(ranks)]
+    # The product has the switches of its outer dimension first; a line of one rank has none.
+    names += [f"rail {r}" for r in range(ranks)] * (hosts > 1)
+    names += [f"host {h} switch" for h in range(hosts)] * (ranks > 1)
+    rails = product(clusters, name=f"{hosts} hosts of {ranks} on rails")
+    return dataclasses.replace(rails, vertex_names=tuple(names))
+
+
+def ring_fc_switch(
+    ring_side: int,
+    fc_side: int,
+    switch_side: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (200e9, 100e9, 50e9),
+    shared: bool = False,
+    degree: int | None = None,
+) -> Topology:
+    """3D-RFS: rings, fully connected groups of them, and switches between the groups.
+
+    The TACOS paper's 3D-RFS (Table IV; 2 x 4 x 8 at 200, 100 and 50 GB/s in Sec. VI-B.1). Ranks of
+    a ring are consecutive: rank = (outer * fc_side + group) * ring_side + index. The times of
+    Direct and RHD in its Table V are those of ``shared=True, degree=1``.
+
+    Args:
+        ring_side, fc_side, switch_side: ranks along each dimension.
+        alpha: seconds per link, one or one per dimension.
+        bandwidth: bytes per second per link, one or one per dimension.
+        shared: whether the bandwidth of a dimension is that of a rank, shared by all its links
+            there, and not that of each link.
+        degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
+    """
+    alphas = latencies(alpha, 3)
+    bandwidths: tuple = speeds(bandwidth, 3)
+    ring_side, fc_side = count(ring_side, "ring_side"), count(fc_side, "fc_side")
+    if checks.flag(shared, "shared", TopologyError):
+        links = (2 if ring_side > 2 else 1, max(1, fc_side - 1), 1)
+        bandwidths = tuple(as_fraction(b) / m for b, m in zip(bandwidths, links, strict=True))
+    return product(
+        switch(switch_side, degree=degree, alpha=alphas[2], bandwidth=bandwidths[2]),
+        fully_connected(fc_side, alpha=alphas[1], bandwidth=bandwidths[1]),
+        ring(ring_side, alpha=alphas[0], bandwidth=bandwidths[0]),
+        name=_named(f"3D-RFS {ring_side}x{fc_side}x{switch_side}", (degree,)),
+    )
+
+
+def _named(name: str, degrees: Sequence[int | None]) -> str:
+    if all(degree is None for degree in degrees):
+        return name
+    return f"{name} unwound by {'/'.join(str(d or 0) for d in degrees)}"
+
+
+def behind_routers(
+    network: Topology, terminals: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
+) -> Topology:
+    """The network with every rank turned into a switch that has ``terminals`` ranks.
+
+    Ranks of a router are consecutive. Switches of the network follow the routers.
+
+    Args:
+        network: the routers, as ranks, and their links.
+        terminals: ranks of a router.
+        alpha, bandwidth: seconds and bytes per second of the links between a rank and its router.
+
+    Raises:
+        TopologyError: no terminals.
+    """
+    checks.instance(network, Topology, "network", TopologyError)
+    terminals, alpha, bandwidth = count(terminals, "terminals"), latency(alpha), speed(bandwidth)
+    vertices = network.num_ranks * terminals + network.num_vertices
+    check_size("a network behind routers", vertices, network.num_links + 2 * vertices)
+    routers = network.num_ranks
+    n = routers * terminals
+    rank = np.arange(n)
+    router = n + rank // terminals
+    port = np.arange(terminals)
+    images = [_image(np.asarray(move), routers, port) for move in network.generators]
+    if terminals > 1:
+        images.append(_image(np.arange(network.num_vertices), routers, (port + 1) % terminals))
+    return Topology(
+        n,
+        np.concatenate([network.src + n, rank, router]),
+        np.concatenate([network.dst + n, router, rank]),
+        np.concatenate([network.alpha, np.full(2 * n, alpha, float)]),
+        [*network.exact_bandwidth, *[bandwidth] * (2 * n)],  # type: ignore[arg-type]
+        num_vertices=n + network.num_vertices,
+        name=f"{network.name or 'network'} of routers with {terminals} ranks",
+        generators=tuple(images),
+    )
+
+
+def _image(vertex: np.ndarray, routers: int, port: np.ndarray) -> tuple[int, ...]:
+    """Where all vertices go when those of the network and the ports of a router move."""
+    terminals = len(port)
+    ranks = (vertex[:routers, None] * terminals + port).ravel()
+    return tuple(int(v) for v in [*ranks, *(routers * terminals + vertex)])
+
+
+def flattened_butterfly(
+    *sides: int, terminals: int = 0, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
+) -> Topology:
+    """A grid of routers, each joined to all that differ in one coordinate.
+
+    Kim, Dally and Abts, "Flattened butterfly: a cost-efficient topology for high-radix networks"
+    (ISCA 2007): their k-ary n-flat is ``flattened_butterfly(*[k] * (n - 1), terminals=k)``.
+
+    Args:
+        sides: routers along each dimension.
+        terminals: ranks of a router; 0 if the routers are the ranks.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
+    """
+    sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
+    name = f"flattened butterfly {'x'.join(map(str, sides))}"
+    lines = (fully_connected(side, alpha=alpha, bandwidth=bandwidth) for side in sides)
+    network = product(*lines, name=name)
+    if terminals == 0:
+        return network
+    return behind_routers(network, terminals, alpha=alpha, bandwidth=bandwidth)
+
+
+def dragonfly(
+    groups: int,
+    routers: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (400e9, 200e9),
+) -> Topology:
+    """Fully connected groups, and one link each way between every two groups.
+
+    The link of group i to group j leaves from router (j - i - 1) mod groups, counted on round the
+    routers where there are more groups than routers. With as many routers as other groups this is
+    the canonical DragonFly with one global link a router (Kim, Dally, Scott and Abts, ISCA 2008,
+    Sec. 3); with more, some routers have none. Routers are the ranks:
+    rank = group * routers + router.
+
+    The TACOS paper's 4 x 5 at 400 and 200 GB/s (Sec. VI-B.1) is ``dragonfly(5, 4)``: like its other
+    networks it is written innermost first, and four groups of five could not reach the 90 % of
+    Ideal that the paper reports, as three links out of a group allow 71 % only.
+
+    Args:
+        groups, routers: groups, and routers of a group.
+        alpha: seconds per link, one for all or one for links inside groups and one between them.
+        bandwidth: bytes per second per link, likewise.
+
+    Raises:
+        TopologyError: no groups or no routers.
+    """
+    groups, routers = count(groups, "groups"), count(routers, "routers")
+    alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
+    name = f"dragonfly {groups}x{routers}"
+    check_size(name, groups * routers, groups * (routers * (routers - 1) + groups - 1))
+    inside = [
+        (g * routers + u, g * routers + v)
+        for g in range(groups)
+        for u in range(routers)
+        for v in range(routers)
+        if u != v
+    ]
+    between = [
+        (i * routers + (j - i - 1) % groups % routers, j * routers + (i - j - 1) % groups % routers)
+        for i in range(groups)
+        for j in range(groups)
+        if i != j
+    ]
+    pairs = np.asarray(inside + between, np.int64).reshape(-1, 2)
+    counts = (len(inside), len(between))
+    ranks = groups * routers
+    turn = tuple((rank + routers) % ranks for rank in range(ranks))
+    return Topology(
+        ranks,
+        pairs[:, 0],
+        pairs[:, 1],
+        np.repeat(np.asarray(alphas, float), counts),
+        [speed for speed, links in zip(bandwidths, counts, strict=True) for _ in range(links)],  # type: ignore[arg-type]
+        name=name,
+        generators=(turn,) if groups > 1 else (),
     )

@@ -2,5 +2,5 @@
 
 Read in this order: ``transforms`` (the public gradient transformations), ``overlap`` (sums that
 advance during the backward pass), ``leaf_sums`` (gradients of a rank's own part),
-``sharded_optimizer`` and ``sharded_state`` (ZeRO). Buckets of gradients are ``execute.buckets``.
+``sharded_optimizer`` (ZeRO). Buckets of gradients are ``execute.buckets``.
 """

@@ -28,8 +28,7 @@ from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.training.leaf_sums import LeafSums, check_options, check_own
 from jaxcoll.training.overlap import overlap
-from jaxcoll.training.sharded_optimizer import zero
-from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
+from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
 
 __all__ = [
     "BUCKET_BYTES",

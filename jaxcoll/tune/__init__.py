@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jaxcoll.configurations.config import Config, Parameter
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space, Subspace
-from jaxcoll.task import Task
+from jaxcoll.configurations.task import Task
 from jaxcoll.tune import nccl
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

@@ -22,17 +22,16 @@ import jax
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.configurations.config import Config, Parameter
 from jaxcoll.configurations.space import Space, Subspace
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
-from jaxcoll.execute.choice.configured import schedule_of
-from jaxcoll.execute.choice.defaults import default_topology, is_small
-from jaxcoll.execute.choice.transports import alternatives, clique_conflict
+from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
+from jaxcoll.execute.choice.stated import alternatives, clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
-from jaxcoll.task import Task
 
 BACKENDS = ("cpu", "gpu", "tpu")
 

@@ -20,11 +20,11 @@ from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
-from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import this_machine

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import jax
 
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 
 __all__ = ["Task", "tasks_of"]
 
@@ -27,7 +27,7 @@ class Occurrence:
     """
 
     task: Task
-    run_by: active.RunBy
+    run_by: configured.RunBy
     shape: tuple[int, ...]
     mesh: tuple[tuple[str, int], ...]
 
@@ -39,7 +39,7 @@ class Recorder:
         self.calls: collections.Counter[Task] = collections.Counter()
         self.found: dict[Task, Occurrence] = {}
 
-    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
         """The result by the default."""
         mesh = jax.sharding.get_abstract_mesh()
         sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
@@ -63,6 +63,6 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
     """
     checks.function(step, "step", TuneError)
     recorder = Recorder()
-    with active.choosing(recorder):
+    with configured.choosing(recorder):
         jax.eval_shape(step, *args, **kwargs)
     return dict(recorder.calls)

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll.configurations.config import Config
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock, functions
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
@@ -124,9 +124,9 @@ class Trial:
             TuneError: it does not compile.
         """
         started = time.perf_counter()
-        choices = active.Fixed({self.task: config})
+        choices = configured.Fixed({self.task: config})
         try:
-            with active.choosing(choices):
+            with configured.choosing(choices):
                 # A function of its own: JAX would otherwise reuse what another thread compiles.
                 lowered = jax.jit(functools.partial(self._traced)).lower(self.operand)
                 run = lowered.compile(self.compiler_options(config))

@@ -1,7 +1,7 @@
 """The cost of decisions: time and memory of a training step per device.
 
 Each law is written once, here, and read by both the evaluator and the solver. In reading order:
-``decisions`` (the unknowns of a search), ``reshard_plan`` (where a tensor is resharded, and the
-cheapest collectives for it), ``memory`` (bytes at every program point), ``cost`` (all of it, with
+``reshard_plan`` (the unknowns of a search, where a tensor is resharded, and the cheapest
+collectives for it), ``memory`` (bytes at every program point), ``cost`` (all of it, with
 compute; the options and the result of a search).
 """

@@ -14,9 +14,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.decisions import Decisions, find_recomputed_nodes
 from tensorstate.cost.memory import Memory, estimate_memory
-from tensorstate.cost.reshard_plan import ReshardPlan, reshard_plans
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    ReshardPlan,
+    find_recomputed_nodes,
+    reshard_plans,
+)
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 

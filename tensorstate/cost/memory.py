@@ -22,14 +22,12 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
 Category = Literal["saved", "loop_resident", "gradients", "temporaries"]
 CATEGORIES: tuple[Category, ...] = ("saved", "loop_resident", "gradients", "temporaries")

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.execution.interpreter import (
+from tensorstate.execution.microbatch_loop import (
+    Copies,
     ExecutionOrder,
+    MicrobatchLoop,
     completion_scalar,
     materialize,
     read_view,
@@ -26,7 +28,6 @@ from tensorstate.execution.interpreter import (
     updated_args,
     wait_for,
 )
-from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
 from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,

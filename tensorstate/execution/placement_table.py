@@ -16,13 +16,12 @@ from jax.sharding import PartitionSpec
 
 import jaxcoll as jc
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import Strategy
 
 ScheduleFor = Callable[[str, int, int], Any]
 """A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""

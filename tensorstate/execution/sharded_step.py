@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (

@@ -1,7 +1,7 @@
 """The search problem: strategies, placements and live ranges, from the graph and the mesh alone.
 
-In reading order: ``strategies`` (how a node runs on a mesh), ``reshard`` (collectives between
-placements), ``tensor_groups`` (identical tensors with their producers and consumers), ``liveness``
-(when a tensor is in memory), ``microbatching`` (the step split along its batch), ``problem`` (all
-of it together), ``baselines`` and ``constraints`` (restrictions of the strategies).
+In reading order: ``tensor_groups`` (how a node runs on a mesh, and identical tensors with their
+producers and consumers), ``reshard`` (collectives between placements), ``liveness`` (when a tensor
+is in memory), ``microbatching`` (the step split along its batch), ``problem`` (all of it together),
+``baselines`` (restrictions of the strategies, named or the user's).
 """

@@ -28,9 +28,10 @@ from tensorstate.ir.placements import MOST_DEVICES, MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.reshard import ReshardGraph
-from tensorstate.problem.strategies import NodeStrategies, Strategy
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
+    NodeStrategies,
+    Strategy,
     TensorGroup,
     find_tensor_groups,
     is_in_loop,

@@ -1,5 +1,4 @@
 """Describes plans: as text, as an interactive page, by established names, and against HLO.
 
-In reading order: ``text``, ``step_events``, ``alternatives``, ``web_page``,
-``hlo_check``.
+In reading order: ``text``, ``web_page``, ``hlo_check``.
 """

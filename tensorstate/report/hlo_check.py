@@ -15,8 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxcoll.aot.hlo import Instruction, Module, parse
-from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
+from jaxcoll.aot.hlo import Instruction, Module, parse, permuted_pairs, replica_groups
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape

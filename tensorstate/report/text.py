@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, SearchResult, seconds_by_collective
-from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements

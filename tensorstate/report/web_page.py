@@ -1,24 +1,32 @@
-"""A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
+"""A plan as an interactive page: shardings, memory, the step in time, and the reasons.
+
+Why a node class has its strategy: what any other one would cost, all else being equal.
+
+A planned step as events one after another: what computes, and what each mesh axis carries.
+
+A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
 
 The page around it, its style and its rules are those of ``jaxcoll.pages``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcoll.pages.template import page as html_page
+from jaxcoll.pages.schedule_page import page as html_page
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import CATEGORIES, bytes_by_group
+from tensorstate.cost.reshard_plan import ReshardPlan, ReshardTree, reshard_plans
+from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
-from tensorstate.report.alternatives import Alternative, alternatives
-from tensorstate.report.step_events import operator_names, position, step_events
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.report.text import (
     common_pattern,
     format_placements,
@@ -27,6 +35,180 @@ from tensorstate.report.text import (
     size,
     summary,
 )
+
+MOST_PRICED = 3000  # strategies of a plan: a second or two
+
+
+class Alternative(NamedTuple):
+    """Another strategy of a node class.
+
+    Attributes:
+        strategy: the strategy.
+        seconds: the step's time with it, less that of the plan.
+    """
+
+    strategy: Strategy
+    seconds: float
+
+
+def alternatives(
+    problem: Problem, result: SearchResult, classes: Sequence[int], most: int = MOST_PRICED
+) -> Mapping[int, tuple[Alternative, ...]]:
+    """The other strategies of node classes, by class, the fastest first.
+
+    Only the class itself changes, and with it the reshards of the tensors it reads and produces;
+    memory is not counted. Strategies that no reshard reaches are left out.
+
+    Args:
+        classes: numbers of node classes; those that come first are priced first.
+        most: number of strategies to price; classes beyond it are left out.
+    """
+    touching: dict[int, set[int]] = defaultdict(set)
+    for number, group in enumerate(problem.tensor_groups):
+        touching[group.class_id].add(number)
+        for consumer in group.consumer_classes:
+            if consumer.class_id is not None:
+                touching[consumer.class_id].add(number)
+    recomputed = result.cost.recomputed_nodes
+    reshard_seconds: dict[int, float] = defaultdict(float)
+    for reshard in result.cost.reshards:
+        reshard_seconds[reshard.group] += reshard.multiplicity * reshard.seconds
+    found: dict[int, tuple[Alternative, ...]] = {}
+    for class_id in classes:
+        strategies = problem.strategies[class_id].all
+        most -= len(strategies) - 1
+        if most < 0:
+            break
+        own = result.decisions.strategies[class_id]
+        runs = problem.multiplicity(class_id) + sum(
+            node in recomputed for node in problem.graph.node_classes[class_id]
+        )
+        before = runs * problem.seconds(class_id, own) + math.fsum(
+            reshard_seconds[number] for number in touching[class_id]
+        )
+        priced = [
+            Alternative(strategy, after - before)
+            for strategy in strategies
+            if strategy != own
+            and (after := _seconds(problem, result, class_id, strategy, touching[class_id])
+                 + runs * problem.seconds(class_id, strategy)) < math.inf
+        ]  # fmt: skip
+        found[class_id] = tuple(sorted(priced, key=lambda each: (each.seconds, each.strategy)))
+    return found
+
+
+def _seconds(
+    problem: Problem, result: SearchResult, class_id: int, strategy: Strategy, groups: set[int]
+) -> float:
+    """Seconds of the reshards of some tensor groups if one class had another strategy."""
+    strategies = list(result.decisions.strategies)
+    strategies[class_id] = strategy
+    decisions = dataclasses.replace(result.decisions, strategies=tuple(strategies))
+    try:
+        return math.fsum(
+            reshard.multiplicity * reshard.seconds
+            for number in sorted(groups)
+            for reshard in reshard_plans(problem, decisions, result.cost.recomputed_nodes, number)
+        )
+    except PlanError:
+        return math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that takes time in a step; all repeats in a microbatch loop are one event.
+
+    Attributes:
+        start, seconds: from the start of the step, without any overlap.
+        axis: the mesh axis that a collective runs along; -1 for compute.
+        name: the collective, or the operators.
+        class_id: the node class that computes, or produces what is resharded.
+    """
+
+    start: float
+    seconds: float
+    axis: int
+    name: str
+    class_id: int
+
+
+def step_events(problem: Problem, result: SearchResult) -> list[Event]:
+    """The events of a step in an order of execution; their seconds add up to the step's.
+
+    A collective stands where its result is needed first: behind the producer in the forward pass,
+    before the first reader after it, before the loop, or after it.
+    """
+    placed = sorted(
+        [*_computed(problem, result), *_resharded(problem, result)],
+        key=lambda each: (each[0], each[1].axis >= 0, each[1].class_id, each[1].axis),
+    )
+    events, now = [], 0.0
+    for _, event in placed:
+        events.append(dataclasses.replace(event, start=now))
+        now += event.seconds
+    return events
+
+
+def position(problem: Problem, node: int) -> int:
+    """The program point at which a node has run; -1 for an input."""
+    at = problem.liveness.at
+    return max((at[m.operator] for m in problem.graph.nodes[node].members), default=-1)
+
+
+def operator_names(problem: Problem, class_id: int) -> str:
+    """The operators of a node class, each once."""
+    members = problem.node(class_id).members
+    names = (problem.graph.operators[member.operator].primitive for member in members)
+    return ", ".join(dict.fromkeys(names))
+
+
+def _computed(problem: Problem, result: SearchResult) -> Iterator[tuple[float, Event]]:
+    for class_id, nodes in enumerate(problem.graph.node_classes):
+        seconds = problem.seconds(class_id, result.decisions.strategies[class_id])
+        if not problem.node(class_id).members:
+            continue
+        names = operator_names(problem, class_id)
+        for node in nodes:
+            event = Event(0.0, seconds, -1, names, class_id)
+            yield position(problem, node), event
+            if node in result.cost.recomputed_nodes:
+                again = min(
+                    problem.liveness.recompute_at[m.operator]
+                    for m in problem.graph.nodes[node].members
+                )
+                yield again - 0.5, dataclasses.replace(event, name=f"{names} (recomputed)")
+
+
+def _resharded(problem: Problem, result: SearchResult) -> Iterator[tuple[float, Event]]:
+    for reshard in result.cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        for tensor in reshard.tensors:
+            member = group.tensors.index(tensor)
+            produced = position(problem, group.producers[member])
+            readers = sorted(position(problem, n) for of in group.consumers[member] for n in of)
+            later = [p for p in readers if p >= problem.liveness.forward_end]
+            first = readers[0] - 0.25 if group.is_input and readers else produced + 0.25
+            behind = later[0] - 0.25 if later else produced + 0.25
+            passes = (
+                (-1.0, reshard.before_loop, 1),
+                (first, reshard.in_forward, reshard.num_repeats),
+                (max(behind, produced + 0.25), reshard.after_forward, reshard.num_repeats),
+                (problem.liveness.loop_end - 0.25, reshard.after_loop, 1),
+            )
+            for at, tree, repeats in passes:
+                for event in _steps(problem, reshard, tree, repeats):
+                    yield at, event
+
+
+def _steps(
+    problem: Problem, reshard: ReshardPlan, tree: ReshardTree, repeats: int
+) -> Iterable[Event]:
+    group = problem.tensor_groups[reshard.group]
+    graph = problem.reshard_graph(group)
+    for step in tree.steps:
+        if step.kind != "slice" or graph.seconds(step):
+            yield Event(0.0, repeats * graph.seconds(step), step.axis, step.kind, group.class_id)
+
 
 PHASES = ("forward", "backward", "optimizer")
 # A page stays below about 2 MB, which a browser opens at once.

@@ -12,7 +12,7 @@ from jaxcoll.numerics import checks
 from tensorstate.cost.cost import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.linear_program import Progress
 
 CandidateStrategies = Sequence[Sequence[Strategy]]

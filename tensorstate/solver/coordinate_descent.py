@@ -23,12 +23,12 @@ from tensorstate.cost.cost import (
     estimate_cost,
     seconds_by_collective,
 )
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
 from tensorstate.solver.exact import (
     Milp,

@@ -19,9 +19,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
-from tensorstate.cost.decisions import find_recomputed_nodes
 from tensorstate.cost.memory import bytes_by_group
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time

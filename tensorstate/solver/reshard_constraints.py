@@ -21,8 +21,7 @@ from tensorstate.cost.reshard_plan import Pass, ReshardPasses, reshard_passes
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
+from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
 
 # Groups of at most this many members get an integer count of recomputed or saved members; larger

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar, cast
 
 from tensorstate.ir.graph import Operator, Reduce, Tensor, TracedEqn, Use, View
 from tensorstate.rules import PrimitiveRule, ShardingRule
-from tensorstate.tracing.flat_jaxpr import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
+from tensorstate.tracing.inline import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
 from tensorstate.tracing.propagate import FactorTable, propagate_factors
 
 _Item = TypeVar("_Item")

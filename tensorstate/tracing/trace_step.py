@@ -22,8 +22,7 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
 from tensorstate.tracing.build import GraphParts, build
-from tensorstate.tracing.flat_jaxpr import drop_remat
-from tensorstate.tracing.inline import inline_and_unroll
+from tensorstate.tracing.inline import drop_remat, inline_and_unroll
 from tensorstate.tracing.node_classes import group_nodes
 
 _DATA_DEPENDENT = (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds
-from jaxcoll.bounds.exact import all_reduce_seconds
+from jaxcoll.bounds.times import all_reduce_seconds
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import MODELS, simulate

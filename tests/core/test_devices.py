@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import Grid, Topology, TopologyError
-from jaxcoll.devices.kinds import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
+from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
 from jaxcoll.errors import AssumptionWarning
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid

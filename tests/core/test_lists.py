@@ -20,7 +20,7 @@ import experiments
 import jaxcoll.io
 import jaxcoll.synth
 import tensorstate.rules
-from experiments.registry import EXPERIMENTS
+from experiments.config import EXPERIMENTS
 from jaxcoll import topologies
 from jaxcoll.execute import lowerings
 from jaxcoll.execute.primitives import LOWERINGS

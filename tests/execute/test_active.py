@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError
-from jaxcoll.execute.choice import active
-from jaxcoll.task import Task
+from jaxcoll.configurations.task import Task
+from jaxcoll.execute.choice import configured
 from jaxcoll.tune.task import tasks_of
 from tests.execute.harness import integers, mesh_of, sharded
 
@@ -59,7 +59,7 @@ def test_every_collective_by_every_configuration_is_the_same(vma):
             for task in tasks
             if config["algorithm"] == "default" or task.collective in KINDS[config["algorithm"]]
         }
-        with active.choosing(active.Fixed(fixed)):
+        with configured.choosing(configured.Fixed(fixed)):
             found = step(x)
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -74,7 +74,7 @@ def test_gradients_go_through_every_configuration():
     x = integers((16,), np.float32)
     wanted = step(x)
     for config in CONFIGS:
-        with active.choosing(active.Fixed(dict.fromkeys(tasks_of(step, x), config))):
+        with configured.choosing(configured.Fixed(dict.fromkeys(tasks_of(step, x), config))):
             np.testing.assert_array_equal(step(x), wanted)
 
 
@@ -82,22 +82,22 @@ def test_programs_of_different_choices_never_mix():
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
     (task,) = tasks_of(step, x)
-    ring = active.Fixed({task: {"algorithm": "ring"}})
+    ring = configured.Fixed({task: {"algorithm": "ring"}})
 
     def permutes(choices) -> int:
-        with active.choosing(choices):
+        with configured.choosing(choices):
             return step.lower(x).as_text().count("collective_permute")
 
     assert permutes(None) == 0
     assert permutes(ring) > 0
     seen = []
-    with active.choosing(ring):
-        thread = threading.Thread(target=lambda: seen.append(permutes(active.current())))
+    with configured.choosing(ring):
+        thread = threading.Thread(target=lambda: seen.append(permutes(configured.current())))
         thread.start()
         thread.join()
     assert seen[0] == 0, "choices are those of a thread"
-    assert ring == active.Fixed({task: {"algorithm": "ring"}})
-    assert ring != active.Fixed({task: {"algorithm": "default"}})
+    assert ring == configured.Fixed({task: {"algorithm": "ring"}})
+    assert ring != configured.Fixed({task: {"algorithm": "default"}})
 
 
 def test_calls_that_say_how_they_run_are_no_tasks():
@@ -115,8 +115,8 @@ def test_calls_that_say_how_they_run_are_no_tasks():
 def test_bad_configurations_are_refused(config):
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
-    fixed = active.Fixed({task: dict(config) for task in tasks_of(step, x)})
-    with active.choosing(fixed), pytest.raises(CollectiveError):
+    fixed = configured.Fixed({task: dict(config) for task in tasks_of(step, x)})
+    with configured.choosing(fixed), pytest.raises(CollectiveError):
         step(x)
 
 

@@ -17,8 +17,8 @@ import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
 from jaxcoll.execute.axes import permute_together
 from jaxcoll.execute.calls import axes_of
-from jaxcoll.execute.choice import active
-from jaxcoll.execute.choice.transports import (
+from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice.stated import (
     TRANSPORTS,
     alternatives,
     check_cliques,
@@ -123,7 +123,7 @@ def gathered(config):
     )
     x = np.arange(16.0, dtype=np.float32)
     (task,) = tasks_of(call, x)
-    with active.choosing(active.Fixed({task: config})):
+    with configured.choosing(configured.Fixed({task: config})):
         return str(jax.make_jaxpr(call)(x)), jax.jit(call)(x)
 
 
@@ -164,7 +164,7 @@ def test_gradients_keep_it():
     x = np.arange(16.0, dtype=np.float32)
     (task,) = tasks_of(mapped, x)
     config = {"algorithm": "ring", "transport": "combined"}
-    with active.choosing(active.Fixed({task: config})):
+    with configured.choosing(configured.Fixed({task: config})):
         text = str(jax.make_jaxpr(mapped)(x))
     assert "jaxcoll_reduce_scatter" in text
     assert "grouped=True" not in text

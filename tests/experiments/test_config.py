@@ -8,9 +8,17 @@ import re
 import pytest
 
 from experiments import __main__ as command
-from experiments.config import QuickstartConfig, TopologyConfig, build
+from experiments.config import (
+    CONFIGS,
+    EXPERIMENTS,
+    SIZES,
+    QuickstartConfig,
+    TopologyConfig,
+    build,
+    configure,
+    presets,
+)
 from experiments.errors import ConfigError
-from experiments.registry import CONFIGS, EXPERIMENTS, SIZES, configure, presets
 
 QUICKSTART = "experiment=quickstart"
 

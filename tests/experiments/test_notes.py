@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from experiments.config import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.notes import NoRow, fill, filled
 from experiments.recording.records import load
-from experiments.registry import EXPERIMENTS, configure
 
 ROWS = [
     {"network": "ring", "size": 4, "GB/s": 1.25, "who": "tacos"},

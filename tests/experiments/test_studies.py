@@ -7,9 +7,9 @@ import io
 
 import pytest
 
+from experiments.config import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.recording import records
-from experiments.registry import EXPERIMENTS, configure
 from experiments.study import publish
 from tests.experiments.runs import small_run
 

@@ -19,15 +19,14 @@ from jaxcoll.finder import (
     FoundTopology,
     Has,
     Prices,
-    cayley_search,
+    candidates,
     find,
     frontiers,
 )
 from jaxcoll.finder.candidates import bases, with_bfb_cost
 from jaxcoll.finder.found import paper_table
-from jaxcoll.finder.measured import circulant_rows, kautz_rows, measured_bases
-from jaxcoll.finder.prices import tori
-from jaxcoll.finder.search import search
+from jaxcoll.finder.properties import circulant_rows, kautz_rows, measured_bases
+from jaxcoll.finder.search import search, tori
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative import is_reverse_symmetric
 from jaxcoll.topologies.generative.cayley_digraphs import cayley_sets
@@ -181,7 +180,7 @@ def test_cayley_digraphs_are_searched_as_packaged(size: int, degree: int):
     """Where all sets are tried, and where they are drawn."""
     found = [
         (*base.arguments, base.steps, base.bandwidth, base.both_ways)
-        for base in cayley_search.best_sets(size, degree)
+        for base in candidates.best_sets(size, degree)
     ]
     packaged = [
         (*base.arguments, base.steps, base.bandwidth, base.both_ways)

@@ -13,7 +13,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import FormatError, finder, io, topologies
 from jaxcoll.aot import parse
-from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
+from jaxcoll.aot.hlo import permuted_pairs, replica_groups
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.errors import TuneError
 from jaxcoll.io import msccl, multitree

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, Topology, TopologyError
-from jaxcoll.mesh.rank_order import embed
+from jaxcoll.mesh import embed
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, torus
 
 

@@ -21,17 +21,20 @@ from __future__ import annotations
 import argparse
 import ast
 import concurrent.futures
+import itertools
+import math
+import multiprocessing
 import os
 import queue
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numba.core.config
+import pytest
 from cosmic_ray import plugins  # pyright: ignore[reportMissingImports]
 from cosmic_ray.ast import get_ast  # pyright: ignore[reportMissingImports]
 from cosmic_ray.mutating import MutationVisitor  # pyright: ignore[reportMissingImports]
@@ -42,6 +45,7 @@ PACKAGES = ("jaxcoll", "tensorstate", "experiments", "tests")
 # The test files that should notice a fault of each file, those that find most of them first.
 TARGETS = {
     "jaxcoll/topology.py": (
+        "tests/core/test_html_reprs.py",
         "tests/core/test_topology.py",
         "tests/core/test_topology_networkx.py",
         "tests/bounds/test_without.py",
@@ -64,6 +68,7 @@ TARGETS = {
         "tests/synth/test_extremes.py",
         "tests/synth/building",
     ),
+    "jaxcoll/synth/building/derive.py": ("tests/synth/building", "tests/synth/test_placement.py"),
     "jaxcoll/execute/choice/selection.py": (
         "tests/execute/test_functions.py",
         "tests/execute/test_direct_connect.py",
@@ -75,6 +80,8 @@ TARGETS = {
     ),
     "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
 }
+
+LIBRARIES = ("scipy.optimize", "networkx", "highspy", "hypothesis", "jax")
 
 # Operators whose mutants mostly are the same program, and two that take arguments.
 EQUIVALENT = ("_Is", "_IsNot", "/RemoveDecorator", "/VariableInserter", "/VariableReplacer")
@@ -123,51 +130,95 @@ def _nodes(node) -> Iterator:
         yield from _nodes(child)
 
 
-def passes(tree: Path, tests: Sequence[str], seconds: float) -> bool:
-    """Whether the tests pass in a tree; those that take longer count as failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    # Numba's cache notices a change of a kernel's own file only, not of kernels that it calls.
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": cache}
-        try:
-            process = subprocess.run(
-                ["nice", "-n", "19", *command],
-                cwd=tree,
-                env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-    return process.returncode == 0
+class Quickest:
+    """A pytest plugin: tests in the order of their seconds in an earlier run, up to a limit."""
+
+    def __init__(self, seconds: Mapping[str, float] | None, limit: float):
+        self.earlier, self.limit = seconds, limit
+        self.seconds: dict[str, float] = {}
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        if (earlier := self.earlier) is None:
+            return
+        items.sort(key=lambda item: earlier.get(item.nodeid, 0.0))
+        spent = itertools.accumulate(earlier.get(item.nodeid, 0.0) for item in items)
+        del items[sum(total <= self.limit for total in spent) :]
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
 
-def survivors(path: str, count: int, seed: int, trees: queue.Queue[Path], jobs: int):
+def _run_tests(tree: Path, tests: Sequence[str], earlier, limit: float, caches: str, results):
+    """In a process of its own, forked where all libraries but this project's are imported."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.chdir(tree)
+    for name in [n for n in sys.modules if n.partition(".")[0] in PACKAGES]:
+        del sys.modules[name]
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    sys.dont_write_bytecode = earlier is not None
+    numba.core.config.CACHE_DIR = caches  # pyright: ignore[reportAttributeAccessIssue]
+    plugin = Quickest(earlier, limit)
+    code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests], plugins=[plugin])
+    results.put((int(code), plugin.seconds))
+
+
+def passes(
+    tree: Path,
+    tests: Sequence[str],
+    seconds: float,
+    caches: str,
+    earlier: Mapping[str, float] | None = None,
+    limit: float = math.inf,
+) -> tuple[bool, dict[str, float]]:
+    """Whether the tests pass in a tree, and the seconds of each; too long counts as failed."""
+    context = multiprocessing.get_context("forkserver")
+    results = context.SimpleQueue()
+    arguments = (tree, tests, earlier, limit, caches, results)
+    process = context.Process(target=_run_tests, args=arguments)
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    if results.empty():  # killed, or crashed where a mutant lets a kernel write past its end
+        return False, {}
+    code, measured = results.get()
+    return code == 0, measured
+
+
+def survivors(path: str, options: argparse.Namespace, trees: queue.Queue[Path]):
     """The mutants of a file that its tests let pass, and how many were tried.
 
     Raises:
         RuntimeError: the tests fail without a mutant.
     """
     source = (ROOT / path).read_text(encoding="utf-8")
-    tree, started = trees.get(), time.monotonic()
-    if not passes(tree, TARGETS[path], 900):
-        raise RuntimeError(f"the tests of {path} fail as it is")
-    limit = 30 + 4 * (time.monotonic() - started)
-    trees.put(tree)
+    tree = trees.get()
+    with tempfile.TemporaryDirectory() as warm:
+        passed, seconds = passes(tree, TARGETS[path], 1800, warm)
+        trees.put(tree)
+        if not passed:
+            raise RuntimeError(f"the tests of {path} fail as it is")
 
-    def survives(mutant: tuple[Place, str, str]) -> bool:
-        tree = trees.get()
-        try:
-            (tree / path).write_text(mutant[2], encoding="utf-8")
-            return passes(tree, TARGETS[path], limit)
-        finally:
-            (tree / path).write_text(source, encoding="utf-8")
-            trees.put(tree)
+        def survives(mutant: tuple[Place, str, str]) -> bool:
+            tree = trees.get()
+            # Numba's cache notices a change of a kernel's own file only, not of kernels it calls.
+            with tempfile.TemporaryDirectory() as cold:
+                caches = cold if "@kernel" in source else warm
+                try:
+                    (tree / path).write_text(mutant[2], encoding="utf-8")
+                    limit = 60 + 8 * options.seconds
+                    tests = TARGETS[path]
+                    return passes(tree, tests, limit, caches, seconds, options.seconds)[0]
+                finally:
+                    (tree / path).write_text(source, encoding="utf-8")
+                    trees.put(tree)
 
-    mutants = draw(source, count, seed)
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        survived = list(pool.map(survives, mutants))
+        mutants = draw(source, options.count, options.seed)
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            survived = list(pool.map(survives, mutants))
     return [m for m, alive in zip(mutants, survived, strict=True) if alive], len(mutants)
 
 
@@ -178,22 +229,28 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=30, help="mutants per file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of tests per mutant, fast ones first"
+    )
     options = parser.parse_args()
     if unknown := set(options.files) - TARGETS.keys():
         parser.error(f"{', '.join(sorted(unknown))}: not among the files with known tests")
+    # What takes seconds to import is imported once, and every run of tests is forked from there.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*LIBRARIES, __name__])
     killed = total = 0
     with tempfile.TemporaryDirectory() as folder:
         trees: queue.Queue[Path] = queue.Queue()
         for job in range(options.jobs):
             tree = Path(folder, str(job))
-            for package in PACKAGES:
+            for package in (*PACKAGES, "configs"):
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(ROOT / package, tree / package, ignore=ignore)
             for name in ("setup.cfg", "pyproject.toml"):
                 shutil.copy(ROOT / name, tree)
             trees.put(tree)
         for path in options.files or TARGETS:
-            alive, tried = survivors(path, options.count, options.seed, trees, options.jobs)
+            alive, tried = survivors(path, options, trees)
             killed, total = killed + tried - len(alive), total + tried
             print(f"{path}: {tried - len(alive)} of {tried} killed", flush=True)
             for (line, column), operator, mutated in alive:

@@ -7,10 +7,9 @@ from fractions import Fraction
 import pytest
 
 from jaxcoll import ScheduleError, TopologyError, simulate, simulate_multicast
-from jaxcoll.simulation.multicast import KINDS
+from jaxcoll.simulation.messages import KINDS, multicast
 from jaxcoll.synth import forest
 from jaxcoll.topologies import dgx_h100, ring, switch, torus
-from jaxcoll.trees.multicast import multicast
 
 BANDWIDTH, ALPHA = 10**9, Fraction(1, 10**6)
 STAR = forest(switch(5, alpha=1e-6, bandwidth=1e9))

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, CollectiveError, sum_orders, synthesize, topologies
+from jaxcoll import (
+    Collective,
+    CollectiveError,
+    Schedule,
+    ScheduleError,
+    sum_orders,
+    synthesize,
+    topologies,
+)
 from jaxcoll.collective import REDUCING
 from jaxcoll.synth import Halving, Rhd
 from tests import strategies
@@ -98,3 +106,10 @@ def test_a_gather_adds_nothing():
     schedule = synthesize(topologies.ring(4), "all_gather", "ring")
     with pytest.raises(CollectiveError, match="adds nothing"):
         sum_orders(schedule)
+
+
+def test_claims_without_sends_are_refused_at_once():
+    what = Collective("all_reduce", 2, 2**29)
+    nothing = Schedule.from_sends(topologies.ring(2), what, [], [], [], [])
+    with pytest.raises(ScheduleError, match=r"take at least .* sends; the schedule has 0"):
+        sum_orders(nothing)

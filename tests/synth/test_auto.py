@@ -26,7 +26,7 @@ from jaxcoll.synth import (
     synthesize,
 )
 from jaxcoll.synth.auto import _Climb, chosen_by_auto
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.topologies import (
     dgx_a100,
     fully_connected,
@@ -290,8 +290,14 @@ def test_what_knows_the_network_comes_first():
 
 
 def test_nothing_defined_is_refused():
-    with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket\(\): .*no grid"):
+    with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket: .*no grid"):
         synthesize(fully_connected(4), "all_gather", Portfolio(names=("bucket",)))
+
+
+def test_many_refusals_are_a_line():
+    with pytest.raises(CollectiveError, match=r"no candidate is defined.*others") as refused:
+        synthesize(ring(4), "all_reduce", Portfolio(work=1))
+    assert len(str(refused.value)) <= 300
 
 
 def test_a_bound_that_is_met_ends_the_search():

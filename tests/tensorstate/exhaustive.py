@@ -14,14 +14,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.decisions import Decisions, find_recomputed_nodes
 from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
-from tensorstate.cost.reshard_plan import reshard_passes, reshard_plans
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    find_recomputed_nodes,
+    reshard_passes,
+    reshard_plans,
+)
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 

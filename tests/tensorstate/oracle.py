@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorstate.cost.cost import Cost
-from tensorstate.execution.interpreter import interpret, run_operator
+from tensorstate.execution.microbatch_loop import interpret, run_operator
 from tensorstate.execution.sharded_step import ShardedStep
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import MeshShape

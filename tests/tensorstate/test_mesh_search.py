@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxcoll import topologies
 from jaxcoll.synth import Bucket, Direct
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, PlanError, ScheduleCosts, search
-from tensorstate.mesh_search import mesh_assignments, reprice, search_mesh
+from tensorstate.step_search import mesh_assignments, reprice, search_mesh
 from tests.tensorstate.tiny import graph
 
 CANDIDATES = ((Bucket(), 1), (Direct(), 1))

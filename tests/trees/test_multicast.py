@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.simulation.messages import multicast
 from jaxcoll.synth.forestcoll import forest
 from jaxcoll.topologies import dgx_a100, dgx_h100, fat_tree, mi250, nvswitch_hosts, switch
-from jaxcoll.trees.multicast import multicast
 
 FORESTS = [
     forest(topology)

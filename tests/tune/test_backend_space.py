@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
-from jaxcoll.execute.choice.transports import clique_conflict
+from jaxcoll.execute.choice.stated import clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.trial import COLLECTIVES, Trial
 

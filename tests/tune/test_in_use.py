@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TableWarning
-from jaxcoll.execute.choice.defaults import FIRST_ROWS, default_schedule, default_topology
-from jaxcoll.task import Task
+from jaxcoll.execute.choice.configured import FIRST_ROWS, default_schedule, default_topology
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, this_machine, use
 from jaxcoll.tune.tables.table import Table

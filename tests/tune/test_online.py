@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import TuneError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
 from jaxcoll.tune.task import Occurrence
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
@@ -405,7 +405,7 @@ def test_a_second_run_with_the_table_tunes_nothing(tmp_path):
     assert set(second.report().steps) <= {"warm", "settled"}
     assert not second.report().recording.candidates
     fixed = {task: config for task, config in first.report().chosen.items() if config}
-    with active.choosing(active.Fixed(fixed) if fixed else None):
+    with configured.choosing(configured.Fixed(fixed) if fixed else None):
         wanted, _ = _train(step, w, x, len(losses))
     assert losses == wanted
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
-from jaxcoll.task import Task
 from jaxcoll.tune import Config, Table
 from jaxcoll.tune.training_step.processes import (
     Alone,

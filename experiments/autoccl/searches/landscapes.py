@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
-from jaxcoll.configurations.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
+from jaxcoll.configurations.config import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune import Config, Parameter, Space

@@ -6,32 +6,50 @@ CPU seconds that choosing took. Where that was not searched for, a time that is 
 bound stands beside the bound: nothing is faster. Kernels are compiled before (Numba caches them on
 disk), so the seconds count no compilation.
 
-``--exhaustive`` runs the other side and records it (``exhaustive_search``).
+``--exhaustive`` runs the other side and records it: the fastest of all synthesizers times chunk
+counts.
+
+Every variant in the registry and every synthesizer with default fields is tried with the chunk
+counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is
+recorded in ``default_exhaustive.json``, with machine, commit and command.
+
+Three things make the search cheaper. A size at which the default is within ``WITHIN`` of a bound
+needs no search, since no schedule beats the bound: the record holds the bound itself there. A
+variant goes no further once three counts in a row took 1.5 times the best at every other size, or
+once it has taken its CPU seconds; no schedule has more sends than asked for. A candidate that by
+the registry's estimate takes more CPU seconds than a variant has is not tried. The record says how
+far each variant got.
+
+Every network and collective is recorded as soon as it was searched. ``--missing`` searches only the
+sizes that have no record, so that a search that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from time import process_time
 from typing import Any
 
 from experiments.benchmarks.baselines import NETWORKS as TABLE_IV
-from experiments.benchmarks.default.exhaustive_search import (
-    SIZES,
-    WITHIN,
-    Best,
-    Limits,
-    record,
-    recorded,
-)
 from experiments.benchmarks.report import report
+from experiments.study import describe_machine
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
+from jaxcoll.collective import Collective
+from jaxcoll.errors import JaxcollError
+from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
-from jaxcoll.synth import synthesize
+from jaxcoll.synth import ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
+from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.forestcoll.capacities import numbers_of_trees
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -127,3 +145,192 @@ def _compile(kinds: Sequence[str]) -> None:
         for kind in kinds:
             for nbytes in (1e3, 1e8):
                 synthesize(topology, kind, nbytes=nbytes)
+
+
+RECORD = Path(__file__).with_name("default_exhaustive.json")
+SIZES = {"1 KB": 10**3, "1 MB": 10**6, "64 MB": 64 * 10**6, "1 GB": 10**9}
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# The time the default may take, in multiples of the best.
+WITHIN = 1.03
+# The exact searches are for fewer ranks than any network here; Blink's all_reduce is tried.
+_EXACT = ("sccl", "step_milp")
+_HOPELESS, _IN_A_ROW = 1.5, 3
+# CPU seconds of a unit of the registry's work: one send of a plain schedule.
+_SECONDS_PER_SEND = 2e-6
+
+
+@dataclasses.dataclass
+class Best:
+    """The fastest schedule known at a size: seconds, by which synthesizer, with how many chunks.
+
+    Where the synthesizer is "bound" these are the seconds that no schedule can beat.
+    """
+
+    seconds: float
+    synthesizer: str
+    chunks: int
+
+
+def recorded() -> dict[str, Any]:
+    """The record of the exhaustive search, by network; empty before it ran."""
+    return json.loads(RECORD.read_text())["networks"] if RECORD.exists() else {}
+
+
+@dataclasses.dataclass
+class Limits:
+    """How far a variant goes.
+
+    Attributes:
+        sends: of a schedule at most.
+        seconds: CPU seconds after which a variant goes no further.
+    """
+
+    sends: int
+    seconds: float
+
+
+@dataclasses.dataclass
+class Found:
+    """Result of a search.
+
+    Attributes:
+        best: by size.
+        stopped: by variant, the chunks per shard that were too many for the limits.
+    """
+
+    best: dict[str, Best]
+    stopped: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def search(
+    topology: Topology, kind: str, limits: Limits, sizes: Mapping[str, int] = SIZES
+) -> Found:
+    """The fastest at some sizes, of every synthesizer with every chunk count.
+
+    Args:
+        sizes: bytes of a rank's buffer, by name.
+    """
+    found = Found({size: _by_default(topology, kind, sizes[size]) for size in sizes})
+    # Of a found time the rest is searched; a bound ends the search of its size.
+    best = found.best
+    open_sizes = {size: sizes[size] for size in sizes if best[size].synthesizer != "bound"}
+    for variant in _variants() if open_sizes else ():
+        _climb(variant, topology, kind, limits, found, open_sizes)
+    return found
+
+
+def _climb(
+    variant: Synthesizer,
+    topology: Topology,
+    kind: str,
+    limits: Limits,
+    found: Found,
+    sizes: Mapping[str, int],
+) -> None:
+    """Try a variant with more and more chunks, as far as the limits and its times let it."""
+    started, hopeless = process_time(), 0
+    for chunks in _chunk_counts(variant, topology):
+        collective = Collective(kind, topology.num_ranks, chunks)
+        try:
+            seconds = _SECONDS_PER_SEND * variant.work(Problem(topology, collective))
+        except JaxcollError:
+            return  # not defined for the network
+        sends = topology.num_ranks * (topology.num_ranks - 1) * chunks
+        spent = process_time() - started
+        if sends > limits.sends or max(spent, seconds) > limits.seconds:
+            found.stopped[repr(variant)] = chunks
+            return
+        try:
+            promising = _try(variant, topology, collective, found.best, sizes)
+        except JaxcollError:
+            continue  # of another shape, or chunks that it does not divide
+        hopeless = 0 if promising else hopeless + 1
+        if hopeless == _IN_A_ROW:
+            return
+
+
+def _by_default(topology: Topology, kind: str, nbytes: int) -> Best:
+    """The time of the default; or the bound, where it is near enough."""
+    schedule = synthesize(topology, kind, nbytes=nbytes)
+    certificate: Any = schedule.provenance.certificate
+    taken, least = certificate["time"], certificate["bound"]
+    if taken <= WITHIN * least:
+        return Best(least, "bound", 0)
+    return Best(taken, chosen_by_auto(schedule), schedule.collective.chunks_per_shard)
+
+
+def _try(
+    variant: Synthesizer,
+    topology: Topology,
+    collective: Collective,
+    best: dict[str, Best],
+    sizes: Mapping[str, int],
+) -> bool:
+    """Time one candidate at some sizes; whether it comes near the best at any."""
+    made: dict[Synthesizer, Any] = {}
+    promising = False
+    for size in sizes:
+        synthesizer = variant.with_nbytes(sizes[size])
+        if synthesizer not in made:
+            made[synthesizer] = synthesizer.synthesize(topology, collective)
+        seconds = simulate(made[synthesizer], sizes[size]).time
+        promising |= seconds < _HOPELESS * best[size].seconds
+        if seconds < best[size].seconds:
+            best[size] = Best(seconds, variant.name, collective.chunks_per_shard)
+    return promising
+
+
+def _variants() -> list[Synthesizer]:
+    found: list[Synthesizer] = []
+    for name, kind in REGISTRY.items():
+        if name not in _EXACT:
+            found += [*kind.variants(fixed=True), kind()]
+    return list(dict.fromkeys(found))
+
+
+def _chunk_counts(variant: Synthesizer, topology: Topology) -> Sequence[int]:
+    if not isinstance(variant, ForestColl):
+        return CHUNKS
+    try:
+        multiples = {k * pieces for k in numbers_of_trees(topology) for pieces in CHUNKS}
+    except JaxcollError:
+        return CHUNKS
+    return sorted({*CHUNKS, *multiples})
+
+
+def record(
+    name: str, topology: Topology, kinds: Sequence[str], limits: Limits, *, missing: bool = False
+) -> None:
+    """Search one network, and add the fastest schedules to the record.
+
+    Args:
+        missing: whether sizes that have a record are left alone.
+    """
+    for kind in kinds:
+        known = recorded().get(name, {}).get("best", {}).get(kind, {})
+        sizes = {size: SIZES[size] for size in SIZES if not (missing and size in known)}
+        if not sizes:
+            continue
+        started = process_time()
+        found = search(topology, kind, limits, sizes)
+        networks = recorded()
+        entry = networks.setdefault(name, {"ranks": topology.num_ranks, "best": {}, "runs": {}})
+        best = {size: dataclasses.asdict(best) for size, best in found.best.items()}
+        entry["best"].setdefault(kind, {}).update(best)
+        run = {
+            "command": " ".join(["scripts/bench default", *sys.argv[2:]]),
+            "commit": _commit(),
+            "machine": describe_machine()["cpu"],
+            "CPU s": round(process_time() - started, 1),
+            "sizes": list(sizes),
+            "stopped before chunks": found.stopped,
+        }
+        earlier = entry["runs"].get(kind, []) if missing else []
+        entry["runs"][kind] = [*earlier, run]
+        write_text(RECORD, json.dumps({"model": "astra", "networks": networks}, indent=1) + "\n")
+        print(f"{name}, {kind}: {process_time() - started:.0f} CPU s", flush=True)
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -4,7 +4,7 @@ Sixty networks drawn from a fixed seed, a seventh of each family, each with one 
 and one of three sizes: hosts with a switch or a ring inside and one NIC, rails, oversubscribed
 trees of switches, tori with a link missing or at half speed, trees of PCIe switches, two sites far
 apart, and random regular networks of one or two speeds. Beside the default's time stand the fastest
-schedule of any one synthesizer over all chunk counts (``exhaustive_search``), the bound, and the
+schedule of any one synthesizer over all chunk counts (``default --exhaustive``), the bound, and the
 CPU seconds that choosing took, kernels compiled before. A default within 3 % of the bound is not
 searched for: the bound is its best.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments.benchmarks.default.exhaustive_search import WITHIN, Limits, search
+from experiments.benchmarks.default.default import WITHIN, Limits, search
 from experiments.benchmarks.report import report, text, write
 from jaxcoll import topologies
 from jaxcoll.bounds import bound

@@ -23,8 +23,7 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.dimensional.blueconnect import BlueConnect
-from jaxcoll.synth.dimensional.cascade import Cascade
+from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.multitree import MultiTree

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
-from experiments.direct_connect.notation import parse
-from experiments.direct_connect.paper import Machine, double_tree_us, shifted_ring
+from experiments.direct_connect.paper import Machine, double_tree_us, parse, shifted_ring
 from experiments.direct_connect.testbed import OURS, RING, TREES
 from experiments.direct_connect.training.networks import (
     CollectiveTimes,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
-from experiments.direct_connect.large import BOUND, OURS, RING, TORUS, TREES
+from experiments.direct_connect.constructions import BOUND, OURS, RING, TORUS, TREES
 from experiments.direct_connect.paper import Machine
 from experiments.direct_connect.training.networks import (
     EXCHANGES_FIRST,

@@ -11,11 +11,18 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from experiments.config import above, one_of
-from experiments.direct_connect.large import BOUND, DEGREE, RING, TORUS, TREES, distance_rate
-from experiments.direct_connect.notation import rate_bound
+from experiments.direct_connect.constructions import (
+    BOUND,
+    DEGREE,
+    RING,
+    TORUS,
+    TREES,
+    distance_rate,
+)
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
+    rate_bound,
     shifted_ring,
     traditional_torus,
 )

@@ -32,11 +32,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
-from jaxcoll.devices.kinds import backend_of
+from jaxcoll.devices import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
 from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import stated
-from jaxcoll.execute.choice.defaults import default_topology
+from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting

@@ -16,14 +16,14 @@ from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
-from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
+from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.building.derive import derive
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.verifier import verify

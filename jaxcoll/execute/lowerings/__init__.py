@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``rounds``: a schedule as a ``PermuteProgram``, rounds of one ``ppermute`` each, which
-  ``edge_colouring`` divides the messages of a step into; long steps are split.
+  an edge colouring divides the messages of a step into; long steps are split.
 - ``ssa``, ``scan``, ``pallas``: the lowerings. Each is a function ``run(program, x, axes, width,
   target) -> y`` over arrays, called inside ``shard_map``: ``x`` holds the rows of a rank's input
   one after another along its leading dimension, ``y`` those of its output. "pallas" takes flat

@@ -31,8 +31,13 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
-from jaxcoll.execute.lowerings.edge_colouring import max_degree
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, colour_pairs, split_long_steps
+from jaxcoll.execute.lowerings.rounds import (
+    PermuteProgram,
+    Round,
+    colour_pairs,
+    max_degree,
+    split_long_steps,
+)
 
 
 def run(

@@ -1,4 +1,9 @@
-"""The lines of a grid: which pattern suits a dimension, and how many bytes it moves a second."""
+"""The lines of a grid: which pattern suits a dimension, and how many bytes it moves a second.
+
+All lines along a dimension are images of the first by symmetry, so only that one is looked at. If
+its ranks are equally far from one another they are behind a switch or fully connected, and all send
+to all at once; otherwise the line is a ring or a chain, and blocks follow the links.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import numpy as np
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.synth.building.base import DOUBLINGS, Counts
 from jaxcoll.synth.building.grids import RankGrid
-from jaxcoll.synth.building.patterns import Pattern, circle, direct, line
+from jaxcoll.synth.building.sends import Pattern, circle, direct, line
 from jaxcoll.topology import Topology
 
 

@@ -1,4 +1,12 @@
-"""The grid that a network is: its grid, or the one that its symmetries span."""
+"""The grid that a network is: its grid, or the one that its symmetries span.
+
+Algorithms that work dimension by dimension need to know which ranks form a line. A torus says so
+itself. A product of switches does not, but its generators do: if each of them shifts the ranks
+along a dimension of its own, the orbits of one after the other lay the ranks out as a grid. A
+product of a switch of 4 ranks and one of 8, say, is a grid of 4 x 8 by the shift in every row and
+the shift in every column. Whether the shifts really are those of the grid found is checked at the
+end, since generators may also be twisted, as those of a twisted torus are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Hosts of consecutive ranks: how many ranks they have, chains through one, circles through all."""
+"""Hosts of consecutive ranks: how many ranks they have, chains through one, circles through all.
+
+No column of a network names its hosts. Bandwidths do: the ranks that links above the least
+bandwidth join are a host, if all such parts are of equal size and of consecutive ranks. A circle
+through all ranks is then a chain through every host and a link between hosts; there is one circle
+per rank of a host, each entering the hosts at another rank, so that all ranks' network links are
+used.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +84,8 @@ def _chain(wide: np.ndarray, used: np.ndarray, start: int, ends: set[int]) -> li
     """The first chain found that ends elsewhere, links least in use tried first; empty if none."""
     n = len(wide)
     chain, choices = [start], [iter(_least_used(wide, used, start))]
+    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
+    # that hosts are, hence a bound on the tries and not on the time.
     for _ in range(_MOST_TRIES):
         if len(chain) == n and chain[-1] not in ends:
             return chain

@@ -1,4 +1,10 @@
-"""From grid indices to ranks, and from pairs of ranks to routes: for topology-oblivious ones."""
+"""From grid indices to ranks, and from pairs of ranks to routes: for topology-oblivious ones.
+
+Such an algorithm names senders and receivers by index, as if all ranks were joined. Where no link
+joins two of them, a shortest route does, which may cross other ranks: they forward and do not keep.
+Routes are chosen without regard to load, since that is what running such an algorithm on
+a network means. Parallel links are told apart only where a caller numbers its lanes.
+"""
 
 from __future__ import annotations
 

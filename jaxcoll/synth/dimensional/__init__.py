@@ -1,5 +1,5 @@
 """Algorithms that work on one dimension of a grid after another.
 
-``bucket`` first, since it is the plainest; then ``ring_2d``, ``hierarchical_ring``,
-``blueconnect`` (chunks in a pipeline), ``themis`` (an order of dimensions per chunk), ``cascade``.
+``rings`` first, since they are the plainest (bucket, 2D and hierarchical rings); then ``cascade``:
+BlueConnect (chunks in a pipeline) and Themis (an order of dimensions per chunk).
 """

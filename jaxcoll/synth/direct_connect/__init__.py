@@ -1,18 +1,17 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
 - ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
-- ``bfb_links``: its loops over vertices;
-- ``bfb_jobs``, ``bfb_balance``: the shards of one vertex and step, and their flow;
-- ``bfb_heterogeneous``: the least time of its steps where links differ;
-- ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;
+- ``bfb_links``: the shards of one vertex and step, and its loops over vertices;
+- ``bfb_balance``: the flow of those shards over the links that may deliver them;
+- ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose, and the
+  least time of BFB's steps where links differ;
 - ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one
   rank's tree, for up to millions of ranks.
 """
 
 from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost
-from jaxcoll.synth.direct_connect.bfb_heterogeneous import bfb_times
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
-from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
+from jaxcoll.synth.direct_connect.bfb_reversal import bfb_times, reversed_on
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb, group_cost
 

@@ -1,4 +1,14 @@
-"""Breadth-First Broadcast: shards reach the ranks at distance t in step t, by balanced links."""
+"""Breadth-First Broadcast: shards reach the ranks at distance t in step t, by balanced links.
+
+Every shard takes shortest paths only, so an all_gather takes as many steps as the diameter, and
+which ranks receive what in which step is known before anything is solved. Free is only by which of
+its neighbours a rank gets a shard. That is chosen so that the busiest link into the rank carries as
+little as can be, for every rank and step by itself: the problems share no link into a rank.
+
+On a ring of 4 ranks with links both ways, rank 0 gets the shards of ranks 1 and 3 in step 1, one
+over each link. In step 2 both neighbours have the shard of rank 2, and half of it comes over each
+link. With one chunk per shard one of the links would idle; ``Bfb.chunks`` says that it takes 2.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +27,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Problem, Synthesizer
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
 from jaxcoll.topology import Topology
 

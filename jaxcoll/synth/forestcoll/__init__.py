@@ -1,9 +1,9 @@
 """ForestColl: schedules of optimal throughput on any network (dissertation, Chapter 4).
 
-Read in this order: ``synthesizer`` (the public dataclass and its five steps), ``rates`` (how many
-trees), ``stages`` (from rates to trees), ``edge_splitting`` (switches removed), ``packing`` (trees
-that fit into the capacities); ``translated_trees`` and ``rail_trees`` for networks with a
-structure, ``host_trees`` for hosts that differ; ``joint_phases`` for an all_reduce in one.
+Read in this order: ``synthesizer`` (the public dataclass and its five steps), ``capacities`` (how
+many trees), ``stages`` (from rates to trees), ``edge_splitting`` (switches removed), ``packing``
+(trees that fit into the capacities); ``rail_trees`` for networks with a structure, ``host_trees``
+for hosts that differ; ``joint_phases`` for an all_reduce in one.
 """
 
 from jaxcoll.synth.forestcoll.stages import forest

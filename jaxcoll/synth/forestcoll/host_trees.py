@@ -2,7 +2,7 @@
 
 Where hosts of ranks are joined by switches, links into a host are trimmed to the trees of all other
 hosts, so that every one of these trees enters the host by exactly one link. That makes the cut
-around each host tight, and the network falls into smaller ones (as at the cuts of ``tight_cuts``,
+around each host tight, and the network falls into smaller ones (as at the cuts of ``tree_packing``,
 all at once): the network of the hosts, each a single rank with the trees of its ranks, and each
 host alone, where trees from outside start at the ranks that they enter by. Hosts may differ, so
 that clusters with dead or slow network cards need no more than one packing for each kind of host.
@@ -26,8 +26,7 @@ from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.capacities import Capacities
-from jaxcoll.synth.forestcoll.edge_splitting import levels
-from jaxcoll.synth.forestcoll.pairings import share_of, transported
+from jaxcoll.synth.forestcoll.edge_splitting import levels, share_of, transported
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

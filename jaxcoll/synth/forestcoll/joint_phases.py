@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.bounds.shared_paths import AllReduceBound, SharedPaths
+from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import Scaling, least_scale
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError

@@ -23,14 +23,12 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.capacities import PathCapacity
+from jaxcoll.synth.forestcoll.capacities import PathCapacity, Rates
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.packing.height_reduction import Trees
+from jaxcoll.synth.forestcoll.packing.spanning import Trees
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
-from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.rates import Rates
-from jaxcoll.synth.forestcoll.translated_trees import moved_trees
+from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees, moved_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

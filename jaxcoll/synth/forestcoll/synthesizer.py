@@ -1,10 +1,10 @@
 """ForestColl: schedules whose throughput no schedule can beat, on any network.
 
-The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it (``rates``);
-2. switches removed; 3. spanning trees packed into the rest; 4. low trees with even loads (all in
-``stages``); 5. the schedule, in which the pieces of a tree follow each other down (``TreeFlow``).
-Every step takes the frozen value of the one before: ``Rates``, ``Logical``, ``Trees``,
-``TreeFlow``, ``Schedule``.
+The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it
+(``capacities``); 2. switches removed; 3. spanning trees packed into the rest; 4. low trees with
+even loads (all in ``stages``); 5. the schedule, in which the pieces of a tree follow each other
+down (``TreeFlow``). Every step takes the frozen value of the one before: ``Rates``, ``Logical``,
+``Trees``, ``TreeFlow``, ``Schedule``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ import dataclasses
 import functools
 from typing import ClassVar, Self
 
-from jaxcoll.bounds.shared_paths import AllReduceBound
+from jaxcoll.bounds.cuts import AllReduceBound
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import DOUBLINGS, IN_BLOCKS, SOON, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem, mean_hops
+from jaxcoll.synth.building.base import (
+    DOUBLINGS,
+    IN_BLOCKS,
+    SOON,
+    Counts,
+    Problem,
+    Synthesizer,
+    mean_hops,
+)
+from jaxcoll.synth.forestcoll.capacities import known_optimum, numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
-from jaxcoll.synth.forestcoll.rates import known_optimum, numbers_of_trees, rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

@@ -1,4 +1,10 @@
-"""Integer programs whose columns are sends: which chunk starts over which edge when."""
+"""Integer programs whose columns are sends: which chunk starts over which edge when.
+
+A column is 1 where a chunk starts over an edge at a tick. Most columns can never be 1 in a schedule
+that ends by the horizon: the chunk cannot have come so far, or would come too late to be of use, or
+the receiver had it from the start. Shortest distances from those who hold the chunk and to those
+who want it tell which; only the other columns are made, and so few fit into a solver.
+"""
 
 from __future__ import annotations
 

@@ -1,22 +1,32 @@
-"""Recursive halving-doubling."""
+"""Halving and doubling: partners at distances of powers of two, in four variants.
+
+Recursive halving-doubling.
+
+Bruck's all-gather.
+
+HDRM: halving-doubling with ranks mapped so that no two messages share a link of a BiGraph.
+
+Halving: recursive halving of any number of ranks, which adds every element in one order.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Synthesizer, in_pieces
-from jaxcoll.synth.building.patterns import doubling, is_power_of_two
-from jaxcoll.synth.building.problem import Problem
-from jaxcoll.synth.building.routed import gathered
-from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth.building import sends
+from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Problem, Synthesizer, in_pieces
+from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
+from jaxcoll.synth.building.sends import Sends, doubling, gather_in_order, is_power_of_two
+from jaxcoll.topologies import bigraph
 from jaxcoll.topology import Topology
 
 
@@ -88,3 +98,218 @@ def check_powers_of_two(collective: Collective, who: str) -> None:
                 f"{who} halves and doubles: it needs a power of two ranks in every group, got "
                 f"{len(group)}; bruck, ring and direct take any number"
             )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _InPieces(Synthesizer):
+    """An all-gather of few steps, whose messages may be cut into pieces that follow one another."""
+
+    pieces: int = 1
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LAST
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        cut = (cls(pieces=ALL_PIECES),)
+        return (*cut, cls()) if fixed else cut
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bruck(_InPieces):
+    """All-gather in ceil(log2 n) steps for any number of ranks.
+
+    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
+    Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
+    systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    name: ClassVar[str] = "bruck"
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+        index = np.arange(collective.chunks_per_shard)
+
+        def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            pattern = sends.bruck(len(group))
+            return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
+
+        return gathered(topology, collective, shifted, self.pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hdrm(_InPieces):
+    """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
+
+    Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair is
+    one rank of an upper and one of a lower switch. Positions with an even number of ones are upper
+    ranks, so all partners of one are lower; the low bits choose the upper switch, the high bits the
+    lower one. The partners of a switch's ranks are then spread evenly over the switches of the
+    other half, in every step, and with no more ranks a switch than switches a half no two messages
+    share a link.
+
+    Defined on networks made by ``topologies.bigraph`` with powers of two of ranks a switch and of
+    switches, for all ranks at once.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    name: ClassVar[str] = "hdrm"
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: the network is no BiGraph, or one of other sizes.
+            CollectiveError: the groups are not all ranks in order.
+        """
+        ranks, switches = _shape(topology)
+        check_everyone(collective, self.name)
+        n = topology.num_ranks
+        everyone = Grid((n,), (False,))
+        index = np.arange(collective.chunks_per_shard)
+        sends = gather_in_order(everyone, (0,), {0: doubling(n)}, index)
+        sends = sends.in_pieces(collective.chunks_per_shard, self.pieces)
+        mapping = rank_mapping(ranks, switches)
+        return schedule_of(topology, collective, on_ranks(sends, mapping))
+
+
+def rank_mapping(ranks: int, switches: int) -> np.ndarray:
+    """The rank at each position of the halving-doubling, int64 of shape (ranks * switches,).
+
+    Args:
+        ranks: ranks of a switch, a power of two.
+        switches: upper and lower switches, a power of two.
+    """
+    half = switches // 2
+    position = np.arange(ranks * switches)
+    ones = np.zeros_like(position)
+    for bit in range(int(position[-1]).bit_length()):
+        ones += position >> bit & 1
+    upper, lower = position % half, half + position // (2 * ranks)
+    switch = np.where(ones % 2 == 0, upper, lower)
+    mapping = np.empty_like(position)
+    mapping[np.argsort(switch, kind="stable")] = position  # a switch's ranks in order of position
+    return mapping
+
+
+def _shape(topology: Topology) -> tuple[int, int]:
+    """Ranks of a switch, and switches, of a BiGraph."""
+    n, switches = topology.num_ranks, topology.num_vertices - topology.num_ranks
+    if switches >= 2 and switches % 2 == 0 and n % switches == 0:
+        expected = bigraph(n // switches, switches)
+        if np.array_equal(topology.src, expected.src) and np.array_equal(
+            topology.dst, expected.dst
+        ):
+            if is_power_of_two(n // switches) and is_power_of_two(switches):
+                return n // switches, switches
+            raise TopologyError(
+                f"hdrm halves and doubles: it needs powers of two of ranks a switch and of "
+                f"switches, {topology} has {n // switches} and {switches}"
+            )
+    raise TopologyError(f"hdrm is defined on BiGraph networks only, {topology} is none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Halving(Synthesizer):
+    """Recursive halving and doubling of any number of ranks; all chunks are added in one order.
+
+    The places of a group form a balanced binary tree: a run of places is halved, the first half the
+    longer one, down to single places. A chunk is added along this tree, the sum of a run being that
+    of its first half and that of its second; only where the sums are taken differs from chunk to
+    chunk. So an element's sum does not depend on the chunk it lies in, and therefore not on the
+    size of its buffer (``jaxcoll.sum_orders`` is 1).
+
+    The sum of a run is taken at a rank of the run, at its end at the chunk's owner. In the half
+    without this rank it is taken at the place as far from the half's start, modulo its length,
+    which spreads the chunks evenly. Of 2**k ranks these are Rabenseifner's exchanges, those of
+    ``Rhd(far_first=True)`` (Thakur, Rabenseifner and Gropp, "Optimization of collective
+    communication operations in MPICH", 2005, Sec. 4). Any number takes ceil(log2 n) steps each way
+    and n - 1 sends per chunk, the least there are. Topology-oblivious: pairs are routed over
+    shortest paths.
+    """
+
+    name: ClassVar[str] = "halving"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
+    tried_by_auto: ClassVar[bool] = False
+
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Sums are the gather reversed step by step, where other synthesizers reverse its simulated
+        run (``reverse_in_time``): of two runs that a switch let arrive early, that may add either
+        first.
+        """
+        gather = collective.with_kind("all_gather")
+        if collective.kind == "all_gather":
+            return self._gathered(topology, gather)
+        scatter = self._gathered(topology.transpose(), gather).reverse()
+        if collective.kind == "reduce_scatter":
+            return scatter
+        return concatenate(scatter, self._gathered(topology, gather))
+
+    @staticmethod
+    def _gathered(topology: Topology, collective: Collective) -> Schedule:
+        index = np.arange(collective.chunks_per_shard)
+
+        def write(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            owner = np.arange(len(group))
+            parts = [
+                Sends(np.full(len(owner), step), src, dst, owner, np.zeros_like(owner))
+                for step, src, dst in _exchanges(owner, 0, len(group), 0)
+            ]
+            sends = Sends.joined(parts)
+            every = {f.name: np.repeat(getattr(sends, f.name), len(index)) for f in _COLUMNS}
+            return group, Sends(**every | {"index": np.tile(index, len(sends.step))})
+
+        return gathered(topology, collective, write)
+
+
+_COLUMNS = dataclasses.fields(Sends)
+
+
+def _exchanges(
+    holder: np.ndarray, start: int, end: int, step: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """(step, from, to) of the gather within a run of places, each chunk starting at its holder.
+
+    Args:
+        holder: the place in ``start``, ..., ``end - 1`` that has each chunk.
+    """
+    if end - start < 2:
+        return
+    middle = start + (end - start + 1) // 2
+    is_first = holder < middle
+    across = np.where(
+        is_first,
+        middle + (holder - start) % (end - middle),
+        start + (holder - middle) % (middle - start),
+    )
+    yield step, holder, across
+    yield from _exchanges(np.where(is_first, holder, across), start, middle, step + 1)
+    yield from _exchanges(np.where(is_first, across, holder), middle, end, step + 1)

@@ -1,8 +1,17 @@
-"""Ring: ranks in circles over links, or in a given order whatever the wires are."""
+"""Rings and their opposite: circles, NCCL's channels, and everyone to everyone at once.
+
+Ring: ranks in circles over links, or in a given order whatever the wires are.
+
+NCCL ring: the rings of NCCL and RCCL, one way round in many channels.
+
+Direct: everyone sends to everyone at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
@@ -14,12 +23,10 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, LAST, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.patterns import circle
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
-from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
 from jaxcoll.topology import Topology
 
 ORDERS = ("links", "ranks")
@@ -165,3 +172,141 @@ def _around(topology: Topology, ranks: np.ndarray, index: np.ndarray, both_ways:
 def _links(topology: Topology, circle: np.ndarray) -> int:
     """Links on the routes from each rank of a circle to the next."""
     return len(shortest_routes(topology, circle, np.roll(circle, -1)).path_link)
+
+
+@dataclasses.dataclass(frozen=True)
+class NcclRing(Synthesizer):
+    """All-gather and broadcast over the rings that NCCL and RCCL lay, one way round each.
+
+    Among hosts there is a channel for each rank of a host, so that all network ports are in use:
+    each channel goes through the ranks of a host and on to the next host, entering and leaving at
+    another rank than the other channels, and keeping to rails where there are some (NCCL 2.x,
+    ``graph/search.cc`` and ``ncclTopoPostset`` in ``graph/connect.cc``; RCCL shares both). On
+    networks of links between ranks, as in a DGX-1, a channel goes each way round every circle over
+    links. The library searches channels in the paths and speeds of the real machine; here they are
+    those of ``jaxcoll.synth.building.circles``. Its slices are the pieces that a channel's data is
+    cut into: a rank passes one on before the next has come.
+
+    Attributes:
+        pieces: pieces of every message, at most one per chunk of a channel; None for one each.
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int | None = None
+
+    name: ClassVar[str] = "nccl_ring"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+    def granularity(self, topology: Topology, collective: Collective) -> int:
+        """Chunks per shard with which every channel carries an equal share (or a multiple)."""
+        groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
+        return max((len(_channels(topology, group)) for group in groups), default=1)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """As many chunks for every channel as shorten the pipeline."""
+        channels = self.granularity(problem.topology, problem.collective)
+        return (tuple(channels * pieces for pieces in DOUBLINGS),)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+
+        def channels(group: np.ndarray) -> list[np.ndarray]:
+            return _channels(topology, group)
+
+        if collective.kind == "broadcast":
+            return self._broadcast(topology, collective)
+        each = -(-collective.chunks_per_shard // self.granularity(topology, collective))
+        pieces = each if self.pieces is None else min(self.pieces, each)
+        return gather_around(topology, collective, channels, both_ways=False, pieces=pieces)
+
+    def _broadcast(self, topology: Topology, collective: Collective) -> Schedule:
+        """From the root round every channel, pieces following one another."""
+        columns = []
+        for g, group in enumerate(collective.groups):
+            if len(group) == 1:
+                continue
+            root = group[collective.root or 0]
+            channels = _channels(topology, np.asarray(group))
+            chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+            used: Counter[tuple[int, int]] = Counter()
+            for turn, around in enumerate(channels):
+                mine = chunks[turn :: len(channels)]
+                count = len(mine) if self.pieces is None else min(self.pieces, len(mine))
+                piece = np.arange(len(mine)) * count // max(1, len(mine))
+                way = np.roll(around, -int(np.flatnonzero(around == root)[0]))
+                pairs = [*itertools.pairwise(way.tolist())]
+                lane = [used[pair] for pair in pairs]
+                used.update(pairs)
+                hops = np.column_stack([np.arange(len(pairs)), way[:-1], way[1:], lane])
+                step, *ends = np.repeat(hops, len(mine), axis=0).T
+                columns.append(
+                    (step + np.tile(piece, len(pairs)), *ends, np.tile(mine, len(pairs)))
+                )
+        step, src, dst, lane, chunk = (np.concatenate(c) for c in zip(*columns, strict=True))
+        return routed(topology, collective, step, src, dst, chunk, lane=lane)
+
+
+def _channels(topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
+    """The ranks of a group in the order of every channel; their own order where none is found."""
+    found = circles_of(topology, ranks, False) if len(ranks) > 2 else ()
+    circles = [ranks[list(circle)] for circle in found] or [ranks]
+    if not topology.is_direct or len(ranks) == 2:
+        return circles
+    joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    ends = [zip(np.roll(c, -1).tolist(), c.tolist(), strict=True) for c in circles]
+    returns = [c[::-1] for c, pairs in zip(circles, ends, strict=True) if joined.issuperset(pairs)]
+    return circles + returns
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct(Synthesizer):
+    """Every chunk goes from its holder straight to every rank that wants it, all in one step.
+
+    Topology-oblivious: pairs that no link joins are routed over shortest paths
+    (``jaxcoll.paths.shortest_routes`` states the tie-break). A rank sends to the next rank first,
+    then to the one after it, and so on round.
+    """
+
+    name: ClassVar[str] = "direct"
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
+    )
+    put_off: ClassVar[float] = LAST
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks go between any ranks: each is simulated on every link of its path."""
+        return problem.hops
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+        n = topology.num_ranks
+        chunk, dst = _deliveries(collective)
+        holder = collective.target if collective.kind == "scatter" else collective.owner
+        src = holder[chunk].astype(np.int64)
+        order = np.lexsort((chunk, src, (dst - src) % n))
+        src, dst, chunk = src[order], dst[order], chunk[order]
+        return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)
+
+
+def _deliveries(collective: Collective) -> tuple[np.ndarray, np.ndarray]:
+    """Every (chunk, rank) that wants a chunk it does not hold."""
+    chunks, ranks = [], []
+    for g, group in enumerate(collective.groups):
+        members = np.asarray(group)
+        chunk = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+        lacks = collective.wants(members, chunk[:, None]) & ~collective.holds(
+            members, chunk[:, None]
+        )
+        i, j = np.nonzero(lacks)
+        chunks.append(chunk[i])
+        ranks.append(members[j])
+    return np.concatenate(chunks), np.concatenate(ranks)

@@ -1,4 +1,9 @@
-"""Swing: halving-doubling that keeps close to home on tori."""
+"""Swing and Trivance: partners at growing distances on both sides of a ring.
+
+Swing: halving-doubling that keeps close to home on tori.
+
+Trivance: exchanges with two partners at once, three times as far in every step.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,24 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import ALL_PIECES, DOUBLINGS, LAST, Counts, Synthesizer
-from jaxcoll.synth.building.patterns import exchanges, is_power_of_two
-from jaxcoll.synth.building.problem import Problem
-from jaxcoll.synth.building.routed import check_everyone, schedule_of
-from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.synth.building.base import (
+    ALL_PIECES,
+    DOUBLINGS,
+    LAST,
+    LATER,
+    Counts,
+    Problem,
+    Synthesizer,
+)
+from jaxcoll.synth.building.dimensions import dimension_counts
+from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
+from jaxcoll.synth.building.sends import (
+    Sends,
+    exchanges,
+    gather_in_order,
+    is_power_of_two,
+    tripling,
+)
 from jaxcoll.topology import Topology
 
 
@@ -117,3 +135,80 @@ def _partners(grid: Grid, dims: list[int], sign: int) -> list[np.ndarray]:
             moved[:, d] = (here + sign * np.where(here % 2 == 0, rho, -rho)) % grid.shape[d]
             partners.append(np.ravel_multi_index(tuple(moved.T), grid.shape))
     return partners
+
+
+@dataclasses.dataclass(frozen=True)
+class Trivance(Synthesizer):
+    """All-gather in ceil(log3 n) steps, both ways along a ring or the rings of a torus.
+
+    Juerss, Addanki and Schmid, "Trivance: Latency-optimal AllReduce by shortcutting multiport
+    networks" (arXiv 2602.17254): in each step ranks exchange with the two ranks at distance 3**t,
+    and add up what comes from both at once; reduce_scatter takes the steps from near to far. On a
+    torus the paper goes dimension by dimension.
+
+    The paper was known here by its abstract and summaries; its listing was not at hand. Its
+    all_reduce in ceil(log3 n) steps keeps the partial sums that it sends, which no schedule does
+    here: a partial sum that is sent is given away. So this one is reduce_scatter and all_gather, in
+    2 ceil(log3 n) steps and with the least bytes. Numbers of ranks other than powers of three are
+    ours: a block goes on to ranks that it has yet to reach, half of it each way where both ways
+    lead to one in the same step. So are the parts on a grid: chunks are dealt to one per dimension,
+    each of which starts with another dimension.
+
+    Defined on any network: the ranks of a group form a ring in their order, or those of a grid its
+    rings, and pairs are routed over shortest paths.
+
+    Attributes:
+        near_first: whether the all-gather starts with the nearest partners; from far to near the
+            largest messages go the shortest way.
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    near_first: bool = False
+    pieces: int = 1
+
+    name: ClassVar[str] = "trivance"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    def __post_init__(self) -> None:
+        checks.flag_fields(self, CollectiveError, "near_first")
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        return (cls(), cls(near_first=True))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+        return dimension_counts(problem.topology)
+
+    def work(self, problem: Problem) -> float:
+        """Chunks go between any ranks: each is simulated on every link of its path."""
+        return problem.hops
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+        chunks = collective.chunks_per_shard
+        if topology.placement is not None and not collective.is_grouped:
+            sends = self._over(topology.placement.grid, chunks).in_pieces(chunks, self.pieces)
+            ranks = np.asarray(topology.placement.ranks)
+            return schedule_of(topology, collective, on_ranks(sends, ranks))
+
+        def along(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            return group, self._over(Grid((len(group),), (True,)), chunks)
+
+        return gathered(topology, collective, along, self.pieces)
+
+    def _over(self, grid: Grid, chunks: int) -> Sends:
+        dims = [d for d, side in enumerate(grid.shape) if side > 1]
+        rings = {d: tripling(grid.shape[d], far_first=not self.near_first) for d in dims}
+        parts = []
+        for part in range(min(len(dims), chunks)):
+            index = np.arange(part, chunks, len(dims))
+            parts.append(gather_in_order(grid, dims[part:] + dims[:part], rings, index))
+        return Sends.joined(parts)

@@ -4,6 +4,5 @@
 ``van_de_geijn`` makes a broadcast of such a scatter and an all_gather.
 ``concurrent_flow`` is the best rate of all_to_all: ``flow_classes`` finds the symmetry that makes
 its linear program small, ``soft_distances`` takes over where it stays large. ``time_stepped``
-rounds the flow to a schedule. ``shortest_flow`` and ``kautz_flow`` prove bounds of the rate
-without that program (``rate_bounds``).
+rounds the flow to a schedule. ``shortest_flow`` proves bounds of the rate without that program.
 """

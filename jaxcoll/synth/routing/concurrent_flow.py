@@ -1,4 +1,8 @@
-"""The rate of all-to-all: the maximum concurrent flow between all pairs of ranks.
+"""All-to-all rates by maximum concurrent flow, with bounds that prove them.
+
+Proved bounds of an all-to-all rate.
+
+The rate of all-to-all: the maximum concurrent flow between all pairs of ranks.
 
 The linear program (A.1) of the direct-connect paper has a flow from every source over every link.
 ``flow_classes`` finds which of them are equal by symmetry; where that leaves a small program, it is
@@ -21,9 +25,39 @@ from jaxcoll.numerics import checks, highs
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.synth.routing import concurrent_flow_kernel as kernel
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_classes
-from jaxcoll.synth.routing.rate_bounds import Bounded
 from jaxcoll.synth.routing.soft_distances import climb
 from jaxcoll.topology import Topology, connected
+
+
+class Bounded:
+    """A rate between two proved bounds, which the subclass holds."""
+
+    lower: Fraction
+    upper: Fraction
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bounds meet."""
+        return self.lower == self.upper
+
+    @property
+    def gap(self) -> float:
+        """How far the upper bound lies above the lower, relative to it."""
+        return float(self.upper / self.lower - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RateBounds(Bounded):
+    """Proved bounds of the all-to-all rate of a digraph, links being of capacity 1.
+
+    Attributes:
+        lower: a flow of this rate exists.
+        upper: no flow has a larger rate.
+    """
+
+    lower: Fraction
+    upper: Fraction
+
 
 # Flow classes up to which the program is solved exactly.
 MOST_CLASSES = 20_000

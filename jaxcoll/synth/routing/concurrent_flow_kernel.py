@@ -1,4 +1,12 @@
-"""Loops of the all-to-all rate: certificates on the whole graph, and flows at soft distances."""
+"""Loops of the all-to-all rate: certificates on the whole graph, and flows at soft distances.
+
+A rate is proved from both sides. Below: a flow in integers, whose least delivery and fullest arc
+are counted on the whole graph (``delivered``), whatever found it. Above: any lengths of arcs, since
+all arcs' capacity by length, over the sum of distances, bounds the rate (``total_distance``)
+wherever the lengths come from. Good lengths and flows come from distances whose minimum is
+softened: unlike the exact ones these have a gradient, which is a flow that splits among near-
+shortest paths.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +76,7 @@ def total_distance(ptr, arc, heads, length, sources, weight):
         while waiting:
             reached, u = key[0], item[0]
             waiting = heap.pop(key, item, 0, waiting)
-            if reached > distance[u]:
+            if reached > distance[u]:  # an entry from before the vertex was found nearer
                 continue
             total += weight[i] * reached
             for j in range(ptr[u], ptr[u + 1]):
@@ -114,6 +122,7 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
             soft[u] = _split(in_ptr, in_arc, tails, length, softness, u, distance, soft, part)
             total += weight[i] * soft[u]
             exact += weight[i] * distance[u]
+        # From far to near: all that flows through a vertex has been added when its turn comes.
         flow[:] = 1.0
         for j in range(size - 1, 0, -1):
             u = order[i, j]

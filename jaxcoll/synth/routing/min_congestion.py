@@ -13,9 +13,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
-from jaxcoll.synth.building.problem import Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.routing import min_congestion_kernel as kernel
 from jaxcoll.topology import Topology

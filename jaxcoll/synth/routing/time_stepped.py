@@ -14,8 +14,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import check_everyone
 from jaxcoll.synth.routing import time_stepped_kernel as kernel
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow

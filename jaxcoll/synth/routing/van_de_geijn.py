@@ -11,12 +11,11 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import LATER, Counts, Synthesizer
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.ring import Direct
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.topology import Topology
 

@@ -1,4 +1,9 @@
-"""State of the matching by events: times, point-to-point chunks, the workspace and its heap."""
+"""State of the matching by events: times, point-to-point chunks, the workspace and its heap.
+
+Where links differ there is no step at which all of them start. The state of a search by events is
+therefore a heap of arrivals, the ranks that an arrival has woken, and for each link the message
+that it carries now. Ticks are whole, so that arrivals of one moment are equal and not nearly so.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.bitset import bit_of
-from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, place
+from jaxcoll.synth.tacos.state import WORD, Holdings, Network, bit_of, measure, place
 
 # Words in a block: the networks are smaller than those that run in lockstep.
 WORDS = 8

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos import rules
-from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
 from jaxcoll.synth.tacos.event_state import (
     BLOCK,
     FINISH,
@@ -34,7 +33,16 @@ from jaxcoll.synth.tacos.event_state import (
     pop,
     push,
 )
-from jaxcoll.synth.tacos.state import Holdings, Network, next_block, place
+from jaxcoll.synth.tacos.state import (
+    Holdings,
+    Network,
+    bit_of,
+    draw_bit,
+    next_block,
+    next_random,
+    place,
+    random_below,
+)
 
 _ZERO = np.uint64(0)
 _RANDOM = int(rules.Rule.RANDOM)
@@ -89,6 +97,7 @@ def expand(
         room, looks = np.int64(0), looks + count
         block = _shuffle(waiting, random, count, have.shape[0])
         needs_all = limit < _NEVER and not moves and not relays
+        # Only where every rank wants every chunk: then what its links can still carry is a bound.
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
             break
         event = Event(time, count, block, size, sends)
@@ -96,6 +105,8 @@ def expand(
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             break
+        # All arrivals of one moment before any match: a link matched between two of them would not
+        # see the chunk of the second.
         time, count = times[0], np.int64(0)
         while size > 0 and times[0] == time:
             link = arrivals[0]
@@ -112,7 +123,9 @@ def expand(
                 have[b, v, word] |= bit
                 for out in range(out_ptr[v], out_ptr[v + 1]):
                     offer[out, b >> 6] |= bit_of(b)
-            first[link] = last[link]
+            first[link] = last[link]  # the link is idle again
+            # Links into v are free, and links out of v have something new to offer: only these
+            # ranks can gain a match by this arrival.
             count = _let_wait(waiting, waits, count, v, near_ptr, near)
     at[WANTED], at[TIME], at[FINISH] = wanted, time, finish
     at[SENDS], at[UNDER_WAY], at[WAITING] = sends, size, count

@@ -5,6 +5,12 @@ together, and in one step all links start at the same block, so that the step wo
 columns of the bitsets that stay in cache. ``Holdings.offer`` remembers which blocks are worth
 looking at, which keeps a search that finds nothing from reading every block.
 
+Algorithm 1 shuffles all unsatisfied (rank, chunk) pairs and draws a source for each. Here ranks
+shuffle their incoming links, and each link draws a chunk. A match is the same thing, a chunk that
+the source has and the rank lacks, but no work goes to the many pairs that find no free link. On a
+ring of 4 ranks with links both ways the first step has one choice per link, its source's own
+chunk; in the second the two links into a rank can bring the same last chunk, and one stays idle.
+
 Time is O(sends) in practice, memory one bit per (rank, chunk) where every rank wants every chunk.
 """
 
@@ -13,15 +19,18 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.bitset import (
+from jaxcoll.synth.tacos.rules import keep_highest
+from jaxcoll.synth.tacos.state import (
+    WORD,
+    Holdings,
     bit_of,
     draw_bit,
     lowest_bit,
+    next_block,
     next_random,
+    place,
     random_below,
 )
-from jaxcoll.synth.tacos.rules import keep_highest
-from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
 
 # Words in a block. Two cache lines per rank: with one, more links find nothing in the first block
 # they look at, with four, each look takes longer.
@@ -60,8 +69,10 @@ def expand(net, now: Holdings, wanted, planes, random, chunk_of_slot, edge, chun
     ranks = np.arange(now.have.shape[1])
     carried = np.empty(links, np.int32)
     step = total = 0
-    while wanted > 0 and step < len(sends):
+    while wanted > 0 and step < len(sends):  # "while there are unsatisfied postconditions"
+        # "t <- t + 1": a time span is never stored; the holdings are its state, the sends its arcs.
         start = next_start(random, blocks)
+        # First all matches, then all deliveries: a chunk that arrives in a span leaves in the next.
         match(net, now, planes, random, start, ranks, carried)
         wanted -= deliver(net, now, carried, ranks)
         before = total
@@ -115,11 +126,11 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     scratch = np.empty(WORDS, np.uint64)
     for v in ranks:
         first, degree = in_ptr[v], in_ptr[v + 1] - in_ptr[v]
-        if left[v] == 0:
+        if left[v] == 0:  # no postcondition of this rank is unsatisfied
             for i in range(first, first + degree):
                 carried[in_link[i]] = -1
             continue
-        x = _draw_order(in_link, first, degree, random[v], order)
+        x = _draw_order(in_link, first, degree, random[v], order)  # "random_shuffle"
         for i in range(degree):
             link = order[i]
             u = src[link]
@@ -133,6 +144,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                         _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
                     if len(relay):
                         _keep_useful(lack, relay, near_ptr, near, v, block, free)
+                # What the source has and the rank may take: "precond[s][c] is True", 64 at a time.
                 found = _ZERO
                 for q in range(WORDS):
                     scratch[q] = have[block, u, q] & free[block, q]
@@ -142,6 +154,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                         keep_highest(scratch, need, block, planes)
                     x = next_random(x)
                     slot = draw_bit(scratch, WORDS, x)
+                    # "precond[d][c] <- True": no other link into the rank brings it in this span.
                     free[block, slot >> 6] &= ~bit_of(slot)
                     slot += block * BLOCK
                     break
@@ -225,6 +238,8 @@ def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
         else:
             for q in range(WORDS):
                 carry[q] = ~have[block, w, q]
+        # One more lacks each chunk of ``carry``: 64 counters add at once, digit by digit, as a
+        # ripple-carry adder does. Counting chunk by chunk would read every bit by itself.
         for p in range(planes):
             for q in range(WORDS):
                 digit = need[block, p, q]
@@ -260,6 +275,7 @@ def deliver(net, now: Holdings, carried, ranks):
             left[v] -= 1
             if len(relay) == 0 or relay[block, v, word] & bit == _ZERO:
                 wanted += 1
+            # Whatever ``match`` has noted, the block is worth a look again by links out of here.
             for link in range(out_ptr[v], out_ptr[v + 1]):
                 offer[link, block >> 6] |= bit_of(block)
     return wanted

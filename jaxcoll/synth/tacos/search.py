@@ -1,4 +1,12 @@
-"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule."""
+"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule.
+
+The paper runs Algorithm 2 with another random choice every time; a search is one such run. Two
+kernels do it: in lockstep, where all links cost the same and a time span is a step, and by events
+where they do not (Sec. IV-F). Both see tables only. This file makes those tables of a network and a
+collective, calls the kernels until they are done or slower than the best so far (``limit``), and
+reads columns of sends out of them. Ranks that relay what they do not want may bring chunks that
+nobody took on in the end: those sends are pruned.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +22,7 @@ from jaxcoll.simulation.timeline import Clock
 from jaxcoll.synth.tacos import event_state, events
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
-from jaxcoll.synth.tacos.rules import Rule
-from jaxcoll.synth.tacos.slow_links import faster_ranks
+from jaxcoll.synth.tacos.rules import Rule, faster_ranks
 from jaxcoll.topology import Topology
 
 NO_LIMIT = int(np.iinfo(np.int64).max)

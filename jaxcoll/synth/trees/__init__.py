@@ -1,7 +1,7 @@
 """Algorithms that send along trees.
 
-``pipeline`` (all_reduce up and down a few trees) carries ``double_binary_tree``,
-``hierarchical_tree``, ``c_cube`` and ``tto``; ``blink`` packs trees from one root; ``multitree``
+``pipeline`` is all_reduce up and down a few trees: double binary trees, C-Cube and TTO; ``blink``
+packs trees from one root, or lays chains inside hosts and two trees across them; ``multitree``
 and its kernel grow one tree per rank; ``joint_trees`` and its kernel grow two per chunk, one to sum
 up and one to copy down.
 """

@@ -37,9 +37,15 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import DOUBLINGS, FIRST, Counts, Synthesizer
+from jaxcoll.synth.building.base import (
+    BUCKET_BYTES,
+    DOUBLINGS,
+    FIRST,
+    Counts,
+    Problem,
+    Synthesizer,
+)
 from jaxcoll.synth.building.list_scheduling import LinkedSends, improved, link_ticks, remaining
-from jaxcoll.synth.building.problem import BUCKET_BYTES, Problem
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.trees import joint_trees_kernel as kernel
 from jaxcoll.topology import Topology

@@ -110,7 +110,7 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     total = int(wanted.sum()) - len(root)
     step_of, tree_of = np.empty(total, np.int64), np.empty(total, np.int64)
     path_ptr, path = np.zeros(total + 1, np.int64), np.empty(2 * total + 16, np.int64)
-    # Without forwarders, children are neighbours.
+    # Without forwarders, children are neighbours: the search never looks past one link.
     has_forwarders = (graph.group != graph.group[root[0]]).any()
     farthest = int(graph.distance.max()) - 1 if has_forwarders else 0
     now = _new_step(graph, len(root))

@@ -2,39 +2,28 @@
 
 - ``digraph``: the type that all of them return, self-loops and parallel arcs included;
 - ``operations``: digraphs made of digraphs, and isomorphisms to the transpose;
-- ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
+- ``tori`` (and circulants), ``kautz_graphs`` (complete graphs and binary trees too): by formula;
 - ``cayley_digraphs``: of dihedral and other groups, and good connections;
-- ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
+- ``distance_regular_graphs``: those of Table A.2, and finite geometries;
 - ``families``: all by name, with the sizes and degrees they exist at.
 """
 
-from jaxcoll.topologies.generative.binary_trees import double_binary_tree
 from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
-from jaxcoll.topologies.generative.circulants import (
-    bidirectional_ring,
-    circulant,
-    dense_circulant,
-    directed_circulant,
-    least_diameter_circulant,
-    shifted_ring,
-    unidirectional_ring,
-)
-from jaxcoll.topologies.generative.complete_graphs import (
-    complete,
-    complete_bipartite,
-    hamming,
-    hypercube,
-    twisted_hypercube,
-)
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.distance_regular_graphs import distance_regular
 from jaxcoll.topologies.generative.families import FAMILIES, Family, Member, family, members
 from jaxcoll.topologies.generative.kautz_graphs import (
+    complete,
+    complete_bipartite,
     de_bruijn,
     diamond,
+    double_binary_tree,
     generalized_kautz,
+    hamming,
+    hypercube,
     kautz,
     modified_de_bruijn,
+    twisted_hypercube,
 )
 from jaxcoll.topologies.generative.operations import (
     bidirectional,
@@ -46,7 +35,18 @@ from jaxcoll.topologies.generative.operations import (
     line_graph,
     multiply_arcs,
 )
-from jaxcoll.topologies.generative.tori import optical_cubes, torus, twisted_torus
+from jaxcoll.topologies.generative.tori import (
+    bidirectional_ring,
+    circulant,
+    dense_circulant,
+    directed_circulant,
+    least_diameter_circulant,
+    optical_cubes,
+    shifted_ring,
+    torus,
+    twisted_torus,
+    unidirectional_ring,
+)
 
 __all__ = [
     "FAMILIES",

@@ -28,7 +28,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph
 
-# Connections with good BFB all_gathers; ``jaxcoll.finder.cayley_search`` prints the file.
+# Connections with good BFB all_gathers; ``jaxcoll.finder.candidates`` prints the file.
 _FILE, VERSION = "cayley.json", 1
 
 

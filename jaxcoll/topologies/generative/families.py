@@ -11,10 +11,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
-    circulants,
-    complete_graphs,
     distance_regular_graphs,
-    finite_geometry,
     kautz_graphs,
     tori,
 )
@@ -181,7 +178,7 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
 
     def find(n: int, d: int) -> Iterator[Arguments]:
         q = d - degree_over_order
-        fits = 2 <= q <= largest and size_of(q) == n and finite_geometry.is_field_order(q)
+        fits = 2 <= q <= largest and size_of(q) == n and distance_regular_graphs.is_field_order(q)
         return _only(fits, q)
 
     return find
@@ -190,9 +187,9 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
 FAMILIES: Mapping[str, Family] = {
     entry.name: entry
     for entry in (
-        Family("complete", complete_graphs.complete, _complete),
-        Family("complete bipartite", complete_graphs.complete_bipartite, _complete_bipartite),
-        Family("Hamming", complete_graphs.hamming, _hamming),
+        Family("complete", kautz_graphs.complete, _complete),
+        Family("complete bipartite", kautz_graphs.complete_bipartite, _complete_bipartite),
+        Family("Hamming", kautz_graphs.hamming, _hamming),
         Family("Kautz", kautz_graphs.kautz, _kautz),
         Family(
             "generalized Kautz",
@@ -201,18 +198,16 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(
             "circulant",
-            circulants.least_diameter_circulant,
+            tori.least_diameter_circulant,
             lambda n, d: _only(d >= 4 and d % 2 == 0 and n > 6, n, d),
         ),
-        Family("directed circulant", circulants.dense_circulant, lambda n, d: _only(n == d + 2, d)),
+        Family("directed circulant", tori.dense_circulant, lambda n, d: _only(n == d + 2, d)),
         Family(
             "bidirectional ring",
-            circulants.bidirectional_ring,
+            tori.bidirectional_ring,
             lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
         ),
-        Family(
-            "unidirectional ring", circulants.unidirectional_ring, lambda n, d: _only(True, d, n)
-        ),
+        Family("unidirectional ring", tori.unidirectional_ring, lambda n, d: _only(True, d, n)),
         Family(
             "Diamond", kautz_graphs.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False
         ),
@@ -225,9 +220,9 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family("distance-regular", distance_regular_graphs.distance_regular, _table_a2),
         Family("Cayley", cayley_digraphs.cayley, _cayley),
-        Family("shifted ring", circulants.shifted_ring, _shifted_rings),
+        Family("shifted ring", tori.shifted_ring, _shifted_rings),
         Family("twisted torus", tori.twisted_torus, _twisted_tori),
-        Family("twisted hypercube", complete_graphs.twisted_hypercube, _twisted_hypercube),
+        Family("twisted hypercube", kautz_graphs.twisted_hypercube, _twisted_hypercube),
         Family("Johnson", distance_regular_graphs.johnson, _johnson),
         Family("odd", distance_regular_graphs.odd_graph, _odd),
         Family("doubled odd", distance_regular_graphs.doubled_odd_graph, _doubled_odd),
@@ -238,22 +233,22 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(
             "projective plane",
-            finite_geometry.projective_plane,
+            distance_regular_graphs.projective_plane,
             _of_order(lambda q: 2 * (q * q + q + 1), 1),
         ),
         Family(
             "affine plane minus a class",
-            finite_geometry.affine_plane_minus_class,
+            distance_regular_graphs.affine_plane_minus_class,
             _of_order(lambda q: 2 * q * q, 0),
         ),
         Family(
             "generalized quadrangle",
-            finite_geometry.generalized_quadrangle,
+            distance_regular_graphs.generalized_quadrangle,
             _of_order(lambda q: 2 * (q + 1) * (q * q + 1), 1),
         ),
         Family(
             "generalized hexagon",
-            finite_geometry.generalized_hexagon,
+            distance_regular_graphs.generalized_hexagon,
             _of_order(lambda q: 2 * (q**6 - 1) // (q - 1), 1, largest=3),
         ),
     )

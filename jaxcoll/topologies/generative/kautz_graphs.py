@@ -1,8 +1,14 @@
-"""Kautz graphs, generalized Kautz graphs and de Bruijn graphs: the least diameters at any size.
+"""Kautz and de Bruijn graphs, complete graphs, hypercubes, and pairs of binary trees.
+
+Kautz graphs, generalized Kautz graphs and de Bruijn graphs: the least diameters at any size.
 
 Source: Table A.3, Appendix A.6.2. Diamond and modified de Bruijn digraphs, which the dissertation
 draws or describes, were found by a search. Their breadth-first schedules are not bandwidth-optimal;
 others are, which a search found as well (``jaxcoll.synth.direct_connect.searched``).
+
+Complete, complete bipartite and Hamming graphs, plain and twisted hypercubes (Table A.3).
+
+Two binary trees over the same vertices, the leaves of one being inner vertices of the other.
 """
 
 from __future__ import annotations
@@ -14,9 +20,8 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies.arguments import check_size, count
-from jaxcoll.topologies.generative.complete_graphs import complete
 from jaxcoll.topologies.generative.digraph import Digraph
-from jaxcoll.topologies.generative.operations import line_graph
+from jaxcoll.topologies.generative.operations import cartesian_power, line_graph
 
 
 def kautz(degree: int, n: int) -> Digraph:
@@ -175,3 +180,120 @@ def modified_de_bruijn(degree: int, n: int) -> Digraph:
             if np.array_equal(np.asarray(image)[after[cycle]], after[np.asarray(image)[cycle]])
         ),
     )
+
+
+def complete(m: int) -> Digraph:
+    """K_m: every vertex is joined with every other; degree m - 1."""
+    m = count(m, "m", least=2)
+    check_size(f"K{m}", m, m * (m - 1))
+    vertices = np.arange(m)
+    return Digraph(
+        m,
+        m - 1,
+        np.repeat(vertices, m - 1),
+        ((vertices[:, None] + np.arange(1, m)) % m).ravel(),
+        name=f"K{m}",
+        generators=(tuple(((vertices + 1) % m).tolist()), (1, 0, *range(2, m))),
+    )
+
+
+def complete_bipartite(degree: int) -> Digraph:
+    """K_{d,d}: two sides of d vertices, each joined with all of the other side; 2d vertices."""
+    degree = count(degree, "degree")
+    name = f"K{degree},{degree}"
+    check_size(name, 2 * degree, 2 * degree * degree)
+    side = np.arange(degree)
+    left, right = (end.ravel() for end in np.meshgrid(side, degree + side, indexing="ij"))
+    turned = np.concatenate([(side + 1) % degree, degree + side])
+    exchanged = (np.arange(2 * degree) + degree) % (2 * degree)
+    return Digraph(
+        2 * degree,
+        degree,
+        np.concatenate([left, right]),
+        np.concatenate([right, left]),
+        name=name,
+        generators=tuple(tuple(image.tolist()) for image in (turned, exchanged)),
+    )
+
+
+def hamming(n: int, q: int) -> Digraph:
+    """H(n, q): words of n letters out of q, joined where one letter differs; degree n (q - 1)."""
+    n, q = count(n, "n"), count(q, "q", least=2)
+    return _named(cartesian_power(complete(q), n), f"H({n},{q})")
+
+
+def hypercube(dimensions: int) -> Digraph:
+    """H(d, 2): words of d bits, joined where one bit differs; 2^d vertices of degree d."""
+    dimensions = count(dimensions, "dimensions")
+    return _named(cartesian_power(complete(2), dimensions), f"hypercube({dimensions})")
+
+
+def twisted_hypercube(dimensions: int) -> Digraph:
+    """The hypercube with two edges of one 4-cycle exchanged: diameter d - 1.
+
+    On the cycle 0, 1, 3, 2 the edges 0-1 and 3-2 become 0-3 and 1-2. Source: Esfahanian, Ni and
+    Sagan, "The twisted n-cube with application to multiprocessing" (1991), the reference of
+    Appendix A.1.1.
+
+    Args:
+        dimensions: d, at least 3.
+    """
+    cube = hypercube(count(dimensions, "dimensions", least=3))
+    heads = cube.heads.copy()
+    for tail, old, new in ((0, 1, 3), (3, 2, 0), (1, 0, 2), (2, 3, 1)):
+        heads[(cube.tails == tail) & (cube.heads == old)] = new
+    return Digraph(cube.size, cube.degree, cube.tails, heads, name=f"twisted {cube.name}")
+
+
+def _named(digraph: Digraph, name: str) -> Digraph:
+    return dataclasses.replace(digraph, name=name)
+
+
+_DEGREE = 4
+
+
+def double_binary_tree(n: int) -> Digraph:
+    """The edges of both trees of ``tree_parents``; degree 4, the baseline of Section 3.8.2.
+
+    A vertex has a parent and at most two children in one tree, and a parent in the other. Ports
+    that neither tree uses, as those of roots, are self-loops. An edge of both trees is two arcs
+    each way.
+
+    Args:
+        n: vertices, at least 2.
+    """
+    n = count(n, "n", least=2)
+    tails, heads = [], []
+    for parents in tree_parents(n):
+        children = np.flatnonzero(parents >= 0)
+        tails += [children, parents[children]]
+        heads += [parents[children], children]
+    used = np.bincount(np.concatenate(tails), minlength=n)
+    loops = np.repeat(np.arange(n), _DEGREE - used)
+    return Digraph(
+        n,
+        _DEGREE,
+        np.concatenate([*tails, loops]),
+        np.concatenate([*heads, loops]),
+        name=f"DBT({n})",
+    )
+
+
+def tree_parents(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The parent of each vertex in the first tree and in the second, -1 for the root; int64.
+
+    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
+    (2009), with the trees of NCCL: in the first, vertices with more trailing zero bits are higher
+    up, and odd vertices are leaves; the second is the first mirrored (even n) or shifted by one
+    (odd n).
+    """
+    first = np.full(n, -1, np.int64)
+    for vertex in range(1, n):
+        low = vertex & -vertex
+        above = (vertex ^ low) | (low << 1)
+        first[vertex] = above if above < n else vertex ^ low
+    vertices = np.arange(n)
+    moved = n - 1 - vertices if n % 2 == 0 else (vertices + 1) % n
+    second = np.empty(n, np.int64)
+    second[moved] = np.where(first >= 0, moved[first], -1)
+    return first, second

@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxcoll.configurations.config import Config, Value
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 

@@ -12,10 +12,10 @@ import re
 
 from jaxcoll import fields as readers
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 

@@ -1,3 +1,3 @@
-"""Measurements and decisions, in reading order: ``decision``, ``table``, its JSON (``table_file``)
-and text (``table_text``), ``in_use`` (calls that run by it).
+"""Measurements and decisions, in reading order: ``decision``, ``table`` (and its text), its JSON
+(``table_file``), ``in_use`` (calls that run by it).
 """

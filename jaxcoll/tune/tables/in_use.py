@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
-from jaxcoll.execute.choice import active, stated
+from jaxcoll.execute.choice import configured, stated
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
@@ -30,7 +30,7 @@ def this_machine() -> Machine:
 
 
 class ByTable:
-    """How tasks run by a table (see ``jaxcoll.execute.choice.active.Choices``).
+    """How tasks run by a table (see ``jaxcoll.execute.choice.configured.Choices``).
 
     A task that the table does not answer runs by the default. So does one whose configuration is
     refused while tracing, such as a synthesizer that does not exist: ``skipped`` is told.
@@ -54,7 +54,7 @@ class ByTable:
         """The configuration of a task, or None where it runs by the default."""
         return self._table.lookup(task, self._machine)
 
-    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
         """The result of a task on an operand."""
         config = self.config(task)
         if config is None:
@@ -101,7 +101,7 @@ def use(
             merged = merged.merge(table)
         else:
             merged = merged.merge(Table.load_usable([table], machine, skipped))
-    with active.choosing(ByTable(merged, machine, skipped)):
+    with configured.choosing(ByTable(merged, machine, skipped)):
         yield merged
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from jaxcoll import fields as readers
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Decision, Machine
 
 FORMAT = "jaxcoll.tuner-table"

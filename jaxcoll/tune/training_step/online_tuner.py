@@ -20,10 +20,10 @@ from typing import Any
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TableWarning, TuneError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.tables.table import Table
@@ -180,7 +180,7 @@ class Online:
         self._path, self._coordinator, self._log = path, coordinator, log
         self._timing = Timing(clock)
         self._machine = this_machine()
-        self._base: active.Choices | None = None
+        self._base: configured.Choices | None = None
         self._work: Background | None = None
         self._turns: Turns | None = None
         self._held = Held()
@@ -278,7 +278,7 @@ class Online:
             if program == "switch":
                 outputs = self._switch(choice, args, kwargs)
             else:
-                with active.choosing(self._choices(choice)):
+                with configured.choosing(self._choices(choice)):
                     outputs = self._step(*args, **kwargs)
             if is_timed:
                 self._coordinator.wait(outputs, f"step {self._count}")
@@ -295,10 +295,12 @@ class Online:
         note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
         if note not in self._history.notes:
             self._history.notes.append(note)
-        with active.choosing(self._choices(self._chosen) if self._count else active.current()):
+        with configured.choosing(
+            self._choices(self._chosen) if self._count else configured.current()
+        ):
             return self._step(*args, **kwargs)
 
-    def _choices(self, choice: Choice) -> active.Choices | None:
+    def _choices(self, choice: Choice) -> configured.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
 
     def _give_up(self, why: str) -> None:
@@ -322,7 +324,7 @@ class Online:
             self._machine = Machine(start.hardware, start.jax)
         # A table in use around the call (``use``) answers where this one is empty.
         by_table = ByTable(self.table, self._machine)
-        self._base = by_table if self.table.decisions else active.current()
+        self._base = by_table if self.table.decisions else configured.current()
 
     def _synchronize(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""

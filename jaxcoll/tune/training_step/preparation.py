@@ -23,10 +23,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxcoll.collective import ROOTED
 from jaxcoll.configurations.config import Config
 from jaxcoll.configurations.space import Space
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.backend_space import candidates, jax_space
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
@@ -76,7 +76,7 @@ class Preparation:
         args: tuple,
         kwargs: dict,
         *,
-        base: active.Choices | None,
+        base: configured.Choices | None,
         spaces: Spaces | None,
         most: int | None,
         table: Table,
@@ -86,7 +86,7 @@ class Preparation:
     ):
         started = time.perf_counter()
         recorder = Recorder()
-        with active.choosing(recorder):
+        with configured.choosing(recorder):
             jax.eval_shape(step, *args, **kwargs)
         self.failures: dict[tuple[Task, Config], str] = {}
         self.notes: list[str] = []
@@ -183,7 +183,7 @@ class Preparation:
         if not self.candidates:
             return None
         try:
-            with active.choosing(base):
+            with configured.choosing(base):
                 switch = SwitchProgram(step, self.candidates, args, kwargs)
                 check_same(step, switch.stages, args, kwargs, "the program of all candidates")
             return switch

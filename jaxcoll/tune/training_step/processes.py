@@ -25,10 +25,10 @@ from typing import Any, Protocol, Self, TypeVar
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.training_step.regression import Choice, TimedStep
 from jaxcoll.tune.training_step.state_machine import State
 

@@ -18,10 +18,10 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.choice import active
-from jaxcoll.task import Task
+from jaxcoll.execute.choice import configured
 from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads. Steps leave processor time to compilers while devices wait for each other,
@@ -29,7 +29,7 @@ from jaxcoll.tune.training_step.regression import Choice
 _NICE = 19
 
 # By its named scope a compiled program tells which task an operation belongs to.
-SCOPE = "jaxcoll.task"
+SCOPE = "jaxcoll.configurations.task"
 
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]
@@ -61,22 +61,22 @@ def _abstract(leaf: Any) -> Any:
 
 
 def choices_of(
-    candidates: Candidates, choice: Choice, base: active.Choices | None = None
-) -> active.Choices | None:
+    candidates: Candidates, choice: Choice, base: configured.Choices | None = None
+) -> configured.Choices | None:
     """The choices under which a step runs a candidate per task; other tasks run by ``base``."""
     chosen = zip(candidates.items(), choice, strict=True)
     fixed = {task: configs[i] for (task, configs), i in chosen if configs[i] is not None}
     return Layered(fixed, base) if fixed else base  # type: ignore[arg-type]
 
 
-class Layered(active.Fixed):
+class Layered(configured.Fixed):
     """A configuration per task; tasks not listed run by other choices, or by the default."""
 
-    def __init__(self, configs: Mapping[Task, Config], base: active.Choices | None = None):
+    def __init__(self, configs: Mapping[Task, Config], base: configured.Choices | None = None):
         super().__init__(configs)
         self._base = base
 
-    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
         """The result by the configuration of the task."""
         if task in self.configs or self._base is None:
             return super().run(task, x, run_by)
@@ -91,14 +91,14 @@ class Layered(active.Fixed):
 
 
 def compile_plain(
-    step: Any, choices: active.Choices | None, args: tuple, kwargs: dict
+    step: Any, choices: configured.Choices | None, args: tuple, kwargs: dict
 ) -> tuple[Any, Any]:
     """Compile the step under choices, so that its next call under them compiles nothing.
 
     Returns:
         The lowered and the compiled program.
     """
-    with active.choosing(choices):
+    with configured.choosing(choices):
         lowered = step.lower(*args, **kwargs)
         return lowered, compiled(lowered)
 
@@ -109,7 +109,7 @@ def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> N
     Raises:
         TuneError: saying which result differs.
     """
-    lowered, compiled = compile_plain(step, active.current(), args, kwargs)
+    lowered, compiled = compile_plain(step, configured.current(), args, kwargs)
     same_lowered, same_compiled = found
     infos = [jax.tree.flatten_with_path(low.out_info) for low in (lowered, same_lowered)]
     if infos[0][1] != infos[1][1]:
@@ -140,7 +140,7 @@ class _Switched:
         self,
         candidates: Candidates,
         which: Sequence[jax.Array],
-        base: active.Choices | None,
+        base: configured.Choices | None,
     ):
         self._base = base
         self._branches = {
@@ -150,7 +150,7 @@ class _Switched:
             )
         }
 
-    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
         if task not in self._branches:
             return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
         index, configs, name = self._branches[task]
@@ -163,7 +163,7 @@ class _Switched:
         self._branches = {}
 
 
-def _run_by(run_by: active.RunBy, config: Config | None, x: jax.Array) -> jax.Array:
+def _run_by(run_by: configured.RunBy, config: Config | None, x: jax.Array) -> jax.Array:
     return run_by(x, config)
 
 
@@ -187,13 +187,13 @@ class SwitchProgram:
             raise TuneError("the step has static arguments; its candidates are compiled one by one")
         donated = [1 + i for i, info in enumerate(infos) if info.donated]
 
-        base = active.current()
+        base = configured.current()
 
         def traced(which, *flat):
             args, kwargs = jax.tree.unflatten(structure, flat)
             choices = _Switched(candidates, which, base)
             try:
-                with active.choosing(choices):
+                with configured.choosing(choices):
                     return step(*args, **kwargs)
             finally:
                 choices.forget()

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxcoll.task import Task
+from jaxcoll.configurations.task import Task
 
 Choice = tuple[int, ...]
 Floats = NDArray[np.float64]

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
 from jaxcoll.tune.training_step.programs import SwitchProgram, abstract, choices_of
 from jaxcoll.tune.training_step.regression import Choice
 
@@ -191,7 +191,7 @@ class Replayed:
         """One step by a program, "plain" or "switch", and a candidate per task of the recording."""
         if program == "plain":
             choices = choices_of(self._recording.candidates, choice) if any(choice) else None
-            with active.choosing(choices):
+            with configured.choosing(choices):
                 return self._step(*args, **kwargs)
         if self._switch is None:
             types = abstract((args, kwargs))

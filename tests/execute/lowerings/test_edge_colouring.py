@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import ScheduleError
-from jaxcoll.execute.lowerings.edge_colouring import colour_messages, max_degree
+from jaxcoll.execute.lowerings.rounds import colour_messages, max_degree
 
 MESSAGES = st.integers(1, 9).flatmap(
     lambda n: st.lists(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.collective import KINDS
-from jaxcoll.execute.lowerings.edge_colouring import max_degree
-from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.lowerings.rounds import max_degree, permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from tests.execute.harness import schedule_of
 

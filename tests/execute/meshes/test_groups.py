@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import FormatError
-from jaxcoll.aot.hlo import Instruction
-from jaxcoll.aot.replica_groups import replica_groups
+from jaxcoll.aot.hlo import Instruction, replica_groups
 
 
 def collective(groups: str) -> Instruction:

@@ -17,7 +17,7 @@ from experiments.autoccl.searches.landscapes import (
     landscape_space,
     ramps,
 )
-from jaxcoll.configurations.nccl_space import nccl_config
+from jaxcoll.configurations.config import nccl_config
 from jaxcoll.errors import TuneError
 
 MODEL = Bandwidth((2e-6, 4e-6), (20e9, 30e9), 1e-7, (0.7, 0.6, 0.9))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.autoccl import sockets
+from experiments.autoccl import trials
 from experiments.autoccl.training import repaid_after
 from experiments.autoccl.trials import (
     DEFAULT,
@@ -22,8 +22,8 @@ from experiments.autoccl.trials import (
     product,
     product_alone,
 )
+from experiments.config import configure
 from experiments.errors import CheckError, ConfigError
-from experiments.registry import configure
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config
 from tests.experiments.runs import small_run
@@ -149,7 +149,7 @@ def test_best_and_worst_of_every_task():
 @pytest.mark.slow
 def test_processes_that_sockets_connect_time_the_same_configurations():
     configs = [DEFAULT, NATIVE]
-    (times,) = sockets.measure([Setting("all_gather", 1 / 64)], configs, 3, 4, 2, seed=0)
+    (times,) = trials.measure([Setting("all_gather", 1 / 64)], configs, 3, 4, 2, seed=0)
     assert times.shape == (3, 2)
     assert (times > 0).all()
 
@@ -158,7 +158,7 @@ def test_processes_that_sockets_connect_time_the_same_configurations():
 def test_a_process_that_fails_is_named():
     nonsense = [Config({"algorithm": "nonsense"})]
     with pytest.raises(CheckError, match="nonsense"):
-        sockets.measure([Setting("all_gather", 1 / 64)], nonsense, 1, 2, 2, seed=0)
+        trials.measure([Setting("all_gather", 1 / 64)], nonsense, 1, 2, 2, seed=0)
 
 
 # ---------------------------------------------------------------------- Table 8, Fig. 11 and 12

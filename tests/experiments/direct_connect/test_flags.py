@@ -6,9 +6,17 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.direct_connect.large import distance_rate
-from experiments.direct_connect.notation import half_to_even, parse, predicted, rate_bound
-from experiments.direct_connect.paper import MIB, Machine, double_tree_us, shifted_ring
+from experiments.direct_connect.constructions import distance_rate
+from experiments.direct_connect.paper import (
+    MIB,
+    Machine,
+    double_tree_us,
+    half_to_even,
+    parse,
+    predicted,
+    rate_bound,
+    shifted_ring,
+)
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from tests.experiments.runs import small_run

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from experiments.direct_connect.constructions import kind
-from experiments.direct_connect.notation import (
+from experiments.direct_connect.paper import (
+    MIB,
+    Machine,
+    Printed,
     built_cost,
+    double_tree_us,
     half_to_even,
     parse,
     predicted,
     rate_bound,
+    shifted_ring,
 )
-from experiments.direct_connect.paper import MIB, Machine, Printed, double_tree_us, shifted_ring
 from experiments.direct_connect.testbed import fit
 from experiments.errors import ConfigError
 from tests.experiments.runs import small_run

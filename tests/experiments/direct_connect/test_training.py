@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.config import configure
 from experiments.direct_connect.paper import Machine, shifted_ring
 from experiments.direct_connect.training import data_parallel
 from experiments.direct_connect.training.moe import (
@@ -29,7 +30,6 @@ from experiments.direct_connect.training.networks import (
     reduction,
 )
 from experiments.errors import ConfigError
-from experiments.registry import configure
 from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product
 from jaxcoll.bounds.moore import Cost

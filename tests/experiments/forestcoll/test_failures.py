@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from experiments.registry import configure
 
 from experiments.errors import ConfigError
 from experiments.forestcoll.failures import after
-from experiments.registry import configure
 from jaxcoll import topologies
 from tests.experiments.runs import small_run
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.config import configure
 from experiments.errors import ConfigError
 from experiments.multitree import allreduces, flits
 from experiments.multitree.networks import (
@@ -20,7 +21,6 @@ from experiments.multitree.networks import (
     mesh,
     torus,
 )
-from experiments.registry import configure
 from experiments.study import Row
 from jaxcoll.simulation import PACKETS
 from tests.experiments.runs import small_run

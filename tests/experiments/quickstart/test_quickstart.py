@@ -19,7 +19,7 @@ from rich.console import Console
 
 import jaxcoll as jc
 from experiments import __main__ as command
-from experiments.config import QuickstartConfig
+from experiments.config import QuickstartConfig, configure
 from experiments.errors import CheckError
 from experiments.quickstart import quickstart
 from experiments.quickstart.candidates import (
@@ -34,7 +34,6 @@ from experiments.quickstart.candidates import (
     rank_mesh,
 )
 from experiments.quickstart.digits import HELD_OUT, Curves, Digits, gradient_buckets, train
-from experiments.registry import configure
 
 COMPARED = ("ring", "direct", "bucket", "tacos")
 TINY = [

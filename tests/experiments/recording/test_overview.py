@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import overview
+from experiments.config import EXPERIMENTS
 from experiments.recording import pages, records
-from experiments.registry import EXPERIMENTS
-from experiments.tacos.comparison import ATTEMPTS
+from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.synth import Tacos
 
 RUN = records.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())

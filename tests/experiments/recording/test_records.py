@@ -9,8 +9,8 @@ import re
 import pytest
 
 from experiments import overview
+from experiments.config import EXPERIMENTS
 from experiments.recording import pages, records
-from experiments.registry import EXPERIMENTS
 from experiments.study import describe_machine
 
 NAME = "tacos-fig-14"

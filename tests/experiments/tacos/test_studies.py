@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from experiments.config import configure
 from experiments.errors import ConfigError
-from experiments.registry import configure
-from experiments.tacos.comparison import PaperMean, out_of_reach, overtaken
 from experiments.tacos.figures import bandwidths
 from experiments.tacos.measure import (
     FAMILIES,
     AlgorithmConfig,
     NetworkConfig,
+    PaperMean,
     format_size,
     measure,
+    out_of_reach,
+    overtaken,
     snake,
 )
 from experiments.tacos.synthesis import growth, measure_mesh

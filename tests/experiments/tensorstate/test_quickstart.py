@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from experiments.config import configure
 from experiments.errors import CheckError, ConfigError
 from experiments.models import load_model
-from experiments.registry import configure
 from experiments.tensorstate import quickstart
 from experiments.tensorstate.quickstart import VOCABULARY, Text, python_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.registry import EXPERIMENTS, configure
+from experiments.config import EXPERIMENTS, configure
 from tests.experiments.runs import small_run
 
 

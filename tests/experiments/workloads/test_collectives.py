@@ -8,7 +8,7 @@ import pytest
 
 import jaxcoll as jc
 from experiments.workloads import Simulated, fastest, ideal, in_turn
-from experiments.workloads.collectives import cut_through
+from experiments.workloads.models import cut_through
 from jaxcoll.simulation import PACKETS
 from jaxcoll.synth import Ring
 

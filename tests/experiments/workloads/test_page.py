@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments.registry import EXPERIMENTS, configure
+from experiments.config import EXPERIMENTS, configure
 from experiments.workloads import load_model
 from experiments.workloads.models import known_models
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 import jaxcoll as jc
-from experiments.registry import EXPERIMENTS, configure
+from experiments.config import EXPERIMENTS, configure
 from experiments.tacos.training_time import groups_of, ideal_of_groups
 
 

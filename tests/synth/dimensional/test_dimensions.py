@@ -19,7 +19,7 @@ from jaxcoll.synth import (
     synthesize,
 )
 from jaxcoll.synth.building.grids import rank_grid_of
-from jaxcoll.synth.dimensional.themis import Phase, balanced_orders, served
+from jaxcoll.synth.dimensional.cascade import Phase, balanced_orders, served
 from jaxcoll.topology import Topology
 from tests.synth.loads import link_loads, sent
 

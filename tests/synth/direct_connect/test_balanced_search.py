@@ -7,7 +7,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll.bounds.moore import optimality
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.synth.direct_connect.balanced_search import balanced_all_gather
+from jaxcoll.synth.direct_connect.searched import balanced_all_gather
 from jaxcoll.topologies import generative as gen
 
 # Digraph, the T_L of Table A.3 or of BFB, chunks per shard.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.synth.forestcoll.capacities import Capacities
-from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
+from jaxcoll.synth.forestcoll.edge_splitting import NAMES, pairing, remove_switches
 from jaxcoll.topologies import fat_tree, leaf_spine
 from tests.synth.forestcoll.networks import random_switched
 

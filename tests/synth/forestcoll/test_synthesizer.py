@@ -10,7 +10,7 @@ from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl, rates, stages
+from jaxcoll.synth.forestcoll import ForestColl, capacities, stages
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -169,7 +169,7 @@ def test_the_bottleneck_is_found_once(monkeypatch):
         searched.append(topology)
         return optimum(topology, weights)
 
-    for module in (rates, stages):
+    for module in (capacities, stages):
         monkeypatch.setattr(module, "optimum", counted)
     topology = dgx_a100(2, network=24.5e9)
     chunks = ForestColl().granularity(topology)

@@ -23,7 +23,7 @@ from jaxcoll.synth import (
     Tto,
     synthesize,
 )
-from jaxcoll.synth.oblivious.hdrm import rank_mapping
+from jaxcoll.synth.oblivious.rhd import rank_mapping
 from tests.synth.loads import sent
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
-from jaxcoll.synth.routing.kautz_flow import _loads, kautz_flow_bounds
-from jaxcoll.synth.routing.shortest_flow import shortest_flow_bounds
+from jaxcoll.synth.routing.shortest_flow import _loads, kautz_flow_bounds, shortest_flow_bounds
 from jaxcoll.topologies import generative as gen
 from jaxcoll.topologies.generative import Digraph
 

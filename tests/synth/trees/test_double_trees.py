@@ -19,10 +19,7 @@ from jaxcoll.synth import (
     Tto,
     synthesize,
 )
-from jaxcoll.synth.trees.c_cube import two_trees
-from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
-from jaxcoll.synth.trees.pipeline import Tree
-from jaxcoll.synth.trees.tto import three_trees
+from jaxcoll.synth.trees.pipeline import Tree, double_binary_trees, three_trees, two_trees
 from tests.synth.loads import link_loads
 
 

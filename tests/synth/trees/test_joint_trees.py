@@ -15,7 +15,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import JointTrees, synthesize
-from jaxcoll.synth.building.problem import Problem
+from jaxcoll.synth.building.base import Problem
 from jaxcoll.topologies import dgx_h100, mesh, multi_rail, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify

@@ -12,9 +12,8 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.memory import bytes_by_point
-from tensorstate.cost.reshard_plan import reshard_plans
+from tensorstate.cost.reshard_plan import Decisions, reshard_plans
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline

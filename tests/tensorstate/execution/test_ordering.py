@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tensorstate.execution.interpreter import (
+from tensorstate.execution.microbatch_loop import (
     ExecutionOrder,
     completion_scalar,
     materialize,

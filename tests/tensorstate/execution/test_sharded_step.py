@@ -17,7 +17,7 @@ from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, apply

@@ -12,7 +12,7 @@ from tensorstate.cost.cost import SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
-from tensorstate.problem.constraints import apply_constraints, from_partition_spec
+from tensorstate.problem.baselines import apply_constraints, from_partition_spec
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.solvers import solve_milp

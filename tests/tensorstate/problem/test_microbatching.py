@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.models import load_model
 from tensorstate.errors import PlanError
-from tensorstate.execution.interpreter import interpret, read_view, run_operator
+from tensorstate.execution.microbatch_loop import interpret, read_view, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstate.execution.interpreter import evaluate, run_operator
+from tensorstate.execution.microbatch_loop import evaluate, run_operator
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
-from tensorstate.problem.strategies import NodeStrategies, Strategy
+from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.rules.sharding_rule import LocalShard
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, close

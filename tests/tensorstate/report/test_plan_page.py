@@ -16,8 +16,7 @@ from jaxcoll.errors import JaxcollError
 from tensorstate import AlphaBetaCosts, MeshShape, search
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.report import web_page
-from tensorstate.report.alternatives import alternatives
-from tensorstate.report.step_events import step_events
+from tensorstate.report.web_page import alternatives, step_events
 from tests.pages.browser import look, needs_chromium
 
 MESH = {"data": 2, "model": 2}

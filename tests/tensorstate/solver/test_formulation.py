@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.execution.test_sharded_step import problem_of

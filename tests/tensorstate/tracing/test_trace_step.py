@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.execution.interpreter import interpret
+from tensorstate.execution.microbatch_loop import interpret
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, assert_same, check_operator, distinct
 from tests.tensorstate.steps import STEPS, matmul, s

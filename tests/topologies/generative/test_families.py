@@ -18,23 +18,21 @@ from jaxcoll.bounds.moore import bidirectional_moore_steps, moore_bound, moore_s
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import generative as gen
-from jaxcoll.topologies.generative.circulants import theorem_22_offset
 from jaxcoll.topologies.generative.distance_regular_graphs import (
     TABLE_A2_SIZES,
+    Field,
+    affine_plane_minus_class,
     crown,
     distance_graph,
     doubled_odd_graph,
-    johnson,
-    odd_graph,
-    undirected_line_graph,
-)
-from jaxcoll.topologies.generative.finite_geometry import (
-    Field,
-    affine_plane_minus_class,
     generalized_hexagon,
     generalized_quadrangle,
+    johnson,
+    odd_graph,
     projective_plane,
+    undirected_line_graph,
 )
+from jaxcoll.topologies.generative.tori import theorem_22_offset
 
 # Table A.2: N, T_L, T_L*, T_L**.
 TABLE_A2 = [

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from jaxcoll.configurations.nccl_space import NVLINK_DEFAULT
+from jaxcoll.configurations.config import NVLINK_DEFAULT
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import FormatError
-from jaxcoll.task import Task
 from jaxcoll.tune.nccl import nccl_tests
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

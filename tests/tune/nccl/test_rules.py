@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.configurations.nccl_space import nccl_config
+from jaxcoll.configurations.config import nccl_config
+from jaxcoll.configurations.task import Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
-from jaxcoll.task import Task
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

@@ -1,4 +1,9 @@
-"""An all_gather on a digraph as columns of sends over its arcs, which expansions read and write."""
+"""An all_gather on a digraph as columns of sends over its arcs, which expansions read and write.
+
+Expansions speak of arcs of a digraph, self-loops included; a schedule speaks of links of a network,
+which has none. A self-loop matters though nothing is sent over it: in the line graph it is a
+vertex like every other arc. So sends are kept by arc here, and become links when they are written.
+"""
 
 from __future__ import annotations
 

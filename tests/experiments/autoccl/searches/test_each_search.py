@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.autoccl.searches import Afnfa, Printed, Released, sampled
 from experiments.autoccl.searches.landscapes import equations, landscape_space
 from experiments.autoccl.searches.released import Unvisited
-from jaxcoll.configurations.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
+from jaxcoll.configurations.config import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Parameter, Space, Subspace
 from tests.configurations.searching import CHUNKS, LANES, SPACE, finish

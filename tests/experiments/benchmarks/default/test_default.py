@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from experiments.benchmarks.default import default, exhaustive_search
-from experiments.benchmarks.default.exhaustive_search import (
+from experiments.benchmarks.default import default
+from experiments.benchmarks.default.default import (
     SIZES,
     WITHIN,
     Best,
@@ -48,16 +48,16 @@ def test_what_is_recorded_is_no_faster_than_the_bound():
 
 def test_the_search_ends_at_bounds_and_finds_no_less_than_the_default(monkeypatch):
     """All-to-all on a pair meets its bound; the search beats a default that is slow."""
-    met = exhaustive_search.search(ring(2), "all_to_all", Limits(64, 1.0)).best
+    met = default.search(ring(2), "all_to_all", Limits(64, 1.0)).best
     assert {best.synthesizer for best in met.values()} == {"bound"}
-    found = exhaustive_search.search(torus(2, 3), "all_reduce", Limits(256, 1.0)).best
+    found = default.search(torus(2, 3), "all_reduce", Limits(256, 1.0)).best
 
     def slow(topology, kind, nbytes):
         auto = Portfolio(nbytes, names=("ring",))
         return synthesize(topology, kind, auto)
 
-    monkeypatch.setattr(exhaustive_search, "synthesize", slow)
-    searched = exhaustive_search.search(torus(2, 3), "all_reduce", Limits(256, 1.0)).best
+    monkeypatch.setattr(default, "synthesize", slow)
+    searched = default.search(torus(2, 3), "all_reduce", Limits(256, 1.0)).best
     for size, nbytes in SIZES.items():
         ring_takes = simulate(synthesize(torus(2, 3), "all_reduce", Ring(), nbytes=nbytes), nbytes)
         assert searched[size].seconds <= ring_takes.time
@@ -67,8 +67,8 @@ def test_the_search_ends_at_bounds_and_finds_no_less_than_the_default(monkeypatc
 def test_it_runs_and_records(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     record = tmp_path / "record.json"
-    monkeypatch.setattr(exhaustive_search, "RECORD", record)
-    monkeypatch.setattr(exhaustive_search, "_commit", lambda: "0000000")
+    monkeypatch.setattr(default, "RECORD", record)
+    monkeypatch.setattr(default, "_commit", lambda: "0000000")
     monkeypatch.setitem(default.NETWORKS, "pair", lambda: ring(2))  # type: ignore[arg-type]
     monkeypatch.setattr(default, "_compile", lambda kinds: None)
     few = ["--networks", "pair", "--collectives", "all_gather"]
@@ -85,22 +85,22 @@ def test_it_runs_and_records(monkeypatch, tmp_path, capsys):
 
 def test_a_search_goes_on_where_it_was(monkeypatch, tmp_path):
     """Only sizes without a record are searched, and the runs of the others stay."""
-    monkeypatch.setattr(exhaustive_search, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(exhaustive_search, "_commit", lambda: "0000000")
+    monkeypatch.setattr(default, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(default, "_commit", lambda: "0000000")
     searched: list[tuple[str, ...]] = []
 
     def instead(topology, kind, limits, sizes):
         searched.append(tuple(sizes))
         return Found({size: Best(1.0, "ring", 1) for size in sizes}, {"Ring()": 2})
 
-    monkeypatch.setattr(exhaustive_search, "search", instead)
-    exhaustive_search.record("pair", ring(2), ("all_gather",), Limits(64, 1.0))
-    exhaustive_search.record("pair", ring(2), ("all_gather",), Limits(64, 1.0), missing=True)
+    monkeypatch.setattr(default, "search", instead)
+    default.record("pair", ring(2), ("all_gather",), Limits(64, 1.0))
+    default.record("pair", ring(2), ("all_gather",), Limits(64, 1.0), missing=True)
     assert searched == [tuple(SIZES)]
-    record = json.loads(exhaustive_search.RECORD.read_text())
+    record = json.loads(default.RECORD.read_text())
     del record["networks"]["pair"]["best"]["all_gather"]["1 MB"]
-    exhaustive_search.RECORD.write_text(json.dumps(record))
-    exhaustive_search.record("pair", ring(2), ("all_gather",), Limits(64, 1.0), missing=True)
+    default.RECORD.write_text(json.dumps(record))
+    default.record("pair", ring(2), ("all_gather",), Limits(64, 1.0), missing=True)
     assert searched[1:] == [("1 MB",)]
     pair = recorded()["pair"]
     assert set(pair["best"]["all_gather"]) == set(SIZES)
@@ -111,10 +111,8 @@ def test_a_search_goes_on_where_it_was(monkeypatch, tmp_path):
 def test_a_variant_stops_before_the_chunks_that_its_limits_do_not_allow(monkeypatch):
     """No more sends than allowed, and no candidate that is estimated to take too long."""
     variants = [Ring(), Tacos(attempts=10**9)]
-    monkeypatch.setattr(exhaustive_search, "_variants", lambda: variants)
-    monkeypatch.setattr(exhaustive_search, "WITHIN", 0)  # the default meets the bound here
-    found = exhaustive_search.search(
-        torus(2, 3), "all_reduce", Limits(6 * 5 * 2, 1.0), {"1 MB": 10**6}
-    )
+    monkeypatch.setattr(default, "_variants", lambda: variants)
+    monkeypatch.setattr(default, "WITHIN", 0)  # the default meets the bound here
+    found = default.search(torus(2, 3), "all_reduce", Limits(6 * 5 * 2, 1.0), {"1 MB": 10**6})
     assert found.best["1 MB"].synthesizer != "bound"
     assert found.stopped == {repr(variants[0]): 3, repr(variants[1]): 1}

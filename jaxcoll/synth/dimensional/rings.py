@@ -1,0 +1,209 @@
+"""Rings along the dimensions of a grid, one dimension after another.
+
+2D-Ring: rings along the rows and the columns of a mesh or torus.
+
+Hierarchical ring: rings of blocks of ranks, and rings across them.
+
+Bucket: dimension-wise all-gather on meshes, tori and hypercubes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
+from jaxcoll.synth.building.hosts import ranks_per_host
+from jaxcoll.synth.building.routed import first_chunk, gathered, on_ranks, schedule_of
+from jaxcoll.synth.building.sends import Sends, circle, gather_by_dimension, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring2D(Synthesizer):
+    """Half of every shard goes round the rows and then the columns, half the other way round.
+
+    Ying et al., "Image classification at supercomputer scale" (2018), Sec. 3.3. On an open border
+    a ring closes over a route back along the line, which is where the MultiTree paper finds 2D-Ring
+    slow on meshes (Sec. VI-A).
+
+    That paper counts a whole all-reduce in either dimension, about twice the least volume. Here the
+    second dimension only sees what the first has scattered, the least volume: ranks that kept a
+    partial sum and gave it away too would count contributions twice.
+    """
+
+    name: ClassVar[str] = "ring_2d"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or as many as load all links of a grid equally."""
+        if problem.topology.placement is None:
+            return ((1,),)
+        return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: the network is not a grid of two dimensions.
+            CollectiveError: groups that are not subgrids of this grid.
+        """
+        rank_grid = rank_grid_of(topology, self.name)
+        if sum(side > 1 for side in rank_grid.grid.shape) != 2:
+            raise TopologyError(
+                f"{self.name} needs two dimensions, {topology} has a grid of "
+                f"{'x'.join(map(str, rank_grid.grid.shape))}; take bucket or blueconnect"
+            )
+        dims = group_dimensions(rank_grid, collective, self.name)
+        circles = Grid(rank_grid.grid.shape, (True,) * len(rank_grid.grid.shape))
+        sends = gather_by_dimension(circles, dims, collective.chunks_per_shard, both_ways=True)
+        return schedule_of(topology, collective, on_ranks(sends, rank_grid.ranks))
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalRing(Synthesizer):
+    """Reduce-scatter in blocks of consecutive ranks, all-reduce across blocks, all-gather in them.
+
+    Ranks at equal indices in all blocks form a ring, and so do the ranks of a block; each ring
+    moves both ways (Jia et al., "Highly scalable deep learning training system with
+    mixed-precision", 2018, Sec. 4.2). Topology-oblivious: neighbours on a ring are routed over
+    shortest paths.
+
+    Attributes:
+        inner: ranks of a block, which divides the ranks of every group; None for those of a host
+            (what the links above the least bandwidth join), or the innermost dimension of a network
+            that is a grid.
+
+    Raises:
+        CollectiveError: ``inner`` is less than 1.
+    """
+
+    inner: int | None = None
+
+    name: ClassVar[str] = "hierarchical_ring"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "inner", or_none=True)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or one for each way round."""
+        return ((1, 2),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            CollectiveError: blocks do not divide a group.
+            TopologyError: ``inner`` is None and the network has neither hosts nor a grid.
+        """
+        inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
+        index = np.arange(collective.chunks_per_shard)
+
+        def in_blocks(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            if len(group) % inner:
+                raise CollectiveError(
+                    f"{self.name} cuts groups into blocks of {inner} ranks, which does not divide "
+                    f"{len(group)}; give another inner="
+                )
+            shape = (len(group) // inner, inner)
+            rings = {d: circle(side, both_ways=True) for d, side in enumerate(shape)}
+            return group, gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
+
+        return gathered(topology, collective, in_blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket(Synthesizer):
+    """Gather along one dimension after another, each part of the data starting with another one.
+
+    Steps are as many as the diameter of the grid. On homogeneous grids with equal sides the time of
+    an all_gather is the TACOS paper's Ideal at every size, when chunks per shard are a multiple of
+    ``granularity``. Groups must be subgrids of it: all ranks that differ in some dimensions
+    only.
+
+    The idea is the multi-dimensional bucket algorithm (Barnett et al., 1993; Jain and Sabharwal,
+    "Optimal bucket algorithms for large MPI collectives on torus interconnects", 2010).
+    """
+
+    name: ClassVar[str] = "bucket"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    put_off: ClassVar[float] = LATER
+
+    @staticmethod
+    def granularity(topology: Topology) -> int:
+        """Chunks per shard (or a multiple) with which every link carries equal shares.
+
+        One part a dimension, and two where a closed even side is reached both ways.
+        """
+        grid = _rank_grid(topology).grid
+        sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
+        halves = any(wrap and side % 2 == 0 for side, wrap in sides)
+        return max(1, len(sides)) * (2 if halves else 1)
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or as many as load all links of a grid equally."""
+        if problem.topology.placement is None:
+            return ((1,),)
+        return (tuple(sorted({1, self.granularity(problem.topology)})),)
+
+    def work(self, problem: Problem) -> float:
+        """Blocks of many shards are one message: most of the work is done once a message."""
+        return IN_BLOCKS * problem.sends
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``."""
+        rank_grid = _rank_grid(topology)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        sends = gather_by_dimension(
+            rank_grid.grid, dims, collective.chunks_per_shard, both_ways=True
+        )
+        return Schedule.from_sends(
+            topology,
+            collective,
+            sends.step,
+            _links(topology, rank_grid.ranks[sends.src], rank_grid.ranks[sends.dst]),
+            first_chunk(collective)[rank_grid.ranks[sends.owner]] + sends.index,
+        )
+
+
+def _rank_grid(topology: Topology) -> RankGrid:
+    if topology.placement is None:
+        raise TopologyError(
+            f"bucket needs a mesh, torus or hypercube; {topology} has no grid. Build it with "
+            f"jaxcoll.topologies, or pass grid= to Topology"
+        )
+    return RankGrid(topology.placement.grid, np.asarray(topology.placement.ranks))
+
+
+def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """The (first) link between neighbours of the grid."""
+    pairs = topology.src.astype(np.int64) * topology.num_vertices + topology.dst
+    wanted = src * topology.num_vertices + dst
+    link = np.searchsorted(pairs, wanted)
+    found = pairs[np.minimum(link, len(pairs) - 1)] == wanted
+    if not found.all():
+        i = int(np.flatnonzero(~found)[0])
+        raise TopologyError(
+            f"the grid says that ranks {src[i]} and {dst[i]} are neighbours, but {topology} has no "
+            f"link {src[i]}->{dst[i]}"
+        )
+    return link
