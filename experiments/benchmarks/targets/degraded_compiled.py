@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     target = aot.target(SLICE)
     whole = target.topology
-    wire = (int(whole.src[0]), int(whole.dst[0]))
-    left = whole.without([wire, wire[::-1]])
+    u, v = int(whole.src[0]), int(whole.dst[0])
+    left = whole.without([(u, v), (v, u)])
     schedules = {"ring, whole": jc.synthesize(whole, "all_reduce", "ring", chunks=1)}
     for count in CHUNKS:
         nbytes = options.mebibytes * 2**20

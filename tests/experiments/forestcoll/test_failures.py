@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from experiments.registry import configure
 
+from experiments.config import configure
 from experiments.errors import ConfigError
 from experiments.forestcoll.failures import after
 from jaxcoll import topologies
