@@ -25,7 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-fig-a-3": _study("testbed", "fit_constants", "FitConfig"),
     "direct-connect-fig-3-11": _study("testbed", "torus_hosts", "TorusHosts"),
     "direct-connect-fig-a-4": _study("constructions", "best_constructions", "Best"),
-    "direct-connect-fig-3-7": Experiment(f"{_M}.large"),
+    "direct-connect-fig-3-7": Experiment(f"{_M}.constructions"),
     "direct-connect-fig-3-9": Experiment(f"{_M}.training.moe"),
     "direct-connect-fig-3-8": Experiment(f"{_M}.training.data_parallel"),
     "direct-connect-fig-3-10": _study("costs", "by_synthesizer", "BySynthesizer"),

@@ -235,6 +235,8 @@ class Kernel:
             return resolve(tuple(map(plain, args)), {key: plain(kws[key]) for key in kws})
 
         made.get_call_template = resolve_as_numbers
+        if on_disk := getattr(getattr(made, "_cache", None), "_cache_file", None):
+            on_disk._load_index = functools.partial(_listed, on_disk._load_index)
         return made
 
     @property
@@ -292,6 +294,14 @@ def numba() -> Any:
 
     make_without_python()
     return nb
+
+
+def _listed(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:
+    """The versions on disk, by Numba; none where a type among them has moved to another module."""
+    try:
+        return load()
+    except (ImportError, AttributeError):
+        return {}
 
 
 def _elements(argument: Any) -> int:

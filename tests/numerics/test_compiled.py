@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -177,6 +178,22 @@ def test_seconds_of_python_are_kept_for_later_processes(tmp_path):
         assert subprocess.run(
             [sys.executable, "-c", SEASON, "0.5"], env=environment, check=True, capture_output=True
         )
+
+
+def test_versions_on_disk_of_types_that_have_moved_are_compiled_again(tmp_path, monkeypatch):
+    """After an update, or in a clone that pulled: Numba names the classes of tuples by module."""
+    monkeypatch.setattr(compiled.numba().config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(compiled.COMPILED_AT_ONCE, "1")
+    made = kernel(cache=True)(lambda x: x + 1)
+    index = made._index
+    assert index is not None
+    index.parent.mkdir(parents=True, exist_ok=True)
+    moved = b"cjaxcoll.moved_away\nName\n."  # a pickle
+    index.write_bytes(pickle.dumps(compiled.numba().__version__, protocol=-1) + moved)
+    with interpreted(False):
+        assert made(1) == 2
+    assert len(made.signatures) == 1
+    assert b"moved_away" not in index.read_bytes()
 
 
 def test_a_first_answer_imports_no_numba():

@@ -1,4 +1,4 @@
-"""Schedules that are searched for: of small digraphs by an integer program, and of any by parts.
+"""All_gathers of small digraphs for which BFB is not optimal, and the search that found them.
 
 Bandwidth-optimal all_gathers of small digraphs, by an integer program.
 
@@ -8,7 +8,7 @@ a chunk twice or its own (Theorem 5). Unlike those of BFB, chunks may wait and t
 Bandwidth-optimal all_gathers of the digraphs of which BFB does not find one.
 
 Those that are not isomorphic to their transpose keep a second one, of the transpose, which is their
-reduce_scatter run backwards (Corollary 1.2). ``balanced_search`` found them in less than 20 s each,
+reduce_scatter run backwards (Corollary 1.2). The integer program found them in less than 20 s each,
 but for DBJMod(2,4), which took half a minute. They are kept as text.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,6 +41,39 @@ def test_through_switches_the_reverse_takes_about_the_same_time(schedule, nbytes
     assert backward.num_messages == schedule.num_messages
     # Switches serve first come, first served: what arrives early may delay what is urgent.
     assert simulate(backward, nbytes).time <= 1.5 * simulate(schedule, nbytes).time
+
+
+@given(
+    strategies.schedules(
+        kinds=ONE_WAY, networks=strategies.topologies(max_ranks=10, switches=True)
+    ),
+    st.sampled_from((1e3, 1e9)),
+)
+def test_links_serve_last_what_arrived_first(schedule, nbytes):
+    """Backwards a link serves its messages in the reverse order of their arrivals."""
+    run, forward = simulate(schedule, nbytes), {}
+    for m, (first, end) in enumerate(itertools.pairwise(run.hop_ptr.tolist())):
+        edge, chunk = message(schedule, m)
+        arrival = run.hop_start[end - 1] + run.hop_delay[end - 1]
+        forward[edge, chunk] = (arrival, run.hop_start[first])
+    backward, served = reverse_in_time(schedule, nbytes), {}
+    step = np.repeat(np.arange(backward.num_steps), np.diff(backward.step_ptr))
+    for m in range(backward.num_messages):
+        (u, v), chunk = message(backward, m)
+        link = backward.edges.first_link[backward.edge[backward.message_ptr[m]]]
+        served.setdefault(link, []).append((step[backward.message_ptr[m]], forward[(v, u), chunk]))
+    switched = (schedule.edges.hops > 1).any()
+    for messages in served.values():
+        for (before, early), (after, late) in itertools.combinations(messages, 2):
+            assert not switched or before == after or early >= late
+
+
+def message(schedule, m):
+    """The ranks that a message joins, and its chunks."""
+    first, end = schedule.message_ptr[m : m + 2]
+    edge = schedule.edge[first]
+    ranks = int(schedule.edges.src[edge]), int(schedule.edges.dst[edge])
+    return ranks, tuple(sorted(schedule.chunk[first:end].tolist()))
 
 
 @pytest.mark.parametrize(
