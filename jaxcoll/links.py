@@ -230,35 +230,6 @@ def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndar
     return ptr, order
 
 
-def chosen_links(links, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Which links are meant by numbers, or by pairs (u, v) for all links from u to v; bool.
-
-    Raises:
-        TopologyError: a number or pair of which there is no link.
-    """
-    chosen = np.zeros(len(src), bool)
-    for link in checks.members(links, "links", TopologyError):
-        if isinstance(link, (tuple, list)):
-            u, v = _pair(link)
-            between = (src == u) & (dst == v)
-        else:
-            between = np.arange(len(src)) == checks.integer(link, "a link", TopologyError)
-        if not between.any():
-            raise TopologyError(
-                f"there is no link {link!r}; links are 0..{len(src) - 1}, or pairs of vertices"
-            )
-        chosen |= between
-    return chosen
-
-
-def _pair(link: Iterable) -> tuple[int, ...]:
-    """The two vertices of a link."""
-    ends = checks.integers(link, "a link", TopologyError, least=0, most=MAX_VERTICES)
-    if len(ends) != 2:
-        raise TopologyError(f"a link is a number or a pair of vertices, got {link!r}")
-    return ends
-
-
 # Bytes in flight on one link: 4 GB are 0.3 s at 100 Gbit/s, and 0.3 s is around the Earth and back.
 _MOST_IN_FLIGHT, _LONGEST, _SLOWEST = 4e9, 0.3, 1e6
 

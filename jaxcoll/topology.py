@@ -11,8 +11,10 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
+from jaxcoll import failures
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
+from jaxcoll.failures import Losses, Wiring
 from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
@@ -20,7 +22,6 @@ from jaxcoll.links import (
     automorphisms,
     canonical_links,
     canonical_order,
-    chosen_links,
     distinct_speeds,
     fractions_of,
     group_by,
@@ -28,10 +29,9 @@ from jaxcoll.links import (
     warn_of_units,
 )
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
-from jaxcoll.numerics.rational import Number, as_fraction
-from jaxcoll.pictures import markup
-from jaxcoll.pictures.places import layout
+from jaxcoll.numerics.connectivity import check_connected, check_survivors
+from jaxcoll.numerics.rational import Number
+from jaxcoll.pictures.network_card import network_card
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -87,6 +87,7 @@ class Topology:
     generators: tuple[tuple[int, ...], ...] = ()
     allow_unreachable: bool = False
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
+    _whole: tuple[Topology, np.ndarray] | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         put = functools.partial(object.__setattr__, self)
@@ -237,72 +238,99 @@ class Topology:
 
     def without(
         self,
-        links: Iterable[int | tuple[int, int]] = (),
-        ranks: Iterable[int] = (),
+        links: Iterable[int | tuple[int | str, int | str]] = (),
+        ranks: Iterable[int | str] = (),
+        switches: Iterable[int | str] = (),
     ) -> Topology:
-        """The network that is left when links or ranks fail.
+        """The network that is left when links, ranks or switches fail.
 
         Surviving ranks are numbered from 0 in their old order: rank r is the r-th that survives.
-        A failed rank takes its links with it; switches stay. Grid and generators are dropped.
+        A failed rank takes its links with it; switches stay. So does the grid where the survivors
+        fill one with all its links, as a torus without a row; generators are dropped.
 
         Args:
             links: numbers of links, or pairs (u, v) for all links from vertex u to vertex v; a
                 wire that fails both ways is two.
-            ranks: ranks.
+            ranks: ranks, or names of ranks or of hosts, whose switches fail with them: "host 1".
+            switches: numbers of vertices, or names: "rail 2".
 
         Raises:
-            TopologyError: a link or rank that does not exist, no survivors, or survivors that
-                cannot reach each other; the message names the cut.
+            TopologyError: a link, rank, switch or name that does not exist, a link of a rank that
+                is removed, no survivors, or survivors in several parts, which the message names.
         """
-        lost = lost_ranks(ranks, self.num_ranks, self.num_vertices)
-        gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
+        lost = failures.lost_vertices(self._wiring, ranks, switches)
+        gone = failures.gone_links(self._wiring, links, lost)
         stays = np.flatnonzero(~lost[: self.num_ranks])
         check_survivors(self.num_vertices, stays, self.src, self.dst, gone)
-        image = np.cumsum(~lost) - 1
-        kept = np.flatnonzero(~gone)
-        return Topology(
+        image, kept = np.cumsum(~lost) - 1, np.flatnonzero(~gone)
+        src, dst = self.src[kept], self.dst[kept]
+        left = Topology(
             len(stays),
-            image[self.src[kept]],
-            image[self.dst[kept]],
+            image[src],
+            image[dst],
             self.alpha[kept],
             [self.exact_bandwidth[i] for i in kept],  # type: ignore[arg-type]
             num_vertices=int((~lost).sum()),
-            name=f"{self.name} after failures" if self.name else "",
             vertex_names=tuple(itertools.compress(self.vertex_names, ~lost)),
+            placement=failures.placement_left(self.placement, lost, src, dst),
         )
+        return self._became(left, np.flatnonzero(~lost))
 
-    def scaled(self, factors: Mapping[int | tuple[int, int], Number]) -> Topology:
+    def scaled(self, factors: Mapping[int | str | tuple[int | str, int | str], Number]) -> Topology:
         """The network with links that are slower or faster than they were.
 
-        A cable that fell back to half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``. Ranks,
-        their grid and latencies stay; generators are dropped.
+        A cable that fell back to half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``, a rail
+        that did ``scaled({"rail 2": 0.5})``. Ranks, their grid and latencies stay; generators are
+        dropped.
 
         Args:
             factors: of the bandwidth, above 0, by link number, or by pair (u, v) for all links from
-                vertex u to vertex v. A link that is named twice is scaled twice.
+                vertex u to vertex v, or by the name of a rank, switch or host for all links between
+                it and the others. A link that is named twice is scaled twice.
 
         Raises:
-            TopologyError: a link that does not exist, or a factor that is not above 0; ``without``
-                leaves out links that are down.
+            TopologyError: a link or name that does not exist, or a factor that is not above 0;
+                ``without`` leaves out links that are down.
         """
-        checks.instance(factors, Mapping, "factors", TopologyError)
-        speeds = list(self.exact_bandwidth)
-        for link, factor in factors.items():
-            exact = as_fraction(checks.positive(factor, "a factor of bandwidth", TopologyError))
-            for i in np.flatnonzero(chosen_links([link], self.src, self.dst)).tolist():
-                speeds[i] *= exact
-        return Topology(
+        left = Topology(
             self.num_ranks,
             self.src,
             self.dst,
             self.alpha,
-            speeds,  # type: ignore[arg-type]
+            failures.scaled_speeds(self._wiring, self.exact_bandwidth, factors),  # type: ignore[arg-type]
             num_vertices=self.num_vertices,
-            name=f"{self.name} with other speeds" if self.name else "",
             vertex_names=self.vertex_names,
             placement=self.placement,
             allow_unreachable=self.allow_unreachable,
         )
+        return self._became(left, np.arange(self.num_vertices))
+
+    @property
+    def whole(self) -> Topology:
+        """The network before ``without`` and ``scaled`` made this one of it, or itself."""
+        return self if self._whole is None else self._whole[0]
+
+    @property
+    def whole_vertices(self) -> np.ndarray:
+        """The number in ``whole`` of each vertex, int64 of shape (vertices,)."""
+        return np.arange(self.num_vertices) if self._whole is None else self._whole[1]
+
+    @functools.cached_property
+    def losses(self) -> Losses:
+        """Links, ranks and switches missing beside ``whole``, or of other speed; false if none."""
+        whole, left = ((each._wiring, each.exact_bandwidth) for each in (self.whole, self))
+        return failures.losses(*whole, *left, self.whole_vertices.tolist())
+
+    @property
+    def _wiring(self) -> Wiring:
+        return Wiring(self.num_ranks, self.num_vertices, self.vertex_names, self.src, self.dst)
+
+    def _became(self, left: Topology, vertices: np.ndarray) -> Topology:
+        """A network that is left of this one, told what it was and named after it."""
+        whole = self.whole
+        object.__setattr__(left, "_whole", (whole, self.whole_vertices[vertices]))
+        object.__setattr__(left, "name", left.losses.name_after(whole.name))
+        return left
 
     def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
         image = checks.rank_permutation(permutation, self.num_ranks, "permutation", TopologyError)
@@ -349,22 +377,9 @@ class Topology:
         return f"Topology({label}{self.num_ranks} ranks{switches}, {self.num_links} links)"
 
     def _repr_html_(self) -> str:
-        sides = "" if self.grid is None else " x ".join(map(str, self.grid.shape))
-        kinds = [(float(bandwidth), float(alpha)) for alpha, bandwidth in self.speeds[0]]
-        speeds = [f"{rate / 1e9:.4g} GB/s, {1e6 * alpha:.4g} µs" for rate, alpha in sorted(kinds)]
-        rows = {
-            "ranks": f"{self.num_ranks:,}",
-            "switches": f"{self.num_vertices - self.num_ranks:,}",
-            "links": f"{self.num_links:,}",
-            "speeds": "; ".join(speeds[:-4:-1]) + (" and others" if len(speeds) > 3 else ""),
-            **({"grid": sides} if sides else {}),
-        }
-        drawing = ""
-        if self.num_links <= markup.MOST_DRAWN:
-            where = (self.num_vertices, self.src, self.dst, self.bandwidth, self.placement)
-            found = layout(self.num_ranks, *where)
-            drawing = markup.network(found, self.num_ranks, self.src, self.dst)
-        return markup.table(self.name or "Topology", rows, drawing)
+        columns = (self.num_ranks, self.num_vertices, self.src, self.dst, self.bandwidth)
+        missing = self.losses.lines() if self.losses else []
+        return network_card(self.name, columns, self.speeds[0], self.placement, missing)
 
     # ------------------------------------------------------------------ networkx
 
@@ -449,6 +464,7 @@ class Topology:
         cls,
         mesh,
         *,
+        down: Iterable = (),
         alpha: float | None = None,
         bandwidth: float | None = None,
         wrap: Sequence[bool] | None = None,
@@ -456,7 +472,10 @@ class Topology:
     ) -> Topology:
         """The network of a ``jax.sharding.Mesh``, ranks in the order of ``mesh.devices.flat``.
 
-        Arguments and errors are those of ``from_devices``.
+        Other arguments and errors are those of ``from_devices``.
+
+        Args:
+            down: links that are down, as ``without`` takes them or as pairs of devices.
         """
         if not hasattr(mesh, "devices"):
             raise TopologyError(
@@ -464,7 +483,9 @@ class Topology:
                 "goes to from_devices"
             )
         devices = list(np.asarray(mesh.devices).flat)
-        return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
+        made = cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
+        links = failures.with_ranks(down, devices)
+        return made.without(links) if links else made
 
 
 def connected(topology) -> Topology:

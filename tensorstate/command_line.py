@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.functions import arguments_of, load_function, said_of
 from jaxcoll.cli.networks import NetworkName, named_network
@@ -34,6 +35,7 @@ class MeshShape(click.ParamType):
 @click.argument("shapes", nargs=-1)
 @click.option("--mesh", type=MeshShape(), required=True, help="Its axes: data=2,model=4.")
 @click.option("--network", type=NetworkName(), help="Of the devices: torus:2x4.")
+@failure_options
 @click.option("--args", "maker", help="MODULE:FUNCTION that returns the arguments.")
 @click.option("--hardware", default="A100", help="A100, H100, 'TPU v5p', CPU, ...")
 @click.option("--memory-limit", type=SIZE, help="Of a device: 16GB.")
@@ -45,12 +47,13 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
 
     \b
     jaxcoll plan train:step 'f32[64,64]' 'f32[32,64]' --mesh data=2,model=4 --network torus:2x4
-    jaxcoll plan train:step --args train:example --mesh data=8 --network ring:8
+    jaxcoll plan train:step --args train:example --mesh data=8 --network torus:2x4 --without 0-1
     """
     check_target(output, "html")
     topology = named_network(network) if network else None
     if topology is None:
         raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
+    topology = after_failures(topology, options.pop("without"), options.pop("slow"))
     import tensorstate
     from tensorstate.hardware import HARDWARE
 

@@ -30,6 +30,7 @@ HOSTILE: tuple[Any, ...] = (
 
 RING = topologies.ring(4)
 SWITCH = topologies.switch(4)
+RAILS = topologies.multi_rail(3, 2)
 GATHER = jc.Collective("all_gather", 4)
 SCHEDULE = jc.synthesize(RING, "all_gather", "ring", chunks=2)
 SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)
@@ -73,7 +74,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Topology.relabel": (RING.relabel, {"permutation": (1, 2, 3, 0)}),
     "Topology.relabel_links": (RING.relabel_links, {"permutation": (1, 2, 3, 0)}),
     "Topology.scaled": (RING.scaled, {"factors": {(0, 1): 0.5}}),
-    "Topology.without": (RING.without, {"links": [(0, 1)], "ranks": []}),
+    "Topology.scaled by name": (RAILS.scaled, {"factors": {"rail 1": 0.5}}),
+    "Topology.without": (RING.without, {"links": [(0, 1)], "ranks": [], "switches": []}),
+    "Topology.without by name": (
+        RAILS.without,
+        {"links": [("host 0 rank 0", "rail 0")], "ranks": ["host 1"], "switches": ["rail 1"]},
+    ),
     "Topology.from_networkx": (
         jc.Topology.from_networkx, {"graph": RING.to_networkx(), **LINKS}
     ),

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
+from matplotlib.patches import Circle
 
 import jaxcoll as jc
 from jaxcoll import draw, topologies
@@ -97,7 +98,7 @@ def test_frames_hold_their_host_and_nothing_else(topology):
         (topologies.dgx_a100(3), 3, "host 0"),
         (topologies.mi250(2), 2, "host 0"),
         (topologies.dragonfly(4, 5), 4, "group 0"),
-        (topologies.multi_rail(3, 4), 3, "group 0"),
+        (topologies.multi_rail(3, 4), 3, "host 0"),
         (topologies.torus(4, 4), 0, None),
         (topologies.fat_tree(2, 3), 0, None),
     ],
@@ -268,3 +269,17 @@ def test_what_does_not_fit_is_refused():
 def test_the_library_does_without_matplotlib():
     code = "import sys, jaxcoll; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_network_has_lost_is_drawn_where_it_was():
+    whole = topologies.torus(3, 3)
+    left = whole.without(links=[(0, 1), (1, 0), (3, 4)], ranks=[8])
+    figure = draw.draw_topology(left)
+    drawn = {str(patch.get_gid()) for patch in figure.axes[0].patches}
+    missing = {gid for gid in drawn if gid.startswith("missing")}
+    assert missing == {"missing vertex 8", "missing link 0 1", "missing link 3 4"}
+    assert not {str(p.get_gid()) for p in draw.draw_topology(whole).axes[0].patches} & missing
+    places = layout(9, 9, whole.src, whole.dst, whole.bandwidth, whole.placement).place
+    spots = {p.get_gid(): p for p in figure.axes[0].patches if isinstance(p, Circle)}
+    for gid, rank in (("vertex 7", 7), ("missing vertex 8", 8), ("vertex 0", 0)):
+        assert spots[gid].center == pytest.approx(tuple(places[rank]))

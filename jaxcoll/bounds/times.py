@@ -47,7 +47,7 @@ _TICKS, _MOST_ARCS = 48, 2**18
 # Whole units that all data of a rank are counted in.
 _UNITS = 2**40
 # Flows (sources times links) of the program of all data, and of an all_reduce: some seconds each.
-MOST_FLOWS, _SUM_FLOWS = 2**15, 2**11
+MOST_FLOWS, _SUM_FLOWS = 2**15, 3 * 2**10
 
 
 def arrival_over_time(latencies: Latencies, nbytes: np.ndarray, known: float) -> Arrival:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
@@ -66,16 +67,17 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 @click.argument("what", required=False, type=NetworkName())
 @click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us.")
 @click.option("--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s.")
+@failure_options
 @click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
 @click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf; a schedule as FILE.html.")
 @click.option("--size", type=SIZE, default="64MB", help="Of a rank's buffer, for a page.")
 @click.option("--names", is_flag=True, help="List the names that networks have.")
 @as_json
-def show(what, alpha, bandwidth, network_name, output, size, names, as_json) -> int:
+def show(what, network_name, output, size, names, as_json, **of_network) -> int:
     """A network or schedule as text, or drawn to a file, or a schedule as an interactive page.
 
     \b
-    jaxcoll show torus:4x4
+    jaxcoll show torus:4x4 --without 0-1 --slow 4-5=0.5 -o network.svg
     jaxcoll show schedule.json -o loads.png
     jaxcoll show schedule.json -o page.html
     """
@@ -90,7 +92,11 @@ def show(what, alpha, bandwidth, network_name, output, size, names, as_json) -> 
         )
     check_target(output, "picture")
     with working("reading"):
-        obj = _read(what, network_name, (alpha, bandwidth))
+        obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
+        if any(of_network.values()):
+            if hasattr(obj, "collective"):
+                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+            obj = after_failures(obj, **of_network)
     if output is not None:
         with working("drawing"):
             _draw(obj, output, size)
@@ -105,7 +111,7 @@ def show(what, alpha, bandwidth, network_name, output, size, names, as_json) -> 
     return 0
 
 
-def _read(what: str, network_name: str | None, speeds) -> Any:
+def _read(what: str, network_name: str | None, *speeds) -> Any:
     import jaxcoll as jc
 
     if os.path.isdir(what) or is_xml(what):
@@ -147,6 +153,7 @@ def network_facts(topology) -> dict[str, Any]:
         "ranks": topology.num_ranks,
         "switches": topology.num_vertices - topology.num_ranks,
         "links": topology.num_links,
+        "missing": topology.losses.lines() if topology.losses else [],
         "grid": None if grid is None else list(map(int, grid.shape)),
         "wraps": None if grid is None else [bool(wrap) for wrap in grid.wrap],
         "speeds": [
@@ -161,6 +168,7 @@ def _network_lines(topology, facts: dict[str, Any]) -> list[str]:
         f"{facts['name']}: {facts['ranks']} ranks, {facts['switches']} switches, "
         f"{facts['links']} links"
     ]
+    lines += facts["missing"]
     if facts["grid"]:
         sides = zip(facts["grid"], facts["wraps"], strict=True)
         closed = " x ".join(f"{side}{' (ring)' if wrap else ''}" for side, wrap in sides)

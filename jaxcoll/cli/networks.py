@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
 from jaxcoll.progress import working
 
@@ -284,13 +285,13 @@ class NetworkName(click.ParamType):
 
 
 def network_options(command: Any) -> Any:
-    """The argument NETWORK with the options for its links; the command gets ``network``.
+    """The argument NETWORK with the options for its links and losses; it gets ``network``.
 
     With ``--from`` there is no NETWORK, and what stands in its place is the collective.
     """
 
     @functools.wraps(command)
-    def with_network(network, alpha, bandwidth, table, gpu, hosts, **others):
+    def with_network(network, alpha, bandwidth, table, gpu, hosts, without, slow, **others):
         if table is not None:
             if network is not None and "collective" in others:
                 others["collective"] = _collective(network)
@@ -305,6 +306,9 @@ def network_options(command: Any) -> Any:
                 raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
             with working("building the network"):
                 built = named_network(network, alpha, bandwidth)
+        built = after_failures(built, without, slow)
+        if built.losses and not others.get("as_json"):
+            click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)
 
     made: Any = with_network
@@ -313,6 +317,7 @@ def network_options(command: Any) -> Any:
         click.option(
             "--from", "table", metavar="FILE", help="Output of nvidia-smi topo -m, or -.",
         ),
+        failure_options,
         click.option(
             "--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s; "
             "several with commas: per dimension, or inside hosts and between.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
 from jaxcoll.cli.networks import (
     NetworkName,
@@ -115,9 +116,25 @@ def synth(network, collective, size, output, form, as_json, **options) -> int:
         + (f", {percent:.1f} % of the bound" if percent is not None else ""),
         err=output == "-",
     )
+    by_chunks = _by_chunks(schedule, least)
+    if by_chunks:
+        click.echo(by_chunks, err=output == "-")
     if output not in (None, "-"):
         click.echo(f"written to {output}")
     return 0
+
+
+def _by_chunks(schedule, least: float) -> str:
+    """Percent of the bound that the winning synthesizer reaches, by number of chunks."""
+    tried: dict[int, float] = {}
+    certificate = schedule.provenance.certificate
+    for row in certificate.get("table", ()):
+        if row["candidate"] == certificate["chosen"] and "time" in row:
+            tried[row["chunks"]] = row["time"]
+    if len(tried) < 2 or not least:
+        return ""
+    percents = (f"{count}: {100 * least / seconds:.1f} %" for count, seconds in tried.items())
+    return f"by chunks per shard, of the bound: {', '.join(percents)}"
 
 
 def described(schedule) -> dict[str, Any]:
@@ -229,12 +246,13 @@ def simulate(schedule, size, model, execution, network_name, as_json) -> int:
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
 @_network_of_file
 @from_smi
+@failure_options
 @as_json
-def convert(source, target, form, network_name, gpu, hosts, as_json) -> int:
+def convert(source, target, form, network_name, gpu, hosts, as_json, **failed) -> int:
     """Write a network or a schedule in another format.
 
     \b
-    jaxcoll convert torus:4x4 network.json
+    jaxcoll convert torus:4x4 network.json --without 0-1
     jaxcoll convert schedule.json program.xml
     jaxcoll convert program.xml schedule.json --network torus:4x4
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
@@ -245,6 +263,10 @@ def convert(source, target, form, network_name, gpu, hosts, as_json) -> int:
             obj = from_nvidia_smi(source, gpu, hosts, ((), ()))
         else:
             obj = _source(source, network_name)
+        if any(failed.values()):
+            if _kind(obj) != "network":
+                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+            obj = after_failures(obj, **failed)
         write(target, obj, form)
     if target == "-":
         return 0

@@ -31,6 +31,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#22272e"
 FAINT = "#c3c9d1"
 PAPER = "#f3f5f7"
+MISSING = "#b3261e"  # lost parts of a network
 # Light is idle and dark is busy, in grey too; without the ends, which look white and black.
 LOADS = ListedColormap(colormaps["magma_r"](np.linspace(0.15, 0.82, 256)))
 

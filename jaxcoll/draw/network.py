@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 
-from jaxcoll.draw.bandwidth import FAINT, INK, LOADS, PALETTE, PAPER, label_of, link_loads
+from jaxcoll.draw.bandwidth import (
+    FAINT,
+    INK,
+    LOADS,
+    MISSING,
+    PALETTE,
+    PAPER,
+    label_of,
+    link_loads,
+)
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.pictures.places import RADIUS, bows, curve_middles, host_names, layout, short_names
@@ -31,7 +40,8 @@ def draw_topology(
 
     Ranks are circles, switches squares. Ranks on a grid stand where their coordinates are, and
     dimensions that wrap around close in arcs; hosts stand in frames around the network that joins
-    them; switches without hosts stand in tiers. A send is an arrow along the links of its path,
+    them; switches without hosts stand in tiers. Lost parts of a network (``Topology.losses``)
+    are dashed at their old places. A send is an arrow along the links of its path,
     numbered with its step; one that adds (``reduce``) is dashed.
 
     Args:
@@ -101,15 +111,15 @@ class _Sheet:
 
     def __init__(self, topology: Topology, owner: int = -1) -> None:
         self.topology = topology
-        columns = (topology.src, topology.dst, topology.bandwidth)
-        self.layout = layout(
-            topology.num_ranks, topology.num_vertices, *columns, topology.placement
-        )
+        whole = topology.whole
+        columns = (whole.src, whole.dst, whole.bandwidth)
+        self.whole = layout(whole.num_ranks, whole.num_vertices, *columns, whole.placement)
+        self.layout = self.whole.of(topology.whole_vertices)
         self.bow = bows(self.layout, topology.src, topology.dst)
         self.ends = self.layout.ends(topology.src, topology.dst)
         reach = RADIUS + min(np.abs(self.bow).max(initial=0.0), 0.4) + 0.12
         corners = np.concatenate(
-            [self.layout.place - reach, self.layout.place + reach, *self.layout.frames]
+            [self.whole.place - reach, self.whole.place + reach, *self.layout.frames]
         )
         self.low, self.high = corners.min(axis=0) - 0.02, corners.max(axis=0) + 0.02
         span = self.high - self.low
@@ -120,6 +130,7 @@ class _Sheet:
         names = host_names(topology.vertex_names, self.layout.hosts)
         self._draw_frames(names)
         self.vertices = self._draw_vertices(owner)
+        self._draw_missing()
 
     @property
     def scale(self) -> float:
@@ -227,6 +238,24 @@ class _Sheet:
                 zorder=6,
             )  # fmt: skip
         return drawn
+
+    def _draw_missing(self) -> None:
+        """Ranks, switches and links that the network has lost, dashed where they were."""
+        lost = self.topology.losses
+        style = {"edgecolor": MISSING, "linestyle": (0, (2, 1.5)), "linewidth": 1.4}
+        for vertex in (*lost.ranks, *lost.switches):
+            spot = Circle(tuple(self.whole.place[vertex]), RADIUS, facecolor="none", **style)
+            self.axes.add_patch(spot).set(gid=f"missing vertex {vertex}", zorder=4)
+        for u, v in dict.fromkeys(tuple(sorted(ends)) for ends in lost.links):
+            ends = (np.array([u]), np.array([v]))
+            begin, end = (each[0] for each in self.whole.ends(*ends))
+            # Where the link was bent around other vertices it is drawn so, in the middle of both.
+            bend = 2 * bows(self.whole, *ends)[0] / np.linalg.norm(begin - end)
+            wire = FancyArrowPatch(
+                tuple(begin), tuple(end), arrowstyle="-", shrinkA=10, shrinkB=10,
+                connectionstyle=f"arc3,rad={bend:.6f}", **style,
+            )  # fmt: skip
+            self.axes.add_patch(wire).set(gid=f"missing link {u} {v}", zorder=1.5)
 
 
 def _speed_styles(sheet: _Sheet) -> tuple[list[str], np.ndarray]:

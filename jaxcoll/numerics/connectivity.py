@@ -6,8 +6,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
+
+_MOST_LISTED = 24
+
+
+def listed(parts, between: str = ", ") -> str:
+    """Up to 24 of some parts, and how many more there are."""
+    shown = between.join(map(str, parts[:_MOST_LISTED]))
+    return shown + (f" and {len(parts) - _MOST_LISTED} more" * (len(parts) > _MOST_LISTED))
 
 
 def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> None:
@@ -35,20 +42,6 @@ def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.
     )
 
 
-def lost_ranks(ranks, num_ranks: int, num_vertices: int) -> np.ndarray:
-    """Whether each vertex is one of the given ranks, bool of shape (vertices,).
-
-    Raises:
-        TopologyError: a rank that does not exist.
-    """
-    lost = np.zeros(num_vertices, bool)
-    for rank in checks.members(ranks, "ranks", TopologyError):
-        if not 0 <= checks.integer(rank, "a rank", TopologyError) < num_ranks:
-            raise TopologyError(f"there is no rank {rank}; ranks are 0..{num_ranks - 1}")
-        lost[rank] = True
-    return lost
-
-
 def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.ndarray) -> None:
     """Refuse ranks that cannot reach each other once links are gone, naming the cut.
 
@@ -71,11 +64,14 @@ def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.nda
             continue
         near, far = (src, dst) if way == "out of" else (dst, src)
         cut = gone & inside[near] & ~inside[far]
-        links = ", ".join(f"{src[i]}->{dst[i]}" for i in np.flatnonzero(cut))
-        together = ", ".join(map(str, ranks[inside[ranks]]))
+        links = listed([f"{src[i]}->{dst[i]}" for i in np.flatnonzero(cut)])
+        _, part = sp.csgraph.connected_components(adjacency, directed=True, connection="strong")
+        numbers = dict.fromkeys(part[ranks].tolist())
+        parts = listed([f"ranks {listed(ranks[part[ranks] == k])}" for k in numbers], "; ")
         raise TopologyError(
             f"the survivors are cut in two: rank {ranks[0]} would no longer {verb} rank "
-            f"{missing[0]}; the links {way} ranks {together} that would be gone are {links}"
+            f"{missing[0]}; the parts that would be left are {parts}; the links {way} ranks "
+            f"{listed(ranks[inside[ranks]])} that would be gone are {links}"
         )
 
 

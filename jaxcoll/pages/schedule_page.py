@@ -238,8 +238,9 @@ def _ways(schedule: Schedule, shown: np.ndarray, notes: list[str]) -> dict[str, 
 
 def _network(topology: Topology) -> dict[str, list]:
     """Places of the vertices and curves of the links, y downwards as on a screen."""
-    columns = (topology.num_vertices, topology.src, topology.dst, topology.bandwidth)
-    found = layout(topology.num_ranks, *columns, topology.placement)
+    whole = topology.whole
+    columns = (whole.num_vertices, whole.src, whole.dst, whole.bandwidth)
+    found = layout(whole.num_ranks, *columns, whole.placement).of(topology.whole_vertices)
     bow = bows(found, topology.src, topology.dst)
     begin, end = found.ends(topology.src, topology.dst)
     way = end - begin

@@ -43,6 +43,19 @@ class Layout:
         """Where links begin and end, two float64 of shape (links, 2)."""
         return self._meeting(src, dst), self._meeting(dst, src)
 
+    def of(self, vertices: np.ndarray) -> Layout:
+        """The same picture with some of its vertices, numbered in their order."""
+        number = {int(v): i for i, v in enumerate(vertices)}
+        hosts = [tuple(number[v] for v in host if v in number) for host in self.hosts]
+        kept = [i for i, host in enumerate(hosts) if host]
+        return Layout(
+            self.place[vertices],
+            self.width[vertices],
+            tuple(hosts[i] for i in kept),
+            self.frames[kept],
+            self.is_round,
+        )
+
     def _meeting(self, at: np.ndarray, other: np.ndarray) -> np.ndarray:
         """The point of vertices ``at`` that is level with ``other``, as far as the bar reaches."""
         half = self.width[at] / 2

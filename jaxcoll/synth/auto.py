@@ -41,6 +41,8 @@ _CHEAP, _COSTLY = 2**12, _SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
+# Times of the bound beyond which synthesizers that bounds had set aside are tried, too.
+_FAR = 1.05
 
 log = logging.getLogger(__name__)
 
@@ -249,6 +251,7 @@ class _Race:
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
+        self.aside: list[_Climb] = []
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in problem.collective.groups)
@@ -273,13 +276,27 @@ class _Race:
         Args:
             ignore_work_limit: whether the fewest chunks are tried even where that is much work.
         """
+        self._race(climbs, ignore_work_limit)
+        if self.seconds > _FAR * self.bound and self.aside:
+            self._race(self.aside, ignore_work_limit)
+
+    def _race(self, climbs: list[_Climb], ignore_work_limit: bool) -> None:
         tolerance = self.portfolio.tolerance
         while not self.is_over:
             enough = self.seconds * (1 - tolerance)
             climbs = [climb for climb in climbs if self._may_win(climb, enough)]
             if not climbs:
                 break
-            self.run(min(climbs, key=self._price), ignore_work_limit)
+            climb = min(climbs, key=self._price)
+            if climb.tried or climb in self.aside or self._is_wanted(climb.synthesizer):
+                self.run(climb, ignore_work_limit)
+            else:
+                self.aside.append(climb)
+                climbs.remove(climb)
+
+    def _is_wanted(self, synthesizer: Synthesizer) -> bool:
+        """Whether bounds say so; a synthesizer that was asked for by name may."""
+        return bool(self.portfolio.names) or synthesizer.may_win(self.problem)
 
     def _may_win(self, climb: _Climb, enough: float) -> bool:
         """Whether the climb has counts left that may take less than ``enough`` seconds."""

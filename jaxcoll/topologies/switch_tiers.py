@@ -12,6 +12,7 @@ Networks of routers with ranks behind them: the flattened butterfly, and DragonF
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -241,12 +242,19 @@ def multi_rail(
     NVSwitch and InfiniBand bytes per second per rank, as in ForestColl's evaluation). A
     ``switch_2d`` counted in hosts: rank = host * ranks + index.
 
+    Vertices are called "host 0 rank 1", "host 0 switch" and "rail 1".
+
     Args:
         hosts, ranks: hosts, and ranks of a host.
         alpha, bandwidth: of a rank's link inside its host and of that to its rail.
     """
     clusters = switch_2d(ranks, hosts, alpha=alpha, bandwidth=bandwidth)
-    return product(clusters, name=f"{hosts} hosts of {ranks} on rails")
+    names = [f"host {h} rank {r}" for h in range(hosts) for r in range(ranks)]
+    # The product has the switches of its outer dimension first; a line of one rank has none.
+    names += [f"rail {r}" for r in range(ranks)] * (hosts > 1)
+    names += [f"host {h} switch" for h in range(hosts)] * (ranks > 1)
+    rails = product(clusters, name=f"{hosts} hosts of {ranks} on rails")
+    return dataclasses.replace(rails, vertex_names=tuple(names))
 
 
 def ring_fc_switch(

@@ -88,7 +88,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda mesh, schedule, transport: jc.compiler_options(mesh, schedule, transport=transport),
         {"mesh": MESH, "schedule": SCHEDULE, "transport": None},
     ),
-    "Topology.from_mesh": (jc.Topology.from_mesh, {"mesh": MESH, "alpha": 1e-6, "bandwidth": 1e9}),
+    "Topology.from_mesh": (
+        jc.Topology.from_mesh, {"mesh": MESH, "down": (), "alpha": 1e-6, "bandwidth": 1e9}
+    ),
     "Topology.from_devices": (
         jc.Topology.from_devices,
         {"devices": MESH.devices.tolist(), "alpha": 1e-6, "bandwidth": 1e9},

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
@@ -17,6 +18,7 @@ from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import listed
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.synth.auto import Portfolio
@@ -79,6 +81,7 @@ def choose(
             f"(topology, collective), or None; got {type(choice).__name__}"
         )
     _check_fits(schedule, collective, axes)
+    _check_runs_on_stated(schedule)
     return derived(schedule, kind)
 
 
@@ -175,6 +178,35 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
         raise ScheduleError(
             f"{schedule} has root {given.root}, but the call asks for {wanted.root}"
         )
+
+
+def _check_runs_on_stated(schedule: Schedule) -> None:
+    """Refuse a whole network's schedule where the network was stated with links down.
+
+    Raises:
+        ScheduleError: naming links that it uses and that are down.
+    """
+    network = stated.current().topology
+    if network is None or not network.losses or schedule.topology != network.whole:
+        return
+    whole = schedule.topology
+    used = schedule.edges.path_link[_links_of_sends(schedule)]
+    down = set(network.losses.links)
+    ends = zip(whole.src[used].tolist(), whole.dst[used].tolist(), strict=True)
+    broken = [f"{u}->{v}" for u, v in dict.fromkeys(ends) if (u, v) in down]
+    if broken:
+        raise ScheduleError(
+            f"{schedule} was made for the whole network and sends over {listed(broken)}, which "
+            f"the stated {network.name or 'network'} has lost; synthesize one for that network"
+        )
+
+
+def _links_of_sends(schedule: Schedule) -> np.ndarray:
+    """Where the links of the edges that have sends stand in the paths of all edges."""
+    edges = schedule.edges
+    is_used = np.zeros(len(edges), bool)
+    is_used[schedule.edge] = True
+    return np.flatnonzero(np.repeat(is_used, edges.hops))
 
 
 def _named(groups) -> str:

@@ -229,6 +229,10 @@ class Synthesizer(abc.ABC):
         """
         return ((1, 2, 4, 8),)
 
+    def may_win(self, problem: Problem) -> bool:
+        """Whether it can be faster than what others reach; auto asks when its turn has come."""
+        return True
+
     def work(self, problem: Problem) -> float:
         """About what finding and timing the schedule costs, in units of a send of a plain one."""
         return problem.sends

@@ -28,6 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.links import group_by
@@ -36,7 +37,14 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.building.base import BUCKET_BYTES, DOUBLINGS, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import (
+    BUCKET_BYTES,
+    DOUBLINGS,
+    FIRST,
+    Counts,
+    Problem,
+    Synthesizer,
+)
 from jaxcoll.synth.building.list_scheduling import LinkedSends, improved, link_ticks, remaining
 from jaxcoll.synth.building.routed import distinct_edges
 from jaxcoll.synth.trees import joint_trees_kernel as kernel
@@ -48,15 +56,24 @@ from jaxcoll.topology import Topology
 _FIRST_STEEPNESS, _STEEPER, _PASSES, _FAILURES = 24.0, 3.0, 6, 2
 # Prices of links that are slow by orders of magnitude stay comparable with those of fast ones.
 _MOST_DOUBLINGS = 100.0
-# The price of a hop, in those of a chunk on the fullest link: it decides where loads are equal.
-_HOP = 0.02
+# The price of a hop, in those of a chunk on the fullest link. Of hosts with a weak NIC a higher one
+# makes pipelines shorter (64 chunks: 1.07 of the bound with 0.02, 1.03 with 0.3); from 0.5 loads
+# become unequal.
+_HOP = 0.3
+# Where that leaves slow links unused, so that the load falls by more than so much with the lower
+# price, the lower one is kept.
+_LOW_HOP, _LESS_LOAD = 0.1, 0.98
 # Urgency of chunks by their number, in parts of the time that each adds to a run.
 _PACES = (0.1, 0.2, 0.4, 0.8)
 # Links looked at in one call of the kernel, by way of trees: half a second as Python, after which a
 # kernel knows whether compiling it pays.
 _LINKS_AT_ONCE = 1 << 16
-# Sends up to which all paces and rounds are tried.
-_MANY_SENDS = 1 << 20
+# Sends up to which all paces and rounds are tried, and their work by then and beyond.
+_MANY_SENDS, _WORK, _WORK_OF_MANY = 1 << 20, 6, 4
+# Sends of the first chunk count that auto tries where chunks are large.
+_FEW_SENDS, _LARGE_CHUNK = 1 << 12, 8.0
+# By how much two phases must be slower, as bounds have it.
+_WORTH_TRYING = 1.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +104,7 @@ class JointTrees(Synthesizer):
 
     name: ClassVar[str] = "joint_trees"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
+    put_off: ClassVar[float] = FIRST
     has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -95,12 +113,30 @@ class JointTrees(Synthesizer):
         checks.put(self, rounds=checks.integer(self.rounds, "rounds", CollectiveError, least=0))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks share the load more evenly, in a shorter pipeline."""
-        return (DOUBLINGS,)
+        """More chunks share the load more evenly, in a shorter pipeline.
+
+        Few large chunks are passed over: each is a large part of a slow link's load, so that they
+        lose more than by the law that auto extrapolates.
+        """
+        topology, first = problem.topology, 1
+        size = self.nbytes / _chunks_of_buffer(problem.collective)
+        latency = float(np.median(topology.alpha) * np.median(topology.bandwidth))
+        while first * problem.sends < _FEW_SENDS and size / (2 * first) > _LARGE_CHUNK * latency:
+            first *= 2
+        return (tuple(count for count in DOUBLINGS if count >= first) or (DOUBLINGS[-1],),)
+
+    def may_win(self, problem: Problem) -> bool:
+        """Whether the joint bound of an all_reduce is below that of two phases."""
+        collective, topology = problem.collective, problem.topology
+        if collective.kind != "all_reduce":
+            return True
+        phases = (collective.with_kind(kind) for kind in ("reduce_scatter", "all_gather"))
+        separate = sum(bound(topology, phase, self.nbytes).time for phase in phases)
+        return separate > _WORTH_TRYING * bound(topology, collective, self.nbytes).time
 
     def work(self, problem: Problem) -> float:
         """Every tree is grown several times, and every send planned a dozen times."""
-        return 6 * problem.sends
+        return (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
@@ -185,47 +221,62 @@ class _Growth:
         self.links = links
         # Load if all links carried equally much for as long: no trees have a lower one.
         self.even = float(sides * (self.sizes - 1).sum() / (1 / self.seconds).sum())
-        # A hop more is latency once in the run, whose length is about the even load.
-        latency = float(np.median(topology.alpha)) / (chunk_bytes / self.usual)
-        self.hop = _HOP + latency / self.even
+        # A hop more is a chunk's time on the link once in the run, whose length is about the even
+        # load, and the latency of the link.
+        latency = topology.alpha / (chunk_bytes / self.usual)
+        self.latency = latency / (self.even * self.seconds)
         self.passes, self.least = 0, np.inf
 
     def best(self, roots: np.ndarray) -> kernel.Trees:
         """The trees of the pass that loads the busiest link the least."""
-        trees = self._blank(self.chunks)
-        load = np.zeros(self.links, np.int64)
-        kept, failures, steepness = trees, 0, _FIRST_STEEPNESS
-        while self.passes < _PASSES and failures < _FAILURES:
-            self._pass(trees, roots, load, steepness / self.even)
-            self.passes += 1
-            busiest = float((load * self.seconds).max())
-            failures += busiest >= self.least
-            if busiest < self.least:
-                self.least, failures = busiest, 0
-                kept = kernel.Trees(*(column.copy() for column in trees))
-            roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
-            steepness *= _STEEPER
+        kept = self._blank(self.chunks)
+        # With links of one speed the price of a hop leaves none unused.
+        hops = (_HOP, _LOW_HOP) if np.ptp(self.seconds) > 0 else (_HOP,)
+        for hop in hops:
+            trees, load = self._blank(self.chunks), np.zeros(self.links, np.int64)
+            steepness, failures = _FIRST_STEEPNESS, 0
+            below = self.least * (1 if hop == _HOP else _LESS_LOAD)
+            for number in range(_PASSES):
+                grown = self.chunks if number else 0
+                doublings = steepness / self.even
+                self._pass(trees, grown, roots, load, doublings, hop + self.latency)
+                self.passes += 1
+                busiest = float((load * self.seconds).max())
+                failures += 1
+                if busiest < below:
+                    self.least = below = busiest
+                    failures = 0
+                    kept = kernel.Trees(*(column.copy() for column in trees))
+                if failures == _FAILURES:
+                    break
+                roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
+                steepness *= _STEEPER
         return kept
 
     def _pass(
-        self, trees: kernel.Trees, roots: np.ndarray, load: np.ndarray, doublings: float
+        self,
+        trees: kernel.Trees,
+        grown: int,
+        roots: np.ndarray,
+        load: np.ndarray,
+        doublings: float,
+        hop: np.ndarray,
     ) -> None:
         """Grow each tree again; prices double so many times per unit of time."""
         v = self.topology.num_vertices
         rise = np.exp2(np.minimum(doublings * self.seconds, _MOST_DOUBLINGS))
         fine = len(kernel.POWERS) * doublings
-        hop_price = self.hop * (float(np.exp2(min(doublings, _MOST_DOUBLINGS))) - 1)
+        hop_price = hop * (rise - 1)
         search = kernel.Search(
             np.empty(v),
             np.zeros(v, np.int64),
-            np.zeros(v, np.int64),
+            np.empty(v),
             np.zeros(v, np.bool_),
             np.empty(self.links),
             np.empty(64 * (self.links + v)),
             np.empty(64 * (self.links + v), np.int64),
         )
         spare, level = self._blank(1), np.ones(self.links)
-        grown = self.chunks if self.passes else 0
         work = self.links * self.sides * roots.shape[1] * 4
         block = max(1, _LINKS_AT_ONCE // work)
         for first in range(0, self.chunks, block):

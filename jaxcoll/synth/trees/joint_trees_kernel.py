@@ -1,7 +1,7 @@
 """Trees grown over links whose prices rise with their load, compiled; see ``joint_trees``.
 
 A tree adds the rank that is cheapest to reach from any of its ranks: the prices of the links on the
-way, and ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge for
+way, and a ``hop_price`` for every link between root and rank, as Prim's algorithm with a charge for
 depth. Through vertices that only forward, the way is a shortest one (Dijkstra), since data is
 copied at ranks alone; so a link may be on several ways of one tree, and costs more at each.
 
@@ -46,7 +46,7 @@ class Search(NamedTuple):
     Attributes:
         cost: of the cheapest way known to each vertex, depth included.
         by: the last link of that way.
-        depth: links from the root to each rank in the tree.
+        depth: price of the hops from the root to each rank in the tree.
         inside: whether each vertex is a rank in the tree.
         price: of each link; rises where the tree uses it.
         keys, items: heap of vertices by cost.
@@ -96,7 +96,7 @@ def replace(
         seconds: how long a chunk takes on each link, in units of the usual link.
         fine: by how many ``_FINE``-ths of a doubling a price rises per unit of time.
         rise: factor by which the price of each link rises with a chunk; level: ones.
-        hop_price: price of each link between root and rank, beside that of its load.
+        hop_price: of each link between root and rank, beside the price of its load.
         most_links: of a way from rank to rank.
         spare: trees of one chunk, scratch.
     """
@@ -121,13 +121,13 @@ def replace(
             for s in range(sides):
                 # Sides take turns to choose first, so that neither always has the cheap links.
                 side = (s + c + t) % sides
-                graph = forth if side == sides - 1 else back
+                graph, against = (forth, back) if side == sides - 1 else (back, forth)
                 link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
                 rises, paid = rise, -1.0
                 while paid < 0:
                     paid = _grow(
-                        graph, member[group[c]], size, roots[c, t], rises, hop_price, most_links,
-                        search, link, way_ptr, spare.rank[0, side],
+                        graph, against, member[group[c]], size, roots[c, t], rises, hop_price,
+                        most_links, search, link, way_ptr, spare.rank[0, side],
                     )  # fmt: skip
                     # With equal prices that stay, every way is a shortest one.
                     if paid < 0:
@@ -162,7 +162,7 @@ def _add_load(trees, c, size, load, sign):
 
 @kernel(cache=True, nogil=True)
 def _grow(
-    graph, member, size, root, rise, hop_price, most_links, search, link, way_ptr, rank
+    graph, against, member, size, root, rise, hop_price, most_links, search, link, way_ptr, rank
 ):  # fmt: skip
     """Grow one tree from its root; the prices paid, or -1 where a rank was out of reach.
 
@@ -172,18 +172,18 @@ def _grow(
     price, keys, items = search.price, search.keys, search.items
     cost[:] = np.inf
     inside[:] = False
-    inside[root], depth[root] = True, 0
+    inside[root], depth[root] = True, 0.0
     paid, used, added, waiting = 0.0, 0, 0, 0
     way_ptr[0] = 0
     # The vertex whose neighbours are offered ways, the rank where its own way starts, and the
-    # prices and links of that way.
+    # prices, hops included, and links of that way.
     u, start, prices, links = root, root, 0.0, 0
     while added < size - 1:
-        before = prices + hop_price * (depth[start] + links + 1)
+        before = depth[start] + prices
         for i in range(graph.ptr[u], graph.ptr[u + 1]):
             e = graph.link[i]
             v = graph.head[e]
-            offered = before + price[e]
+            offered = before + price[e] + hop_price[e]
             if inside[v] or offered >= cost[v]:
                 continue
             # A vertex whose cost is out of date must not become part of the way to itself.
@@ -208,10 +208,10 @@ def _grow(
                 continue
             prices, links, start = 0.0, 0, v
             while not inside[start] and links <= most_links:
-                prices += price[by[start]]
+                prices += price[by[start]] + hop_price[by[start]]
                 start = graph.tail[by[start]]
                 links += 1
-            now = prices + hop_price * (depth[start] + links)
+            now = depth[start] + prices
             if links > most_links:
                 cost[v] = np.inf
             elif now > known * (1 + 2.0**-30):
@@ -222,19 +222,46 @@ def _grow(
         if not member[u]:
             continue
         used += links
-        at = u
+        at, depth[u] = u, depth[start]
         for i in range(links):
             e = by[at]
             link[used - 1 - i] = e
             paid += price[e]
+            depth[u] += hop_price[e]
             price[e] = min(price[e] * rise[e], _DEAREST)
             at = graph.tail[e]
-        inside[u], depth[u] = True, depth[start] + links
+        inside[u] = True
+        for i in range(used - links, used - 1):
+            waiting = _offer_again(graph.head[link[i]], against, hop_price, search, waiting)
         rank[added] = u
         added += 1
         way_ptr[added] = used
         start, prices, links = u, 0.0, 0
     return paid
+
+
+@kernel(cache=True, nogil=True)
+def _offer_again(v, against, hop_price, search, waiting):
+    """Give a forwarding vertex its cheapest way from the tree, as that it had costs more now.
+
+    Else it would offer its first way for the price that this had, no other way would be cheaper,
+    and one rank would send to all others through the switch. Vertices beyond it follow, since the
+    price of a way is added up when they are taken. Returns how many vertices wait.
+    """
+    cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
+    best = np.inf
+    for i in range(against.ptr[v], against.ptr[v + 1]):
+        e = against.link[i]
+        u = against.head[e]
+        if inside[u]:
+            offered = depth[u] + search.price[e] + hop_price[e]
+            if offered < best:
+                best, by[v] = offered, e
+    # Its way may come from another switch, which has no price of its own to compare with.
+    if best < np.inf and waiting < len(search.keys):
+        cost[v] = best
+        waiting = heap.push(search.keys, search.items, 0, waiting, best, v)
+    return waiting
 
 
 @kernel(cache=True, nogil=True)

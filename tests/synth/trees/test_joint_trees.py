@@ -15,7 +15,8 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import JointTrees, synthesize
-from jaxcoll.topologies import dgx_h100, mesh, nvswitch_hosts, ring, torus
+from jaxcoll.synth.building.base import Problem
+from jaxcoll.topologies import dgx_h100, mesh, multi_rail, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -46,7 +47,10 @@ def over_bound(topology: Topology, chunks: int) -> float:
         (half_speed(torus(4, 4), 0, 1), 16, 1.01),
         (half_speed(ring(8), 0, 1), 16, 1.01),
         (mesh(4, 4), 32, 1.03),
-        (half_speed(dgx_h100(2), 3, 18), 64, 1.06),
+        (half_speed(dgx_h100(2), 3, 18), 64, 1.05),
+        (torus(4, 4).without(ranks=[5]), 16, 1.01),
+        (nvswitch_hosts((4, 3, 4), inside=450e9, network=50e9), 64, 1.05),
+        (multi_rail(2, 8).without(switches=["rail 3"]), 64, 1.05),
     ],
     ids=[
         "torus less a link",
@@ -54,6 +58,9 @@ def over_bound(topology: Topology, chunks: int) -> float:
         "ring, half a link",
         "mesh",
         "hosts, half a NIC",
+        "torus less a rank",
+        "hosts, one short of a rank",
+        "rails less one",
     ],
 )
 def test_unequal_networks_are_used_near_the_joint_bound(topology, chunks, most):
@@ -71,6 +78,37 @@ def test_auto_takes_them_where_two_phases_are_slower():
     assert found.provenance.certificate["synthesizer"] == "joint_trees"
     whole = synthesize(torus(4, 4), "all_reduce", nbytes=SIZE)
     assert whole.provenance.certificate["synthesizer"] != "joint_trees"
+
+
+def test_bounds_say_where_they_may_win():
+    for topology, may in (
+        (torus(4, 4), False),
+        (dgx_h100(2), False),
+        (mesh(4, 4), True),
+        (half_speed(dgx_h100(2), 3, 18), True),
+        (torus(4, 4).without(ranks=[5]), True),
+    ):
+        problem = Problem(topology, Collective("all_reduce", topology.num_ranks), SIZE)
+        assert JointTrees(SIZE).may_win(problem) == may
+    whole = synthesize(dgx_h100(2), "all_reduce", nbytes=SIZE)
+    tried = str(whole.provenance.certificate["table"])
+    assert "JointTrees" not in tried
+
+
+def test_few_large_chunks_are_passed_over_and_small_ones_are_not():
+    problem = Problem(torus(4, 4), Collective("all_reduce", 16))
+    firsts = [JointTrees(nbytes).chunk_counts(problem)[0][0] for nbytes in (1e3, 1e6, SIZE)]
+    assert firsts == sorted(firsts)
+    assert firsts[0] == 1
+    assert firsts[-1] == 16
+
+
+def test_a_switch_is_entered_by_whoever_is_cheapest():
+    """Slow NICs carry their share, neither all that is first offered nor nothing."""
+    topology = nvswitch_hosts((4, 4), inside=450e9, network=50e9)
+    network = topology.num_vertices - 1
+    slow = {pair: Fraction(1, 4) for r in (0, 1) for pair in ((r, network), (network, r))}
+    assert over_bound(topology.scaled(slow), 128) < 1.03
 
 
 def test_a_weak_rank_is_at_the_end_of_all_trees():

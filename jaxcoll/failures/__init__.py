@@ -1,0 +1,395 @@
+"""Failures: links, ranks and hosts by number or name, and the network without them.
+
+Networks name their vertices as "host 1 rank 3", "host 1 switch", "rail 2". A name of a vertex is
+that vertex; the words that several begin with, as "host 1", are all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid, Placement
+from jaxcoll.links import MAX_VERTICES
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import listed
+from jaxcoll.numerics.rational import Number, as_fraction
+
+_MOST_NAMED = 3  # of a kind that a network's name lists; of more it has the number
+
+
+class Wiring(NamedTuple):
+    """What numbers and names refer to: the columns of a network.
+
+    Attributes:
+        num_ranks, num_vertices: ranks come first.
+        names: one per vertex, or none.
+        src, dst: vertices at the ends of each link.
+    """
+
+    num_ranks: int
+    num_vertices: int
+    names: tuple[str, ...]
+    src: np.ndarray
+    dst: np.ndarray
+
+
+# ---------------------------------------------------------------------- what is meant
+
+
+def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
+    """The vertices of a name: one, or all of a host; bool of shape (vertices,).
+
+    Raises:
+        TopologyError: nothing has the name.
+    """
+    if not wiring.names:
+        raise TopologyError(
+            f"the vertices of this network have no names, so {name[:60]!r} says nothing; give "
+            f"numbers: ranks are 0..{wiring.num_ranks - 1}"
+        )
+    found = np.array([known == name for known in wiring.names])
+    if not found.any():
+        found = np.array([known.startswith(f"{name} ") for known in wiring.names])
+    if not found.any():
+        hosts = {" ".join(known.split()[:2]) for known in wiring.names}
+        near = difflib.get_close_matches(name, sorted({*hosts, *wiring.names}), n=1, cutoff=0.5)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise TopologyError(
+            f"nothing in this network is called {name[:60]!r}; {meant}its names are "
+            f"{wiring.names[0]!r} to {wiring.names[-1]!r}"
+        )
+    return found
+
+
+def chosen_links(wiring: Wiring, links: Iterable) -> np.ndarray:
+    """Which links are meant by numbers, or by pairs (u, v) for all links from u to v; bool.
+
+    Raises:
+        TopologyError: a number or pair of which there is no link, or a name that nothing has.
+    """
+    chosen = np.zeros(len(wiring.src), bool)
+    for link in checks.members(links, "links", TopologyError):
+        if isinstance(link, (tuple, list)):
+            if len(link) != 2:
+                raise TopologyError(f"a link is a number or a pair of vertices, got {link!r}")
+            u, v = (_end(wiring, end, link) for end in link)
+            between = u[wiring.src] & v[wiring.dst]
+        else:
+            number = checks.integer(link, "a link", TopologyError)
+            between = np.arange(len(wiring.src)) == number
+        if not between.any():
+            raise TopologyError(f"there is no link {link!r}; {_known_links(wiring, link)}")
+        chosen |= between
+    return chosen
+
+
+def _known_links(wiring: Wiring, link: object) -> str:
+    """The links that there are instead of one that there is not."""
+    first = link[0] if isinstance(link, (tuple, list)) else None
+    if isinstance(first, int) and 0 <= first < wiring.num_vertices:
+        return (
+            f"from vertex {first} they go to {listed(np.unique(wiring.dst[wiring.src == first]))}"
+        )
+    return f"links are 0..{len(wiring.src) - 1}, or pairs of vertices"
+
+
+def with_ranks(links: Iterable, devices: Sequence) -> list:
+    """Links of which some are pairs of devices, as pairs of ranks."""
+    rank = {id(device): number for number, device in enumerate(devices)}
+    return [
+        tuple(rank.get(id(end), end) for end in link) if isinstance(link, (tuple, list)) else link
+        for link in checks.members(links, "down", TopologyError)
+    ]
+
+
+def _end(wiring: Wiring, end: object, link: object) -> np.ndarray:
+    if isinstance(end, str):
+        return named_vertices(wiring, end)
+    # A number beyond the vertices has no link, which the caller says; others are refused here.
+    limits = {"error": TopologyError, "least": 0, "most": MAX_VERTICES}
+    number = checks.integer(end, f"an end of the link {link!r}", **limits)
+    return np.arange(wiring.num_vertices) == number
+
+
+def links_at(wiring: Wiring, name: str) -> np.ndarray:
+    """The links between what has a name and the rest of the network; bool of shape (links,)."""
+    inside = named_vertices(wiring, name)
+    return inside[wiring.src] != inside[wiring.dst]
+
+
+def lost_vertices(wiring: Wiring, ranks: Iterable, switches: Iterable) -> np.ndarray:
+    """The vertices that are gone, bool of shape (vertices,).
+
+    The name of a host among ranks takes the host's switches too.
+
+    Raises:
+        TopologyError: a rank or switch that does not exist, or one given as the other.
+    """
+    n, lost = wiring.num_ranks, np.zeros(wiring.num_vertices, bool)
+    for rank in checks.members(ranks, "ranks", TopologyError):
+        if isinstance(rank, str):
+            found = named_vertices(wiring, rank)
+            if not found[:n].any():
+                raise TopologyError(f"{rank!r} means a switch: give it as switches=")
+            lost |= found
+            continue
+        if not 0 <= checks.integer(rank, "a rank", TopologyError) < n:
+            raise TopologyError(f"there is no rank {rank}; ranks are 0..{n - 1}")
+        lost[rank] = True
+    for switch in checks.members(switches, "switches", TopologyError):
+        if isinstance(switch, str):
+            found = named_vertices(wiring, switch)
+            if found[:n].any():
+                raise TopologyError(f"{switch!r} is or has a rank: give it as ranks=")
+            lost |= found
+            continue
+        if not n <= checks.integer(switch, "a switch", TopologyError) < wiring.num_vertices:
+            having = (
+                f"switches are {n}..{wiring.num_vertices - 1}" if len(lost) > n else "it has none"
+            )
+            raise TopologyError(f"there is no switch {switch} in this network; {having}")
+        lost[switch] = True
+    return lost
+
+
+def gone_links(wiring: Wiring, links: Iterable, lost: np.ndarray) -> np.ndarray:
+    """The links that are gone: some by themselves, others with a vertex; bool of shape (links,).
+
+    Raises:
+        TopologyError: a link that does not exist, or one of a rank or switch that is lost anyway.
+    """
+    chosen, with_lost = chosen_links(wiring, links), lost[wiring.src] | lost[wiring.dst]
+    twice = np.flatnonzero(chosen & with_lost)
+    if twice.size:
+        u, v = int(wiring.src[twice[0]]), int(wiring.dst[twice[0]])
+        gone = u if lost[u] else v
+        what = "rank" if gone < wiring.num_ranks else "switch"
+        raise TopologyError(
+            f"{what} {gone} is removed with all its links, and the link {(u, v)} is given too: "
+            f"leave out the one or the other"
+        )
+    return chosen | with_lost
+
+
+def scaled_speeds(
+    wiring: Wiring, bandwidth: Sequence[Fraction], factors: Mapping
+) -> list[Fraction]:
+    """The exact bandwidth of every link after factors; see ``Topology.scaled``."""
+    checks.instance(factors, Mapping, "factors", TopologyError)
+    speeds = list(bandwidth)
+    for link, factor in factors.items():
+        exact = as_fraction(_factor(factor))
+        chosen = links_at(wiring, link) if isinstance(link, str) else chosen_links(wiring, [link])
+        for i in np.flatnonzero(chosen).tolist():
+            speeds[i] *= exact
+    return speeds
+
+
+def _factor(factor: Number) -> Number:
+    return checks.positive(factor, "a factor of bandwidth", TopologyError)
+
+
+# ---------------------------------------------------------------------- the grid that is left
+
+
+def placement_left(
+    placement: Placement | None, lost: np.ndarray, src: np.ndarray, dst: np.ndarray
+) -> Placement | None:
+    """The grid of the survivors, where they fill one whose neighbours all have their links.
+
+    Without a whole row of a torus what is left is a grid that is open there; so is one whose every
+    link around is gone. Where a link is missing in the middle there is no grid any more: schedules
+    for grids use all of its links.
+
+    Args:
+        lost: whether each rank is gone.
+        src, dst: links that are left, in the old numbers of ranks.
+    """
+    if placement is None:
+        return None
+    grid, at = placement.grid, np.asarray(placement.ranks).reshape(placement.grid.shape)
+    kept = ~lost[at]
+    lines = []
+    for d, (side, closed) in enumerate(zip(grid.shape, grid.wrap, strict=True)):
+        other = tuple(k for k in range(len(grid.shape)) if k != d)
+        used = np.flatnonzero(kept.any(axis=other))
+        if closed and 0 < len(used) < side:  # a part may run over the seam
+            gaps = np.diff(np.append(used, used[0] + side))
+            used = np.roll(used, -int(gaps.argmax()) - 1)
+        if not len(used) or ((np.diff(used) % side) != 1).any():
+            return None
+        lines.append(used)
+    box = at[np.ix_(*lines)]
+    if lost[box].any():
+        return None
+    joined = {*zip(src.tolist(), dst.tolist(), strict=True)}
+    wrap = []
+    for d, side in enumerate(box.shape):
+        ranks = np.moveaxis(box, d, 0)
+        if not _all_joined(joined, ranks[:-1], ranks[1:]):
+            return None
+        around = grid.wrap[d] and side == grid.shape[d]
+        wrap.append(around and _all_joined(joined, ranks[-1], ranks[0]))
+        if around and not wrap[-1] and _any_joined(joined, ranks[-1], ranks[0]):
+            return None
+    number = np.cumsum(~lost) - 1
+    return Placement(Grid(box.shape, tuple(wrap)), tuple(number[box.ravel()].tolist()))
+
+
+def _ends(u: np.ndarray, v: np.ndarray) -> list[tuple[int, int]]:
+    pairs = list(zip(u.ravel().tolist(), v.ravel().tolist(), strict=True))
+    return [*pairs, *((b, a) for a, b in pairs)]
+
+
+def _all_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> bool:
+    return joined.issuperset(_ends(u, v))
+
+
+def _any_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> bool:
+    return not joined.isdisjoint(_ends(u, v))
+
+
+# ---------------------------------------------------------------------- what is missing
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Losses:
+    """The losses of a network, in the numbers of the whole network.
+
+    Attributes:
+        ranks, switches: that are gone.
+        links: ends of the links that are down between vertices that are left, one per link.
+        slowed: by which factor the bandwidth of links changed, by their ends.
+        labels: of each vertex of the whole network.
+    """
+
+    ranks: tuple[int, ...]
+    switches: tuple[int, ...]
+    links: tuple[tuple[int, int], ...]
+    slowed: Mapping[tuple[int, int], Fraction]
+    labels: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.ranks or self.switches or self.links or self.slowed)
+
+    def name_after(self, whole: str) -> str:
+        """The name of a network that is left of one with a name."""
+        words = str(self)
+        if not (whole and words):
+            return whole
+        return f"{whole} {words}" if words.startswith("less") else f"{whole}, {words}"
+
+    def lines(self) -> list[str]:
+        """A line of text per kind: "down: 0-1, 4->5", "gone: rank 3", "slow: 2-3 at 0.5"."""
+        kinds = {
+            "gone": [*self._ranks(), *self._switches()],
+            "down": self._wires(self.links),
+            "other speed": self._slow(),
+        }
+        return [f"{kind}: {listed(parts)}" for kind, parts in kinds.items() if parts]
+
+    def __str__(self) -> str:
+        """A few words for a name: "less 0-1 and rank 3, 4-5 at 0.5"; "" for nothing."""
+        parts = (
+            _few(self._ranks(), "ranks"),
+            _few(self._switches(), "switches"),
+            _few(self._wires(self.links), "wires"),
+        )
+        gone = ", ".join(part for part in parts if part)
+        slow = _few(self._slow(), "wires at other speeds")
+        return ", ".join(part for part in (f"less {gone}" if gone else "", slow) if part)
+
+    __repr__ = __str__
+
+    def _ranks(self) -> list[str]:
+        return [
+            label if label != str(rank) else f"rank {rank}"
+            for rank, label in ((rank, self.labels[rank]) for rank in self.ranks)
+        ]
+
+    def _switches(self) -> list[str]:
+        return [
+            label if label != str(switch) else f"switch {switch}"
+            for switch, label in ((switch, self.labels[switch]) for switch in self.switches)
+        ]
+
+    def _wires(self, links: Iterable[tuple[int, int]]) -> list[str]:
+        """Both ways as one, "0-1", one way as "0->1"."""
+        given = dict.fromkeys(links)
+        labels, found = self.labels, []
+        for u, v in given:
+            if (v, u) not in given:
+                found.append(f"{labels[u]}->{labels[v]}")
+            elif u < v:
+                found.append(f"{labels[u]}-{labels[v]}")
+        return found
+
+    def _slow(self) -> list[str]:
+        by_factor: dict[Fraction, list[tuple[int, int]]] = {}
+        for ends, factor in self.slowed.items():
+            by_factor.setdefault(factor, []).append(ends)
+        return [
+            f"{wire} at {float(factor):.3g}"
+            for factor, links in by_factor.items()
+            for wire in self._wires(links)
+        ]
+
+
+def _few(parts: list[str], kind: str) -> str:
+    return ", ".join(parts) if len(parts) <= _MOST_NAMED else f"{len(parts)} {kind}"
+
+
+def losses(
+    whole: Wiring,
+    whole_speeds: Sequence[Fraction],
+    left: Wiring,
+    left_speeds: Sequence[Fraction],
+    origin: Sequence[int],
+) -> Losses:
+    """The losses of a network, beside the whole one that it is left of.
+
+    Args:
+        whole, left: their columns.
+        whole_speeds, left_speeds: exact bandwidth of each link.
+        origin: the number in the whole network of each vertex that is left.
+    """
+    at = np.asarray(origin, np.int64)
+    stays = np.zeros(whole.num_vertices, bool)
+    stays[at] = True
+    lost = np.flatnonzero(~stays).tolist()
+    before, after = _speeds_by_ends(whole, whole_speeds), _speeds_by_ends(left, left_speeds, at)
+    down: list[tuple[int, int]] = []
+    slowed: dict[tuple[int, int], Fraction] = {}
+    for ends, speeds in before.items():
+        if not (stays[ends[0]] and stays[ends[1]]):
+            continue
+        now = after.get(ends, [])
+        down += [ends] * (len(speeds) - len(now))
+        if len(now) == len(speeds) and now != speeds:
+            slowed[ends] = Fraction(sum(now)) / sum(speeds)
+    return Losses(
+        tuple(v for v in lost if v < whole.num_ranks),
+        tuple(v for v in lost if v >= whole.num_ranks),
+        tuple(down),
+        slowed,
+        whole.names or tuple(map(str, range(whole.num_vertices))),
+    )
+
+
+def _speeds_by_ends(
+    wiring: Wiring, speeds: Sequence[Fraction], number: np.ndarray | None = None
+) -> dict[tuple[int, int], list[Fraction]]:
+    src, dst = wiring.src, wiring.dst
+    if number is not None:
+        src, dst = number[src], number[dst]
+    found: dict[tuple[int, int], list[Fraction]] = {}
+    for ends, speed in zip(zip(src.tolist(), dst.tolist(), strict=True), speeds, strict=True):
+        found.setdefault(ends, []).append(speed)
+    return {ends: sorted(each) for ends, each in found.items()}
