@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -276,7 +277,7 @@ class Topology:
         )
         return self._became(left, np.flatnonzero(~lost))
 
-    def scaled(self, factors: Mapping[int | str | tuple[int | str, int | str], Number]) -> Topology:
+    def scaled(self, factors: Mapping[Any, Number]) -> Topology:
         """The network with links that are slower or faster than they were.
 
         A cable that fell back to half its speed is ``scaled({(u, v): 0.5, (v, u): 0.5})``, a rail
