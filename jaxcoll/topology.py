@@ -41,8 +41,7 @@ class Topology:
 
     Vertices 0..num_ranks-1 are the ranks, num_ranks..num_vertices-1 are switches, which forward
     and never compute. Several links may join the same two vertices. Links are kept in canonical
-    order (by src, dst, alpha, bandwidth), whatever order they are given in. Every rank must reach
-    every other.
+    order (by src, dst, alpha, bandwidth) in any order given. Every rank must reach every other.
 
     Two topologies are equal, and have the same hash, when their vertices and links are the same
     exact numbers; names, grid and generators are descriptions and do not count.

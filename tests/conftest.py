@@ -36,7 +36,7 @@ os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 # slow machine is not an error of a test.
 settings.register_profile(
     "ci",
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     database=None,

@@ -30,7 +30,7 @@ HOSTILE: tuple[Any, ...] = (
 
 RING = topologies.ring(4)
 SWITCH = topologies.switch(4)
-RAILS = topologies.multi_rail(3, 2)
+RAILS = topologies.multi_rail(3, 3)
 GATHER = jc.Collective("all_gather", 4)
 SCHEDULE = jc.synthesize(RING, "all_gather", "ring", chunks=2)
 SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)

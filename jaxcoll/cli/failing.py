@@ -24,12 +24,12 @@ def failure_options(command: Command) -> Command:
     """The options --without and --slow; the command gets ``without`` and ``slow``."""
     for decorate in (
         click.option(
-            "--slow", multiple=True, metavar="WHAT=FACTOR", help="Wires at another speed, as "
-            "0-1=0.5 or 'rail 2=1/2'; several with commas.",
+            "--slow", multiple=True, metavar="WHAT=FACTOR",
+            help="Other speeds: 0-1=0.5, 'rail 2=1/2'.",
         ),
         click.option(
-            "--without", multiple=True, metavar="WHAT", help="What is down: a wire 0-1, a link "
-            "'0->1', a rank 5, 'host 1', 'rail 2'; several with commas.",
+            "--without", multiple=True, metavar="WHAT",
+            help="Down: 0-1, '0->1', 5, 'host 1', 'rail 2'.",
         ),
     ):  # fmt: skip
         command = decorate(command)

@@ -291,22 +291,23 @@ def network_options(command: Any) -> Any:
     """
 
     @functools.wraps(command)
-    def with_network(network, alpha, bandwidth, table, gpu, hosts, without, slow, **others):
-        if table is not None:
-            if network is not None and "collective" in others:
-                others["collective"] = _collective(network)
-            elif network is not None:
+    def with_network(network, table, without, slow, **others):
+        speeds = others.pop("alpha"), others.pop("bandwidth")
+        gpu, hosts = others.pop("gpu"), others.pop("hosts")
+        if table is not None and network is not None:
+            if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            with working("building the network"):
-                built = from_nvidia_smi(table, gpu, hosts, (alpha, bandwidth))
-        elif network is None:
+            others["collective"] = _collective(network)
+        if table is None and network is None:
             raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
-        else:
-            if gpu is not None or hosts is not None:
-                raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
-            with working("building the network"):
-                built = named_network(network, alpha, bandwidth)
-        built = after_failures(built, without, slow)
+        if table is None and (gpu, hosts) != (None, None):
+            raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
+        with working("building the network"):
+            if table is None:
+                built = named_network(network, *speeds)
+            else:
+                built = from_nvidia_smi(table, gpu, hosts, speeds)
+            built = after_failures(built, without, slow)
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)
@@ -344,7 +345,7 @@ def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --gpu and --hosts: a table of ``nvidia-smi topo -m`` has neither."""
     for decorate in (
         click.option("--hosts", type=click.IntRange(1), help="Of nvidia-smi: equal hosts; 1."),
-        click.option("--gpu", help="Of nvidia-smi: what its GPUs are, as v100, a100, h100, b200."),
+        click.option("--gpu", help="Of nvidia-smi: what its GPUs are, as h100."),
     ):
         command = decorate(command)
     return command

@@ -356,7 +356,7 @@ class _Race:
         """In a line: what some kinds of candidates refused, those that work allows first."""
         reasons = {str(r["candidate"]).partition("(")[0]: str(r["refused"]) for r in self.table}
         told = sorted(reasons.items(), key=lambda item: item[1].startswith("takes the work"))
-        width = 190 // min(2, len(told))
+        width = 190 if len(told) == 1 else 95
         some = [textwrap.shorten(f"{kind}: {why}", width) for kind, why in told[:2]]
         return "; ".join(some) + (f"; and {len(told) - 2} others" if len(told) > 2 else "")
 

@@ -251,8 +251,10 @@ def multi_rail(
     clusters = switch_2d(ranks, hosts, alpha=alpha, bandwidth=bandwidth)
     names = [f"host {h} rank {r}" for h in range(hosts) for r in range(ranks)]
     # The product has the switches of its outer dimension first; a line of one rank has none.
-    names += [f"rail {r}" for r in range(ranks)] * (hosts > 1)
-    names += [f"host {h} switch" for h in range(hosts)] * (ranks > 1)
+    if hosts > 1:
+        names += [f"rail {r}" for r in range(ranks)]
+    if ranks > 1:
+        names += [f"host {h} switch" for h in range(hosts)]
     rails = product(clusters, name=f"{hosts} hosts of {ranks} on rails")
     return dataclasses.replace(rails, vertex_names=tuple(names))
 

@@ -14,9 +14,12 @@ from experiments.study import publish
 from tests.experiments.runs import small_run
 
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
+SLOW = ("tensorstate-rediscovery", "tensorstate-quickstart")
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STUDIES]
+)
 def test_a_study_runs_and_prints_what_is_recorded(name):
     """`python -m experiments.overview NAME` records it again; look at the difference first."""
     run = small_run(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class MinCongestion(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to route for; 64 MiB when omitted.
         passes: how many times every chunk is routed.
+        power: of a link's part of the fullest link's load, by which its load is multiplied. With 0
+            every chunk's own way is short, which is best for little data.
 
     Raises:
         CollectiveError: a field out of range.
@@ -46,6 +48,7 @@ class MinCongestion(Synthesizer):
 
     nbytes: float = 2**26
     passes: int = 2
+    power: int = 5
 
     name: ClassVar[str] = "min_congestion"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
@@ -54,6 +57,13 @@ class MinCongestion(Synthesizer):
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.integer_fields(self, CollectiveError, "passes")
+        power = checks.integer(self.power, "power", CollectiveError, least=0, most=100)
+        checks.put(self, power=power)
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """Both powers that were best somewhere."""
+        return cls(), cls(power=0)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """More chunks share the load more evenly."""
@@ -72,7 +82,7 @@ class MinCongestion(Synthesizer):
         ptr, link = topology.out_links
         src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
         into = kernel.route(
-            ptr, link, src, dst, busy, delay, source, target, batch_ptr, self.passes
+            ptr, link, src, dst, busy, delay, source, target, batch_ptr, self.passes, self.power
         )  # fmt: skip
         path_ptr, path, place, before = kernel.sends_along(
             into, src, topology.num_ranks, source, target, batch_ptr

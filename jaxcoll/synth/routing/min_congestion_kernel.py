@@ -11,13 +11,13 @@ _FAR = np.int64(2**62)
 
 
 @kernel(cache=True, nogil=True, superlinear=True)
-def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes):
+def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes, power):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
     A batch is of chunks that start at one rank. It takes the cheapest paths, where a link costs
     the time of a chunk on it and the load, the time that the chunks routed so far occupy it, times
-    the fifth power of the load's part of the fullest link's; then its chunks are added to that
-    load. Every further pass takes out the batches one by one and routes each again.
+    a power of the load's part of the fullest link's; then its chunks are added to that load. Every
+    further pass takes out the batches one by one and routes each again.
 
     A run lasts as long as the fullest link: links with room to spare cost next to nothing. The load
     itself as the cost would shun a path over two links half as full as one. Of the powers 0, 1, 3,
@@ -33,6 +33,7 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
         target: where each chunk ends.
         batch_ptr: chunks of batch b are ``batch_ptr[b]..batch_ptr[b + 1] - 1``.
         passes: at least 1.
+        power: at least 0.
 
     Returns:
         int32 of shape (batches, vertices), -1 where no link leads.
@@ -48,13 +49,15 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
             most = float(max(1, load.max()))
-            _cheapest(ptr, link, link_dst, delay, load, most, source[b], into[b], cost, key, item)
+            _cheapest(
+                ptr, link, link_dst, delay, load, most, power, source[b], into[b], cost, key, item
+            )
             _add(into[b], link_src, busy, source[b], target[first:last], 1, load)
     return into
 
 
 @kernel(cache=True, nogil=True)
-def _cheapest(ptr, link, link_dst, delay, load, most, source, into, cost, key, item):
+def _cheapest(ptr, link, link_dst, delay, load, most, power, source, into, cost, key, item):
     """Dijkstra's algorithm; of paths of equal cost the one whose last vertex was reached first."""
     cost[:] = _FAR
     into[:] = -1
@@ -67,8 +70,10 @@ def _cheapest(ptr, link, link_dst, delay, load, most, source, into, cost, key, i
             continue
         for i in range(ptr[v], ptr[v + 1]):
             e = link[i]
-            part = load[e] / most
-            through = reached + delay[e] + np.int64(load[e] * part * part * part * part * part)
+            price = float(load[e])
+            for _ in range(power):
+                price *= load[e] / most
+            through = reached + delay[e] + np.int64(price)
             if through < cost[link_dst[e]]:
                 cost[link_dst[e]] = through
                 into[link_dst[e]] = e

@@ -25,7 +25,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["forestcoll-fig-4-10", "forestcoll-fig-4-11", "forestcoll-fig-4-12a"]
+    "name",
+    [
+        "forestcoll-fig-4-10",
+        *(pytest.param(f"forestcoll-fig-{n}", marks=pytest.mark.slow) for n in ("4-11", "4-12a")),
+    ],
 )
 def test_forests_are_fastest_at_large_sizes(name):
     rows = rows_of(name)

@@ -91,6 +91,7 @@ def test_what_is_not_defined_for_the_network_is_said(tmp_path):
     assert "bucket x4 is not defined here" in printed
 
 
+@pytest.mark.slow
 def test_the_command_ends_well_and_leaves_nothing_else_behind(tmp_path):
     root = Path(__file__).parents[3]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}

@@ -33,6 +33,7 @@ def test_the_default_is_near_the_best_of_all(name, kind):
         assert taken <= WITHIN * best[size]["seconds"]
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_no_faster_than_the_bound():
     for name, network in recorded().items():
         topology = default.NETWORKS[name]()
