@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from experiments import sweeps
 from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 from experiments.errors import CheckError, ConfigError
+from jaxcoll.progress import working
 
 
 def prepare_devices(platform: str, count: int) -> None:
@@ -70,7 +71,8 @@ def _job(composed: DictConfig) -> None:
     if devices is not None:
         prepare_devices(*devices)
     try:
-        EXPERIMENTS[name].load()(config)
+        with working(f"running {name}"):
+            EXPERIMENTS[name].load()(config)
     except CheckError as error:
         sys.exit(_failed(error, 1))
     if context.mode == RunMode.MULTIRUN:
