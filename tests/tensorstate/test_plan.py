@@ -147,6 +147,18 @@ def test_topologies_have_costs(graph):
     assert math.isfinite(made.cost.serial_seconds)
 
 
+def test_a_network_that_lost_a_link_costs_what_it_costs(graph):
+    """The wires that are left carry what the lost one did."""
+    whole = topologies.torus(2, 4)
+    torn = whole.without(links=[(0, 1), (1, 0)])
+    slow = whole.scaled({(0, 1): 0.1, (1, 0): 0.1})
+    costs = [
+        search(graph, mesh={"data": 8}, topology=network).cost.communication
+        for network in (whole, torn, slow)
+    ]
+    assert costs[0] < min(costs[1:])
+
+
 def test_three_axes_are_searched_one_by_one(graph):
     mesh = {"a": 2, "b": 2, "c": 2}
     network = AlphaBetaCosts(MeshShape.of(mesh), (1e-9,) * 3, (1e11, 1e11, 1e11))
