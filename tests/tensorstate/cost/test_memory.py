@@ -106,6 +106,7 @@ SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg-8", "vit
 QUICK = [case for case in LIMITED if case not in SLOW]
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)])
 def test_lower_limits_take_less_memory(case):
     """Down to two thirds of the memory of the fastest plan, or to less."""

@@ -31,6 +31,7 @@ def cases():
             yield pytest.param(name, axes, id=case, marks=marks)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "axes"), list(cases()))
 def test_ten_steps_are_those_of_one_device(name, axes):
     """Relative to the loss, and to each parameter's norm.
