@@ -169,7 +169,7 @@ def durations(
     space = len(nbytes) * len(speeds)
     case = speed_of_link.astype(np.min_scalar_type(space))[hop_link]
     if len(nbytes) > 1:
-        case = which * len(speeds) + case
+        case = which.astype(np.int64) * len(speeds) + case  # `which` may be of bytes
     used, case, hops = _distinct(case, space)
     cases = [divmod(int(c), len(speeds)) for c in used]
     alphas = [speeds[speed][0] for _, speed in cases]

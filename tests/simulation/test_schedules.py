@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, Schedule, ScheduleError, shortest_routes, simulate, topologies
+from jaxcoll import (
+    Collective,
+    Schedule,
+    ScheduleError,
+    Topology,
+    shortest_routes,
+    simulate,
+    topologies,
+)
 from jaxcoll.simulation import MODELS
 from tests.simulation.replay import replay
 from tests.strategies import families, grids, schedules
@@ -202,3 +210,24 @@ def test_nothing_to_do_takes_no_time():
     assert timeline.time == 0
     assert timeline.algbw == 0
     assert timeline.mean_utilization() == 0
+
+
+def test_many_sizes_on_links_of_many_speeds():
+    """More cases of a size and a speed than a byte counts: each hop takes its own time."""
+    n, sizes = 24, 16
+    src = np.arange(n)
+    network = Topology(n, src, (src + 1) % n, np.full(n, 1e-6), [10**9 * (r + 1) for r in range(n)])
+    # In one step rank r sends the first r % 16 + 1 of its chunks, as one message.
+    sends = [(r, r * sizes + c) for r in range(n) for c in range(r % sizes + 1)]
+    rank, chunk = np.asarray(sends).T
+    schedule = Schedule.from_sends(
+        network,
+        Collective("all_gather", n, sizes),
+        np.zeros(len(rank), np.int64),
+        rank,
+        chunk,
+        np.zeros(len(rank), bool),
+    )
+    one = 1e6 / (n * sizes)
+    expected = 1e-6 + one * (rank % sizes + 1) / (1e9 * (rank + 1))
+    np.testing.assert_allclose(simulate(schedule, 1e6).end, expected, rtol=1e-9)
