@@ -70,6 +70,8 @@ _PACES = (0.1, 0.2, 0.4, 0.8)
 _LINKS_AT_ONCE = 1 << 16
 # Sends up to which all paces and rounds are tried, and their work by then and beyond.
 _MANY_SENDS, _WORK, _WORK_OF_MANY = 1 << 20, 6, 4
+# Work of a look at a link out of a switch, in sends: 221 s for one chunk on 128 hosts of H100s.
+_LOOKS = 0.025
 # Sends of the first chunk count that auto tries where chunks are large.
 _FEW_SENDS, _LARGE_CHUNK = 1 << 12, 8.0
 # By how much two phases must be slower, as bounds have it.
@@ -135,8 +137,17 @@ class JointTrees(Synthesizer):
         return separate > _WORTH_TRYING * bound(topology, collective, self.nbytes).time
 
     def work(self, problem: Problem) -> float:
-        """Every tree is grown several times, and every send planned a dozen times."""
-        return (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
+        """Every tree is grown several times, and every send planned a dozen times.
+
+        Whoever enters a switch looks at all links out of it: 1,024 ranks behind one, of which each
+        is entered from every other, take minutes.
+        """
+        topology, collective = problem.topology, problem.collective
+        fans = np.bincount(topology.src, minlength=topology.num_vertices)[topology.num_ranks :]
+        looks = collective.num_chunks * topology.num_ranks * int(fans.max(initial=0))
+        grown = 2 * self.tries if collective.kind == "all_reduce" else 1
+        planned = (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
+        return max(planned, _LOOKS * grown * looks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""

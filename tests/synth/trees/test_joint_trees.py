@@ -181,3 +181,15 @@ def test_a_link_that_a_tree_takes_many_times_has_a_price(kind):
     topology = nvswitch_hosts((4,) * 16, inside=300e9, network=25e3)
     collective = Collective(kind, 64, 1)
     verify(JointTrees(1e6, tries=1).synthesize(topology, collective))
+
+
+def test_work_counts_the_links_out_of_switches():
+    """A thousand ranks behind switches take minutes, 32 do not; in sends of a microsecond."""
+
+    def work(hosts: int, chunks: int) -> float:
+        ranks = 8 * hosts
+        what = Collective("all_reduce", ranks, chunks)
+        return JointTrees().work(Problem(dgx_h100(hosts), what))
+
+    assert work(128, 1) > 1e8
+    assert work(4, 64) < 3 * 2**18
