@@ -167,10 +167,11 @@ def durations(
     """
     speeds, speed_of_link = topology.speeds
     space = len(nbytes) * len(speeds)
-    case = speed_of_link.astype(np.min_scalar_type(space))[hop_link]
+    case = speed_of_link.astype(np.int32)[hop_link]
     if len(nbytes) > 1:
-        case = which.astype(np.int64) * len(speeds) + case  # `which` may be of bytes
+        case = which.astype(np.int64) * len(speeds) + case
     used, case, hops = _distinct(case, space)
+    case = case.astype(np.int32, copy=False)  # the type for which kernels are compiled ahead
     cases = [divmod(int(c), len(speeds)) for c in used]
     alphas = [speeds[speed][0] for _, speed in cases]
     serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
@@ -190,7 +191,7 @@ def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, n
     used = np.flatnonzero(counts)
     if len(used) == space:
         return used, values, counts
-    index = np.zeros(space, np.min_scalar_type(len(used)))
+    index = np.zeros(space, np.int32)
     index[used] = np.arange(len(used))
     return used, index[values], counts[used]
 
