@@ -298,15 +298,15 @@ def network_options(command: Any) -> Any:
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
             others["collective"] = _collective(network)
-        if table is None and network is None:
-            raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
         if table is None and (gpu, hosts) != (None, None):
             raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
         with working("building the network"):
-            if table is None:
+            if table is not None:
+                built = from_nvidia_smi(table, gpu, hosts, speeds)
+            elif network is not None:
                 built = named_network(network, *speeds)
             else:
-                built = from_nvidia_smi(table, gpu, hosts, speeds)
+                raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
             built = after_failures(built, without, slow)
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)
