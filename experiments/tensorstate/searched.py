@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
@@ -138,7 +138,7 @@ class Rediscovery(StudyConfig):
 
 def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
     """A row for each model, batch and memory limit."""
-    rows = []
+    rows = Rows()
     for model in config.models:
         for batch in model.batches:
             traced = load_model(model.name, **{**model.fields, "batch": batch})
@@ -277,11 +277,11 @@ class SearchTime(StudyConfig):
 def search_time(config: SearchTime) -> list[dict[str, Any]]:
     """A row for each mesh and depth."""
     graphs = {n: _traced(config, n) for mesh in config.meshes for n in mesh.layers}
-    rows = [
+    rows = Rows(
         _measured(config, mesh, layers, *graphs[layers])
         for mesh in config.meshes
         for layers in mesh.layers
-    ]
+    )
     title = "Search time against depth and axes of the mesh"
     publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
     return rows
