@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
+from jaxcoll.cli.files import (
+    FORMATS,
+    check_network,
+    check_target,
+    is_xml,
+    open_schedule,
+    read_schedule,
+    write,
+)
 from jaxcoll.cli.networks import (
     NetworkName,
     from_nvidia_smi,
@@ -90,7 +98,7 @@ def synth(network, collective, size, output, form, as_json, **options) -> int:
     """
     import jaxcoll as jc
 
-    form = check_target(output, form)
+    form = check_target(output, form, as_json=as_json)
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}"):
         schedule = jc.synthesize(network, collective, name, nbytes=size, **options)
@@ -257,10 +265,12 @@ def convert(source, target, form, network_name, gpu, hosts, as_json, **failed) -
     jaxcoll convert program.xml schedule.json --network torus:4x4
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
     """
-    form = check_target(target, form) or "json"
+    form = check_target(target, form, as_json=as_json) or "json"
     with working(f"converting {source}"):
         if is_nvidia_smi(source):
             obj = from_nvidia_smi(source, gpu, hosts, ((), ()))
+        elif (gpu, hosts) != (None, None):
+            raise click.UsageError(f"--gpu and --hosts are of nvidia-smi, which {source} is not")
         else:
             obj = _source(source, network_name)
         if any(failed.values()):
@@ -284,7 +294,9 @@ def _source(source: str, network_name: str | None):
 
     if is_xml(source) or os.path.isdir(source):
         return read_schedule(source, _network(network_name))
-    return jc.io.load(source) if os.path.exists(source) else named_network(source)
+    found = jc.io.load(source) if os.path.exists(source) else named_network(source)
+    check_network(source, found, _network(network_name))
+    return found
 
 
 def _kind(obj) -> str:
