@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.trace,
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
-            "checkpoints": "keep",
+            "checkpoints": "keep", "constraints": "keep",
         },
     ),
     "ts.search": (ts.search, {"step": GRAPH, "abstract_args": None, **SEARCH}),
