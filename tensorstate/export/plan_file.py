@@ -42,7 +42,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class OperatorKey:
-    """The description of an operator: primitive, phase, sizes of its labels, and class of its node."""
+    """An operator: primitive, phase, sizes of its labels, and the class of its node."""
 
     primitive: str
     phase: Phase
