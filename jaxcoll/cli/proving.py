@@ -25,9 +25,9 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     jaxcoll prove program.xml --as all_reduce --ranks 16
     jaxcoll prove program.xml --runtime azure
 
-    Shown: every rank ends with all that the collective asks for, each contribution once; nothing stops
-    with the slots that a connection has; uses of a chunk are ordered; the runtime takes the file.
-    Exit code 1 where one of them fails, 2 where the file cannot be read.
+    Shown: every rank ends with all that the collective asks for, each contribution once; nothing
+    stops with the slots that a connection has; uses of a chunk are ordered; the runtime takes the
+    file. Exit code 1 where one of them fails, 2 where the file cannot be read.
     """
     from jaxcoll.prove import NotProved, NotRead, prove_file
 
