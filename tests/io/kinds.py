@@ -18,6 +18,7 @@ from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import msccl, multitree, nvidia_smi
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
+from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
@@ -29,6 +30,7 @@ from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
+from tests.prove import programs
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
@@ -181,6 +183,12 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
             _as_text,
             lambda path: jc.verify(msccl.load(path, RING)),
             refused,
+        ),
+        "proved schedule": Kind(
+            _texts(io.dumps(routed), io.dumps(trees)), _as_json, prove_file, (NotRead, NotProved)
+        ),
+        "proved msccl": Kind(
+            _texts(program, programs.all_pairs(3)), _as_text, prove_file, (NotRead, NotProved)
         ),
         "multitree": Kind(
             _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
