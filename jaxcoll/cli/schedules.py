@@ -106,16 +106,12 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
 
     import jaxcoll as jc
 
-<<<<<<< HEAD
     form = check_target(output, form, as_json=as_json)
-=======
-    form = check_target(output, form)
     if for_runtime and form == "msccl":
         form = for_runtime
     make = jc.synthesize
     if for_runtime:
         make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
->>>>>>> 7b2aba21264ae3c8b7f11c891a60dd2982c4a821
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}"):
         schedule = make(network, collective, name, nbytes=size, **options)
