@@ -4,6 +4,7 @@
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
   the least time of any, ``compare`` times all synthesizers; ``synthesize_compact`` writes one of
   tens of thousands of ranks to disk. ``executors``: such work on several processes or machines.
+- ``prove``: a second opinion on files, schedules and programs, which imports nothing of the rest.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
 - ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
   (compiling for other machines), ``tune`` (choosing configurations by measured times).
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         finder,
         io,
         pages,
+        prove,
         synth,
         topologies,
         tune,
@@ -113,6 +115,7 @@ _MODULES = frozenset(
         "paths",
         "pictures",
         "progress",
+        "prove",
         "schedule",
         "simulation",
         "synth",

@@ -22,6 +22,7 @@ from jaxcoll.cli.terminal import Group, one_line
 COMMANDS = {
     "synth": ("jaxcoll.cli.schedules", "Make a schedule: the fastest found, or one by name."),
     "verify": ("jaxcoll.cli.schedules", "Prove a schedule, or name rank, chunk and step."),
+    "prove": ("jaxcoll.cli.proving", "Prove a file by a second, independent checker."),
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
     "compare": ("jaxcoll.cli.comparing", "All synthesizers on my network, in percent of a bound."),

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-FORMATS = {"json": (".json",), "msccl": (".xml",), "multitree": (".txt", ".tables")}
+# By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
+FORMATS = {
+    "json": (".json",), "msccl": (".xml",), "azure": (), "multitree": (".txt", ".tables"),
+}  # fmt: skip
 
 
 def read_schedule(path: str, network: Any = None):
@@ -132,15 +135,18 @@ def write(path: str, obj: Any, form: str) -> None:
     """
     import jaxcoll as jc
 
-    module = {"json": jc.io, "msccl": jc.io.msccl, "multitree": jc.io.multitree}[form]
+    module: Any = {"json": jc.io, "multitree": jc.io.multitree}.get(form, jc.io.msccl)
+    options = {} if form in ("json", "multitree") else {"dialect": form}
     if form != "json" and not isinstance(obj, jc.Schedule):
         raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
     try:
         if path == "-":
-            click.echo(module.dumps(obj), nl=False)
+            click.echo(module.dumps(obj, **options), nl=False)
         else:
-            module.save(path, obj)
+            module.save(path, obj, **options)
     except jc.FormatError as error:
         if form == "json":
             raise
-        raise click.UsageError(f"{error}; make one that fits: jaxcoll synth --chunks 1") from error
+        raise click.UsageError(
+            f"{error}; make one that fits: jaxcoll synth --for-runtime msccl"
+        ) from error

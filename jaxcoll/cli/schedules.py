@@ -88,20 +88,33 @@ class SynthesizerName(click.ParamType):
 @execution_option
 @click.option("--output", "-o", help="Write the schedule: FILE.json, .xml (MSCCL), .txt, or -.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@click.option(
+    "--for-runtime",
+    type=click.Choice(("msccl", "azure")),
+    help="With as many chunks as its file holds.",
+)
 @as_json
-def synth(network, collective, size, output, form, as_json, **options) -> int:
+def synth(network, collective, size, output, form, for_runtime, as_json, **options) -> int:
     """Make a schedule for a network: the fastest found for a size, verified.
 
     \b
     jaxcoll synth torus:4x4 all_reduce --size 1MiB -o schedule.json
     jaxcoll synth dgx-h100:2 all_gather -s forestcoll -o schedule.xml
+    jaxcoll synth dgx-h100:2 --size 1GB --for-runtime azure -o schedule.xml
     """
+    import functools
+
     import jaxcoll as jc
 
     form = check_target(output, form, as_json=as_json)
+    if for_runtime and form == "msccl":
+        form = for_runtime
+    make = jc.synthesize
+    if for_runtime:
+        make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}"):
-        schedule = jc.synthesize(network, collective, name, nbytes=size, **options)
+        schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
         least = jc.bound(network, schedule.collective, size).time

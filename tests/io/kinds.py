@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jaxcoll as jc
+import tensorstate
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
@@ -17,16 +18,21 @@ from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import msccl, multitree, nvidia_smi
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
+from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from tensorstate.errors import PlanError
+from tensorstate.export.plan_file import plan_file
+from tensorstate.export.plan_json import dumps
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
+from tests.prove import programs
 from tests.tensorstate.report.test_hlo_check import TEXT
+from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
 from tests.tune.test_table import a_table
 
@@ -178,6 +184,12 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
             lambda path: jc.verify(msccl.load(path, RING)),
             refused,
         ),
+        "proved schedule": Kind(
+            _texts(io.dumps(routed), io.dumps(trees)), _as_json, prove_file, (NotRead, NotProved)
+        ),
+        "proved msccl": Kind(
+            _texts(program, programs.all_pairs(3)), _as_text, prove_file, (NotRead, NotProved)
+        ),
         "multitree": Kind(
             _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
         ),
@@ -222,7 +234,14 @@ def _tuning() -> dict[str, Kind]:
 
 def _programs() -> dict[str, Kind]:
     loops = TEXT.replace("LOOPS", '{"known_trip_count":{"n":"5"}}')
+    step = graph("linear")
     return {
+        "plan": Kind(
+            _texts(_plan(step, None), _plan(step, RING)),
+            _as_json,
+            lambda path: tensorstate.load(path).on(step),
+            (FormatError, PlanError),
+        ),
         "hlo summary": Kind(
             _texts(TPU, GPU),
             _as_text,
@@ -235,6 +254,13 @@ def _programs() -> dict[str, Kind]:
             (FormatError, PlanError),
         ),
     }
+
+
+def _plan(step: tensorstate.Graph, topology: jc.Topology | None) -> str:
+    mesh = MeshShape.of({"data": 4})
+    network = None if topology else tensorstate.AlphaBetaCosts(mesh, (1e-6,), (1e9,))
+    found = tensorstate.search(step, mesh={"data": 4}, topology=topology, network=network)
+    return dumps(plan_file(found.problem, found.result, found.options))
 
 
 def _unchecked() -> str:
