@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -151,10 +151,10 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
 
 def _row_for_each_limit(
     config: Rediscovery, start: dict[str, Any], graph: Graph
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     unlimited = _search(config, graph, None)
     baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
-    rows = [{**start, "limit GB": None, **_columns(unlimited, baselines)}]
+    yield {**start, "limit GB": None, **_columns(unlimited, baselines)}
     for share in config.memory_shares:
         limit = share * unlimited.cost.memory.peak
         row = {**start, "limit GB": limit / 1e9}
@@ -162,8 +162,7 @@ def _row_for_each_limit(
             row |= _columns(_search(config, graph, limit), baselines)
         except PlanError as error:
             row |= {"found": str(error).partition(",")[0]}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _search(config: Rediscovery, graph: Graph, limit: float | None) -> Plan:
