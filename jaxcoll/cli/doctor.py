@@ -20,10 +20,10 @@ from jaxcoll.progress import working
 _NEEDED = ("jax", "jaxlib", "numpy", "scipy", "networkx", "numba", "highspy", "click")
 # Package -> its purpose, and how it is installed.
 _OPTIONAL = {
-    "matplotlib": ("drawings", "pip install 'jaxcoll[draw]'"),
-    "optax": ("jc.optax", "pip install 'jaxcoll[training]'"),
-    "cvxpy": ("exact bounds of all_reduce", "pip install 'jaxcoll[lp]'"),
-    "libtpu": ("compiling for TPU slices", "pip install 'jaxcoll[tpu]'"),
+    "matplotlib": ("drawings", "pip install matplotlib"),
+    "optax": ("jc.optax", "pip install optax"),
+    "cvxpy": ("exact bounds of all_reduce", "pip install cvxpy"),
+    "libtpu": ("compiling for TPU slices", "pip install 'jax[tpu]'"),
 }
 
 
