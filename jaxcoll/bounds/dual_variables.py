@@ -1,5 +1,11 @@
 """Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
+The linear program is solved in floats, whose answer is only nearly right. But any values of the
+dual variables prove a bound, good values a good one; and any capacities for copies and sums hold
+some trees. So the floats are read as fractions and both sides follow from them: a rate that
+nothing beats (``proved_rate``) and one that trees reach (``reached_rate``, ``is_routable``). Where
+they are equal the answer is exact; where the solver failed they are far apart, and still true.
+
 Every number here is a ``Fraction``: whatever a solver's floats were, the result is true.
 """
 

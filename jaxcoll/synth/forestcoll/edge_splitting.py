@@ -10,6 +10,11 @@ guessed (``pairings``), and a guess counts only once flows have verified it. Whe
 splits that a flow objects to are taken back until the others hold, and the rest is paired again;
 what no guess pairs is split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
 
+Three ranks at one switch, with ports for two trees each way: splitting (0, w), (w, 1), then
+(1, w), (w, 2) and (2, w), (w, 0) leaves a ring of capacity 2, and splitting one tree of each port
+towards each other rank leaves all six links of capacity 1. Both keep the optimum, and the second
+keeps trees low. Splitting (0, w), (w, 0) would not: rank 0 would have lost a tree in and out.
+
 Pairings of a switch's ports: guesses that often keep the optimum. Flows must verify them.
 
 Capacity into higher switches comes from below, and capacity out of them goes below ("levels").
@@ -166,15 +171,16 @@ def _split_exactly(network: Capacities, switches: Iterable[int]) -> list[str]:
 def _split_off(network: Capacities, w: int) -> None:
     into, out = network.ports([w])[w]
     cuts = _Cuts(network)
-    for t in out:
-        # The way back last: the capacity that it splits off is lost.
+    for t in out:  # "foreach egress edge f = (w, t)"
+        # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
         for u in sorted(into, key=lambda u: (u == t, u)):
             if (w, t) not in network.capacity:
                 break
             if (u, w) in network.capacity:
-                amount = cuts.most(u, w, t)
+                amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
                 if amount:
-                    network.route(u, w, t, amount)
+                    network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
+        # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced network.
         if (w, t) in network.capacity:
             raise TopologyError(
                 f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "
