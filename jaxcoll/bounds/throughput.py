@@ -172,8 +172,8 @@ def bottleneck(
     whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     gathering = range(n) if targets is None else sorted(targets)
-    # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower bound
-    # of 1/x*"), and often its end, since a rank behind few links is the usual bottleneck.
+    # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower
+    # bound of 1/x*"), and often its end, since a rank behind few links is the usual bottleneck.
     alone = [r for r in gathering if whole[r] < total]
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
     last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))

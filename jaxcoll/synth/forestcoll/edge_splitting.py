@@ -30,7 +30,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-import networkx as nx
 import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling, check_balanced
@@ -92,14 +91,21 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
 
 def levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
     """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
-    graph = nx.Graph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    ranks = set(range(topology.num_ranks))
-    found = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
-    hops = {int(v): int(h) for v, h in found.items()}
+    near: list[set[int]] = [set() for _ in range(topology.num_vertices)]
+    for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
+        near[u].add(v)
+        near[v].add(u)
+    hops = dict.fromkeys(range(topology.num_ranks), 0)
+    queue = list(hops)
+    for u in queue:  # which grows while it is read: breadth first
+        for v in near[u]:
+            if v not in hops:
+                hops[v] = hops[u] + 1
+                queue.append(v)
     tiers: dict[tuple[int, int], list[int]] = {}
     for w in range(topology.num_ranks, topology.num_vertices):
         if w in hops:
-            tiers.setdefault((hops[w], graph.degree(w)), []).append(w)
+            tiers.setdefault((hops[w], len(near[w])), []).append(w)
     return hops, [tiers[key] for key in sorted(tiers)]
 
 
