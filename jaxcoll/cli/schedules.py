@@ -38,7 +38,7 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
-    help="Charge what such a machine takes beside the links.",
+    help="Charge that machine's time too.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -86,7 +86,7 @@ class SynthesizerName(click.ParamType):
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every random choice."
 )
 @execution_option
-@click.option("--output", "-o", help="Write the schedule: FILE.json, .xml (MSCCL), .txt, or -.")
+@click.option("--output", "-o", help="Write FILE.json, .xml (MSCCL), .txt, or -.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
 @click.option(
     "--for-runtime",
