@@ -11,15 +11,12 @@ from experiments.config import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.recording import records
 from experiments.study import Rows, publish
-from tests.experiments.runs import small_run
+from tests.experiments.runs import marked, small_run
 
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
-SLOW = ("tensorstate-rediscovery", "tensorstate-quickstart")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STUDIES]
-)
+@pytest.mark.parametrize("name", marked(STUDIES))
 def test_a_study_runs_and_prints_what_is_recorded(name):
     """`python -m experiments.overview NAME` records it again; look at the difference first."""
     run = small_run(name)
