@@ -34,7 +34,7 @@ from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A plan for a training step on a mesh.
 
@@ -79,6 +79,15 @@ class Plan:
     def gap(self) -> float:
         """Largest possible distance from the optimum, relative to the objective."""
         return self.result.gap
+
+    def __repr__(self) -> str:
+        cost, mesh = self.cost, self.problem.mesh
+        axes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
+        return (
+            f"Plan({len(self.problem.graph.operators)} operators on mesh {axes}, "
+            f"{report.seconds(cost.serial_seconds)} per step, {report.size(cost.memory.peak)} per "
+            f"device, by {self.result.method})"
+        )
 
     def __str__(self) -> str:
         return report.summary(self.problem, self.result, self.memory_limit)
@@ -207,7 +216,7 @@ class Plan:
         return Comparison(plans, self.memory_limit)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Plans for one problem side by side; ``print(comparison)`` is a table.
 
@@ -218,6 +227,10 @@ class Comparison:
 
     plans: Mapping[str, Plan]
     memory_limit: float | None
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self.plans][:5]) + (", ..." if len(self.plans) > 5 else "")
+        return f"Comparison({len(self.plans)} plans: {names})"
 
     def __str__(self) -> str:
         first = next(iter(self.plans.values())).cost.serial_seconds

@@ -33,7 +33,7 @@ from jaxcoll.verifier import verify
 TOLERANCE = 0.01
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FoundTopology:
     """A point of a frontier.
 
@@ -45,6 +45,12 @@ class FoundTopology:
     size: int
     degree: int
     candidate: Candidate
+
+    def __repr__(self) -> str:
+        return (
+            f"FoundTopology({self.construction}: {self.size} ranks of degree {self.degree}, "
+            f"T_L {self.cost.steps}, T_B {float(self.cost.inverse_bandwidth):.4g})"
+        )
 
     @property
     def construction(self) -> Construction:
@@ -180,7 +186,7 @@ class Choice:
     fixed: FixedCost
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Found:
     """The frontier of a size and degree; ``print`` it for a table beside the paper's.
 
@@ -194,6 +200,9 @@ class Found:
     degree: int
     points: tuple[FoundTopology, ...]
     with_rates: bool = True
+
+    def __repr__(self) -> str:
+        return f"Found({self.size} ranks of degree {self.degree}, {len(self.points)} topologies)"
 
     def best(
         self,

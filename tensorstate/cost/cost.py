@@ -25,7 +25,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Cost:
     """The cost of a training step.
 
@@ -56,6 +56,13 @@ class Cost:
     def overlapped_seconds(self) -> float:
         """Seconds with perfect overlap: the larger of the two."""
         return max(self.compute, self.communication)
+
+    def __repr__(self) -> str:
+        return (
+            f"Cost(compute {self.compute:.4g} s, communication {self.communication:.4g} s of "
+            f"{sum(self.count_by_collective.values())} collectives, {self.memory.peak:.4g} B per "
+            "device)"
+        )
 
 
 def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
@@ -146,7 +153,7 @@ class SearchOptions:
         return cost.serial_seconds if self.objective == "sum" else cost.overlapped_seconds
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SearchResult:
     """The best decisions that a solver found.
 
@@ -172,6 +179,12 @@ class SearchResult:
         if self.objective <= 0:
             return 0.0
         return max(0.0, (self.objective - self.bound) / self.objective)
+
+    def __repr__(self) -> str:
+        return (
+            f"SearchResult({len(self.decisions.strategies)} strategies by {self.method}, "
+            f"{self.objective:.4g} s, at least {self.bound:.4g} s, found in {self.seconds:.3g} s)"
+        )
 
 
 def result_order(result: SearchResult, memory_limit: float | None) -> tuple[bool, float]:

@@ -39,7 +39,7 @@ from tensorstate.problem.reshard import ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Decisions:
     """A strategy per node class, and the tensors that are recomputed, saved and kept resident.
 
@@ -63,6 +63,12 @@ class Decisions:
     recomputed: frozenset[int] = frozenset()
     saved: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
     loop_resident: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Decisions({len(self.strategies)} strategies, {len(self.recomputed)} recomputed, "
+            f"{len(self.saved)} saved)"
+        )
 
 
 def find_recomputed_nodes(problem: Problem, decisions: Decisions) -> frozenset[int]:
@@ -153,7 +159,7 @@ BothPasses = tuple[ReshardTree, Placements | None, ReshardTree]
 """The steps of the forward pass, the placements of the saved copy, and the steps after it."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ReshardPlan:
     """How tensors of one group are resharded.
 
@@ -185,6 +191,12 @@ class ReshardPlan:
     after_loop: ReshardTree = NO_RESHARD
     loop_resident: Placements | None = None
     for_recompute: ReshardTree = NO_RESHARD
+
+    def __repr__(self) -> str:
+        return (
+            f"ReshardPlan({len(self.tensors)} tensors of group {self.group}, {len(self.steps)} "
+            f"steps, {self.seconds:.4g} s)"
+        )
 
     @property
     def steps(self) -> tuple[ReshardStep, ...]:

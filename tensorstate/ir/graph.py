@@ -277,7 +277,7 @@ class Edge(NamedTuple):
     operands: tuple[tuple[int, int], ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """A training step.
 
@@ -323,6 +323,12 @@ class Graph:
             if operator.eqn.rule.origin == "replicated":
                 operators[operator.primitive] = (*operators.get(operator.primitive, ()), operator)
         return operators
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph({len(self.operators)} operators, {len(self.tensors)} tensors, "
+            f"{len(self.nodes)} nodes in {len(self.node_classes)} classes)"
+        )
 
     def __str__(self) -> str:
         """The graph as the dissertation prints one (Fig. 5.2b).

@@ -95,6 +95,10 @@ class Problem:
             self.traced, network, hardware or self.hardware, self.microbatches, self.batch
         )
 
+    def __repr__(self) -> str:
+        count = math.prod(self.mesh.sizes)
+        return f"Problem({len(self.graph.operators)} operators on {count} x {self.hardware.name})"
+
     @property
     def mesh(self) -> MeshShape:
         """The device mesh."""

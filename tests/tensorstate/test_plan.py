@@ -80,6 +80,18 @@ def test_a_plan_is_proved_and_printed(plan):
         assert part in text
 
 
+def test_a_value_at_a_prompt_is_one_line_that_says_its_size(plan):
+    cost, problem = plan.cost, plan.problem
+    reshard = cost.reshards[0]
+    values = plan, cost, problem, problem.graph, plan.result, plan.result.decisions, reshard
+    for value in (*values, plan.compare("ddp"), cost.memory, problem.mesh):
+        text = repr(value)
+        assert text.startswith(f"{type(value).__name__}("), text
+        assert "\n" not in text
+        assert len(text) <= 120, text
+        assert any(character.isdigit() for character in text), text
+
+
 def test_no_baseline_is_better(plan):
     comparison = plan.compare()
     assert next(iter(comparison.plans)) == "this plan"
