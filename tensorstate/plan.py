@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
+from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
@@ -30,8 +32,10 @@ from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
+from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp
+from tensorstate.tracing.trace_step import trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,15 +160,72 @@ class Plan:
             PlanError: a mesh of other axes, or too few devices.
         """
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        if mesh is None:
-            mesh = self.make_mesh()
-        else:
-            checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
-            check_axes(self.problem, mesh)
-            warn_of_other_order(self.problem.network, mesh)
-        return apply(self.problem, self.decisions, self.cost, mesh, collectives)
+        return apply(self.problem, self.decisions, self.cost, self._mesh(mesh), collectives)
 
-    def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:
+    def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
+        """The mesh that was given, checked, or else the plan's own."""
+        if mesh is None:
+            return self.make_mesh()
+        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
+        check_axes(self.problem, mesh)
+        warn_of_other_order(self.problem.network, mesh)
+        return mesh
+
+    def rules(self, names: Any, *, solver: Solver | None = None) -> AxisRules:
+        """The plan as logical axis rules for Flax and MaxText, with their loss against the plan.
+
+        Args:
+            names: the logical names of the dimensions of parameters: a tree of ``PartitionSpec`` or
+                of tuples of names, as ``nn.get_partition_spec(variables)`` and
+                ``nnx.get_partition_spec(state)`` give them. They are for all arguments whose paths
+                end in theirs: also for moments of an optimizer.
+            solver: that searches the best plan under the rules; ``Auto`` by default.
+
+        Raises:
+            PlanError: names of no argument, or of more dimensions than it has.
+        """
+        checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        found_by = Auto() if solver is None else solver
+        return axis_rules(self.problem, self.result, self.options, names, found_by)
+
+    @property
+    def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
+        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        return path_rules(self.problem, self.result)
+
+    def constrain(
+        self,
+        step_fn: Callable[..., Any] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> ShardedStep:
+        """The training step under ``jax.jit`` alone, each reshard of the plan as constraints.
+
+        XLA's partitioner then makes the collectives; ``plan.check(step=plan.constrain())`` compares
+        them with the plan's.
+
+        Args:
+            step_fn: the step, to make sure that it still is the one that was planned.
+            mesh: as for ``apply``.
+
+        Raises:
+            PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
+                difference.
+        """
+        if step_fn is not None:
+            content = plan_file(self.problem, self.result, self.options)
+            graph = trace(step_fn, abstract_args(self.graph))
+            difference = content.leaf_difference(graph) or content.operator_difference(graph)
+            if difference is not None:
+                raise PlanError(f"the plan was made for another step: {difference}")
+        devices = self._mesh(mesh)
+        return constrained_step(self.problem, self.decisions, self.cost, devices)
+
+    def check(
+        self,
+        *args,
+        mesh: jax.sharding.Mesh | None = None,
+        step: ShardedStep | jax.stages.Wrapped | None = None,
+    ) -> HloComparison:
         """Compile the step, and compare the compiled program with the prediction.
 
         The step is compiled with the collectives of ``jax.lax``. Schedules would compile to
@@ -174,14 +235,20 @@ class Plan:
             args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
                 abstract arguments with which it was traced.
             mesh: as for ``apply``.
+            step: another form of the step on the plan's mesh: ``plan.constrain()``, or the step
+                under ``jax.jit`` with the plan's shardings.
 
         Raises:
             FormatError: a compiler that does not show its HLO.
             PlanError: as for ``apply``, or arguments of another structure.
         """
-        step = self.apply(mesh, lax_collectives)
-        compiled = step.jit().lower(*(args or abstract_args(self.graph))).compile()
-        return compare_with_hlo(compiled, self.problem.mesh, self.cost)
+        checks.optional(step, checks.instance, (ShardedStep, jax.stages.Wrapped), "step", PlanError)
+        made = self.apply(mesh, lax_collectives) if step is None else step
+        jitted = made.jit() if isinstance(made, ShardedStep) else made
+        compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        names = None if step is None else {t.index: t.name for t in self.graph.tensors}
+        network = self.problem.network
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names)
 
     def explain(self, tensor: str) -> str:
         """One tensor, by its name: its placements, how it is resharded, and its consumers.
