@@ -123,7 +123,7 @@ def test_waits_are_followed_once():
     """A chain of blocks that each wait for the next: each is looked at a few times, not each time
     that one of them moves.
     """
-    count = 1500
+    count = 1024  # as many as a reader takes
 
     def wait(block: int) -> str:
         after = f'depid="{block + 1}" deps="0"' if block < 127 else 'depid="-1" deps="-1"'
