@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jaxcoll.bounds.throughput import Optimum, optimum
     from jaxcoll.collective import Collective
     from jaxcoll.compact import CompactSchedule
+    from jaxcoll.comparison import Compared, compare
     from jaxcoll.errors import (
         AssumptionWarning,
         CollectiveError,
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.comparison import Compared, compare
     from jaxcoll.synth.tacos.synthesizer import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
@@ -137,6 +137,7 @@ _NAMES = {
     "bounds.throughput": ("Optimum", "optimum"),
     "collective": ("Collective",),
     "compact": ("CompactSchedule",),
+    "comparison": ("Compared", "compare"),
     "errors": (
         "AssumptionWarning",
         "CollectiveError",
@@ -183,7 +184,6 @@ _NAMES = {
     ),
     "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
     "synth": ("SYNTHESIZERS", "synthesize"),
-    "synth.comparison": ("Compared", "compare"),
     "synth.tacos.synthesizer": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),

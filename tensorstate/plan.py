@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
+from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.errors import PlanError
+from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
+from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.export.plan_file import plan_file
+from tensorstate.export.plan_json import dumps
+from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -105,28 +112,56 @@ class Plan:
         checks.text(title, "title", PlanError)
         return page(self.problem, self.result, self.memory_limit, title)
 
+    def make_mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+        """The plan's mesh, with devices in the order that was priced.
+
+        Args:
+            devices: as many as the plan is for, in the order of ranks; by default the first ones of
+                JAX. Those with coordinates (TPU) are put where the links of the network are wires.
+
+        Raises:
+            PlanError: another number of devices, or devices that the network's links do not join.
+        """
+        return priced_mesh(self.problem.network, devices)
+
+    @property
+    def specs(self) -> PlanSpecs:
+        """The shardings of arguments, results and activations, as trees of ``PartitionSpec``."""
+        return plan_specs(self.problem, self.decisions, self.cost)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the plan to a JSON file, which ``tensorstate.load`` reads in any other process.
+
+        The step, its arguments and devices are not in it. Cost models and charges of your own are
+        not either, and must be given again.
+
+        Raises:
+            FormatError: no path, or that of a folder or device.
+            OSError: the file cannot be written; an existing one is unchanged.
+        """
+        write_text(path, dumps(plan_file(self.problem, self.result, self.options)))
+
     def apply(
         self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
     ) -> ShardedStep:
         """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
 
         Args:
-            mesh: devices; its axes are those of the plan. By default JAX makes one.
+            mesh: devices; its axes are those of the plan. By default ``make_mesh()``. One with the
+                devices in another order uses other links than were priced: a warning says so.
             collectives: how tensors are resharded: by default by the schedules that the plan was
                 priced with, or by ``jax.lax`` with ``lax_collectives``.
 
         Raises:
             PlanError: a mesh of other axes, or too few devices.
         """
-        if mesh is None:
-            count, wanted = jax.device_count(), self.problem.mesh.num_devices
-            if count < wanted:
-                raise PlanError(f"the plan is for {wanted} devices, JAX has {count}")
-            sizes, names = self.problem.mesh.sizes, self.problem.mesh.names
-            kinds = (jax.sharding.AxisType.Auto,) * len(names)
-            mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
-        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
         checks.optional(collectives, checks.function, "collectives", PlanError)
+        if mesh is None:
+            mesh = self.make_mesh()
+        else:
+            checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
+            check_axes(self.problem, mesh)
+            warn_of_other_order(self.problem.network, mesh)
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
     def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:

@@ -58,7 +58,7 @@ def search(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None = None,
     *,
-    mesh: Mapping[str, int] | jax.sharding.Mesh,
+    mesh: Mapping[str, int] | jax.sharding.Mesh | jax.sharding.AbstractMesh,
     topology: Topology | None = None,
     network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
@@ -78,7 +78,7 @@ def search(
         step: a function that JAX can trace, or its graph from ``trace``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
-            mesh of JAX, of which they are read.
+            mesh of JAX, with devices or abstract, of which they are read.
         topology: the network of the devices; collectives cost what their schedules cost on it, and
             what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.

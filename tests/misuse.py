@@ -157,7 +157,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda **given: list(jc.compare(**given)),
         {
             "topology": RING, "collective": "all_reduce", "sizes": [1e6], "synthesizers": ["ring"],
-            "seed": 0, "execution": None, "executor": None, "progress": None,
+            "seed": 0, "execution": None, "path": None, "executor": None, "progress": None,
         },
     ),
     "executors.ordered": (

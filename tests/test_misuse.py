@@ -44,8 +44,8 @@ RESULTS = {
     "jaxcoll.optax": {"ZeroState"},
     "tensorstate": {
         "CollectiveCostModel", "Collectives", "Comparison", "Cost", "Decisions", "Graph",
-        "HloComparison", "Memory", "MeshAssignment", "MeshShape", "Plan", "ReshardPlan",
-        "SearchResult", "ShardedStep", "Solver", "lax_collectives",
+        "HloComparison", "Memory", "MeshAssignment", "MeshShape", "Plan", "PlanSpecs",
+        "ReshardPlan", "SavedPlan", "SearchResult", "ShardedStep", "Solver", "lax_collectives",
     },
 }  # fmt: skip
 FACES = {

@@ -105,7 +105,13 @@ def _devices(network: str | None) -> dict[str, Any]:
         "coordinates": [getattr(device, "coords", None) for device in devices][:64],
     }
     if network is not None:
-        order = jc.reorder(devices, named_network(network))
+        wanted = named_network(network)
+        if wanted.num_ranks != len(devices):
+            raise click.UsageError(
+                f"{network} has {wanted.num_ranks} ranks, but JAX finds {len(devices)} devices; "
+                f"name a network of {len(devices)}, or leave --network out"
+            )
+        order = jc.reorder(devices, wanted)
         facts["rank_order"] = [int(device.id) for device in order]
     return facts
 
@@ -154,7 +160,8 @@ def _device_lines(devices: dict[str, Any] | None) -> list[str]:
 
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell) -> int:
+@as_json
+def completion(shell, as_json) -> int:
     """Print the script for completion in a shell.
 
     \b
@@ -169,5 +176,6 @@ def completion(shell) -> int:
     found = get_completion_class(shell)
     if found is None:
         raise click.UsageError(f"no completion for {shell}; type bash, zsh or fish")
-    click.echo(found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source())
+    script = found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source()
+    print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
     return 0

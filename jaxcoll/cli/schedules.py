@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
+from jaxcoll.cli.files import (
+    FORMATS,
+    check_network,
+    check_target,
+    is_xml,
+    open_schedule,
+    read_schedule,
+    write,
+)
 from jaxcoll.cli.networks import (
     NetworkName,
     described_network,
@@ -106,7 +114,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
 
     import jaxcoll as jc
 
-    form = check_target(output, form)
+    form = check_target(output, form, as_json=as_json)
     if for_runtime and form == "msccl":
         form = for_runtime
     make = jc.synthesize
@@ -279,11 +287,15 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
     jaxcoll convert nccl-topo.xml network.json --hosts 2 --speeds nccl
     """
-    form = check_target(target, form) or "json"
+    form = check_target(target, form, as_json=as_json) or "json"
     gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
     with working(f"converting {source}"):
         if is_nvidia_smi(source) or is_nccl_topology(source):
             obj = described_network(source, gpu, hosts, speeds, ((), ()))
+        elif (gpu, hosts, speeds) != (None, None, None):
+            raise click.UsageError(
+                f"--gpu, --hosts and --speeds are of a host's description, which {source} is not"
+            )
         else:
             obj = _source(source, network_name)
         if any(options.values()):
@@ -307,7 +319,9 @@ def _source(source: str, network_name: str | None):
 
     if is_xml(source) or os.path.isdir(source):
         return read_schedule(source, _network(network_name))
-    return jc.io.load(source) if os.path.exists(source) else named_network(source)
+    found = jc.io.load(source) if os.path.exists(source) else named_network(source)
+    check_network(source, found, _network(network_name))
+    return found
 
 
 def _kind(obj) -> str:

@@ -128,12 +128,10 @@ def apply(
     Raises:
         PlanError: for a mesh of other axes.
     """
-    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    if dict(mesh.shape) != axes:
-        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+    check_axes(problem, mesh)
     table = PlacementTable(problem, decisions, cost)
     graph = problem.graph
-    in_specs, out_specs = _partition_specs(table)
+    in_specs, out_specs = partition_specs(table)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
@@ -157,7 +155,18 @@ def apply(
     )
 
 
-def _partition_specs(
+def check_axes(problem: Problem, mesh: jax.sharding.Mesh) -> None:
+    """Refuse a mesh of other axes than the problem's.
+
+    Raises:
+        PlanError: naming both.
+    """
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    if dict(mesh.shape) != axes:
+        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+
+
+def partition_specs(
     table: PlacementTable,
 ) -> tuple[tuple[PartitionSpec | None, ...], tuple[PartitionSpec | None, ...]]:
     """The specs of the step's arguments, and of its results."""

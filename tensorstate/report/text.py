@@ -203,6 +203,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
             *_headline(problem, result),
             *_memory(problem, result, memory_limit),
             *_replicated(problem),
+            *_changed(problem),
             "",
             *_inputs(problem, result),
             "",
@@ -265,6 +266,12 @@ def _replicated(problem: Problem) -> list[str]:
         + f" ({operators[0].source})"
         for name, operators in problem.traced.replicated.items()
     ]
+
+
+def _changed(problem: Problem) -> list[str]:
+    """Arguments whose new values the planned step returns, since the step changes them."""
+    names = ", ".join(problem.traced.changed)
+    return [f"returned first, for the step changes them in place: {names}"] if names else []
 
 
 def _inputs(problem: Problem, result: SearchResult) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jaxcoll as jc
+import tensorstate
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
@@ -22,14 +23,17 @@ from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from tensorstate.errors import PlanError
+from tensorstate.export.plan_file import plan_file
+from tensorstate.export.plan_json import dumps
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
-from tests.io.networks import hosts as dumps
+from tests.io.networks import hosts
 from tests.prove import programs
 from tests.tensorstate.report.test_hlo_check import TEXT
+from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
 from tests.tune.test_table import a_table
 
@@ -200,7 +204,7 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
         ),
         "nvidia_smi": Kind(_texts(nvidia_smi.dumps(SMI)), _as_text, _use_nvidia_smi, refused_smi),
         "nccl topology": Kind(
-            _texts(dumps.a100(), dumps.rack(), dumps.clique({(0, 1): 2}), dumps.amd()),
+            _texts(hosts.a100(), hosts.rack(), hosts.clique({(0, 1): 2}), hosts.amd()),
             _as_text,
             _use_nccl_topology,
             refused_smi,
@@ -245,7 +249,14 @@ def _tuning() -> dict[str, Kind]:
 
 def _programs() -> dict[str, Kind]:
     loops = TEXT.replace("LOOPS", '{"known_trip_count":{"n":"5"}}')
+    step = graph("linear")
     return {
+        "plan": Kind(
+            _texts(_plan(step, None), _plan(step, RING)),
+            _as_json,
+            lambda path: tensorstate.load(path).on(step),
+            (FormatError, PlanError),
+        ),
         "hlo summary": Kind(
             _texts(TPU, GPU),
             _as_text,
@@ -258,6 +269,13 @@ def _programs() -> dict[str, Kind]:
             (FormatError, PlanError),
         ),
     }
+
+
+def _plan(step: tensorstate.Graph, topology: jc.Topology | None) -> str:
+    mesh = MeshShape.of({"data": 4})
+    network = None if topology else tensorstate.AlphaBetaCosts(mesh, (1e-6,), (1e9,))
+    found = tensorstate.search(step, mesh={"data": 4}, topology=topology, network=network)
+    return dumps(plan_file(found.problem, found.result, found.options))
 
 
 def _unchecked() -> str:

@@ -94,7 +94,7 @@ class JointTrees(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
         tries: roots that are tried for each chunk of an all_reduce.
-        rounds: how often the order of sends is improved.
+        rounds: how often the order of sends is improved at most; fewer where that gains little.
 
     Raises:
         CollectiveError: a field out of range.
@@ -102,7 +102,7 @@ class JointTrees(Synthesizer):
 
     nbytes: float = BUCKET_BYTES
     tries: int = 4
-    rounds: int = 4
+    rounds: int = 8
 
     name: ClassVar[str] = "joint_trees"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
