@@ -4,6 +4,7 @@
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
+- ``mscclpp``: execution plans of MSCCL++, in JSON;
 - ``nvidia_smi``: how the GPUs and NICs of a host are joined, as ``nvidia-smi topo -m`` prints it;
 - ``nccl_topology``: hosts as ``NCCL_TOPO_DUMP_FILE`` describes them; ``link_types``: the speeds of
   their links;
@@ -13,7 +14,7 @@
 """
 
 from jaxcoll.compact import open_compact
-from jaxcoll.io import msccl, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi
 from jaxcoll.io.fitting import synthesize_for
 from jaxcoll.io.json import dumps, load, loads, save
 
@@ -22,6 +23,7 @@ __all__ = [
     "load",
     "loads",
     "msccl",
+    "mscclpp",
     "multitree",
     "nccl_topology",
     "nvidia_smi",
