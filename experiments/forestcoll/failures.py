@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
@@ -81,7 +81,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each network and number of failures: percent of the whole network's bandwidth."""
-    rows = []
+    rows = Rows()
     for number, (whole, chunks) in enumerate(config.networks()):
         least = bound(whole, "all_reduce", config.nbytes).time
         for count in config.failures:

@@ -45,7 +45,7 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
-    help="Charge such a machine's time, too.",
+    help="Charge that machine's time too.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -299,7 +299,12 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
             obj = described_network(source, gpu, hosts, speeds, ((), ()))
         elif (gpu, hosts, speeds) != (None, None, None):
             raise click.UsageError(
+<<<<<<< HEAD
                 f"--gpu, --hosts and --speeds are of a host's description, which {source} is not"
+=======
+                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
+                f"{source} is not"
+>>>>>>> origin/main
             )
         else:
             obj = _source(source, network_name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from jaxcoll.progress import wipe
 
 
 class Group(click.Group):
@@ -31,8 +32,7 @@ class Table:
 
     def row(self, *cells: str) -> None:
         first, *rest = cells
-        if sys.stderr.isatty():  # a line of progress may stand where the row begins
-            click.echo("\r\x1b[K", nl=False, err=True)
+        wipe()
         padded = [cell.rjust(width) for cell, width in zip(rest, self._widths[1:], strict=False)]
         click.echo("  ".join([first.ljust(self._widths[0]), *padded]).rstrip())
 

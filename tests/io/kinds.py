@@ -23,8 +23,8 @@ from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from tensorstate.errors import PlanError
+from tensorstate.export import plan_json
 from tensorstate.export.plan_file import plan_file
-from tensorstate.export.plan_json import dumps
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
@@ -282,7 +282,7 @@ def _plan(step: tensorstate.Graph, topology: jc.Topology | None) -> str:
     mesh = MeshShape.of({"data": 4})
     network = None if topology else tensorstate.AlphaBetaCosts(mesh, (1e-6,), (1e9,))
     found = tensorstate.search(step, mesh={"data": 4}, topology=topology, network=network)
-    return dumps(plan_file(found.problem, found.result, found.options))
+    return plan_json.dumps(plan_file(found.problem, found.result, found.options))
 
 
 def _unchecked() -> str:

@@ -38,9 +38,9 @@ def save(path: str | os.PathLike, schedule: Schedule, **options: Any) -> None:
         OSError: a file cannot be written.
     """
     text = dumps(schedule, **options)
+    write_text(path, text)
     name = os.fspath(path)
     write_text(f"{name}.registry.json", registry(json.loads(text), os.path.basename(name)))
-    write_text(path, text)
 
 
 def registry(plan: Plan, file: str) -> str:

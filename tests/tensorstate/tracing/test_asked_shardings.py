@@ -90,7 +90,7 @@ def test_values_and_gradients_are_as_asked(write):
     for node in problem.graph.nodes:
         operator = problem.graph.operators[node.members[0].operator] if node.members else None
         if operator is not None and operator.pin is not None:
-            wanted = {axis: dim.labels for dim in operator.pin for axis in dim.axes}
+            wanted = {axis: dim.labels for dim in operator.pin for axis in dim.axes or ()}
             strategy = plan.decisions.strategies[node.class_id]
             for name, placement in zip(problem.mesh.names, strategy, strict=True):
                 assert ((placement,) if placement >= 0 else ()) == wanted.get(name, ())
