@@ -299,12 +299,8 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
             obj = described_network(source, gpu, hosts, speeds, ((), ()))
         elif (gpu, hosts, speeds) != (None, None, None):
             raise click.UsageError(
-<<<<<<< HEAD
-                f"--gpu, --hosts and --speeds are of a host's description, which {source} is not"
-=======
                 f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
                 f"{source} is not"
->>>>>>> origin/main
             )
         else:
             obj = _source(source, network_name)
