@@ -325,7 +325,8 @@ def _source(source: str, network_name: str | None):
 
     if is_xml(source) or is_plan(source) or os.path.isdir(source):
         return read_schedule(source, _network(network_name))
-    found = jc.io.load(source) if os.path.exists(source) else named_network(source)
+    is_json = os.path.exists(source) and not source.endswith((".yml", ".yaml"))
+    found = jc.io.load(source) if is_json else named_network(source)
     check_network(source, found, _network(network_name))
     return found
 
