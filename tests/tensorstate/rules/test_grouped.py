@@ -84,7 +84,7 @@ def test_other_ragged_products_are_replicated_and_named():
     )
 
     def batched(x, w, sizes):
-        return jax.lax.ragged_dot_general(x, w, sizes, numbers)
+        return jax.lax.ragged_dot_general(x, w, sizes, ragged_dot_dimension_numbers=numbers)
 
     graph = ts.trace(batched, [s(2, 8, 4), s(3, 4, 6), s(2, 3, dtype=I32)])
     assert [*graph.replicated] == ["ragged_dot_general"]
