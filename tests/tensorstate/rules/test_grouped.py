@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def step(loss):
     return run
 
 
-STEPS = {
+STEPS: dict[str, Any] = {
     "plain": (step(plain), s(16, 8), s(4, 8, 6), s(4, dtype=I32)),
     "folded": (step(folded), s(4, 4, 8), s(2, 2, 8, 6), s(4, dtype=I32)),
 }
