@@ -13,7 +13,7 @@ import jax
 from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
-from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
+from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
@@ -35,7 +35,7 @@ from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
-from tensorstate.solver.exact import Milp
+from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.tracing.trace_step import trace
 
 
@@ -281,7 +281,10 @@ class Plan:
         return report.explain(self.problem, self.result, tensor)
 
     def compare(self, *names: str) -> Comparison:
-        """The plan beside the best plans of baselines with as many microbatches.
+        """The plan beside the best plans of baselines, under the same limit.
+
+        They have as many microbatches, and recompute if the plan may. What does not fit says so in
+        its row, which is that of the baseline's best plan without a limit.
 
         Args:
             names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
@@ -292,7 +295,7 @@ class Plan:
         """
         plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
-            plans[name] = solve_baseline(self.problem, name, objective=self.options.objective)
+            plans[name] = _compared(self.problem, name, self.options)
         return Comparison(plans, self.memory_limit)
 
 
@@ -326,37 +329,88 @@ class Comparison:
         return "\n".join(lines)
 
 
+# Of the baselines of a comparison, each within the limit.
+COMPARED = Milp(gap=1e-3, time_limit=20.0)
+
+
 def solve_baseline(
     problem: Problem,
     name: str,
     *,
     objective: str = "sum",
+    memory_limit: float | str | None = None,
+    recompute: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
 ) -> Plan:
-    """The best plan of a named baseline such as "fsdp" or "ddp + megatron", without memory limit.
+    """The best plan of a named baseline such as "fsdp" or "ddp + megatron".
 
     Args:
         problem: the training step on a mesh: ``plan.problem`` of any plan for it.
         name: a baseline of ``tensorstate.BASELINES``, or one for data and one for model parallelism
             joined by ``+``.
         objective: "sum" or "max", as for ``search``.
+        memory_limit: bytes per device, as for ``search``, but without a limit by default.
+        recompute: as for ``search``.
         solver: as for ``search``.
 
     Raises:
-        PlanError: an unknown baseline, or a step that cannot follow it.
+        PlanError: an unknown baseline, a step that cannot follow it, or a limit that no plan of the
+            baseline fits into.
     """
     checks.instance(problem, Problem, "problem", PlanError)
     checks.instance(solver, Solver, "solver", PlanError)
-    options, chosen = SearchOptions(objective=objective), baseline_by_axis(problem, name)
-    result = solver.solve(problem, Baselines(problem).strategies(chosen), options)
-    saved = _regathered_in_backward(problem, result, frozenset(chosen.values()))
-    if saved:
-        decisions = dataclasses.replace(result.decisions, saved=saved)
-        cost = estimate_cost(problem, decisions)
-        result = dataclasses.replace(
-            result, decisions=decisions, cost=cost, objective=options.value(cost)
-        )
-    return Plan(problem, result, options)
+    options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
+    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
+    fitting = _fitting(
+        problem, name, options, lambda options: solver.solve(problem, strategies, options)
+    )
+    return Plan(problem, fitting, options)
+
+
+def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
+    """A baseline's best plan; if none fits that without a limit."""
+    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
+
+    def solve(options: SearchOptions) -> SearchResult:
+        found = solve_within_limit(problem, strategies, options, COMPARED, fall_back=False)
+        if isinstance(found, Infeasible):
+            raise PlanError(f"{name} was found no plan that fits")
+        return found
+
+    try:
+        return Plan(problem, _fitting(problem, name, options, solve), options)
+    except PlanError:
+        free = dataclasses.replace(options, memory_limit=None, recompute=False)
+        return Plan(problem, _fitting(problem, name, free, solve), options)
+
+
+def _fitting(
+    problem: Problem,
+    name: str,
+    options: SearchOptions,
+    solve: Callable[[SearchOptions], SearchResult],
+) -> SearchResult:
+    """A baseline's best plan: without the limit if that fits, and within it otherwise."""
+    baselines = frozenset(baseline_by_axis(problem, name).values())
+    free = solve(dataclasses.replace(options, memory_limit=None, recompute=False))
+    free = _regather(problem, free, options, baselines)
+    if free.cost.memory.fits(options.memory_limit):
+        return free
+    return _regather(problem, solve(options), options, baselines)
+
+
+def _regather(
+    problem: Problem, result: SearchResult, options: SearchOptions, baselines: frozenset[str]
+) -> SearchResult:
+    """The result with the copies that the baselines do not save between the passes."""
+    saved = _regathered_in_backward(problem, result, baselines)
+    if not saved:
+        return result
+    decisions = dataclasses.replace(result.decisions, saved={**result.decisions.saved, **saved})
+    cost = estimate_cost(problem, decisions)
+    return dataclasses.replace(
+        result, decisions=decisions, cost=cost, objective=options.value(cost)
+    )
 
 
 def _regathered_in_backward(

@@ -74,8 +74,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.solve_baseline": (
         ts.solve_baseline,
         {
-            "problem": PLAN.problem, "name": "ddp", "objective": "sum",
-            "solver": ts.CoordinateDescent(),
+            "problem": PLAN.problem, "name": "ddp", "objective": "sum", "memory_limit": None,
+            "recompute": False, "solver": ts.CoordinateDescent(),
         },
     ),
     "ts.Problem": (
