@@ -25,6 +25,7 @@ from tensorstate.export.explicit_step import explicit_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
+from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -433,3 +434,16 @@ def _regathered_in_backward(
             if has_no_partial(produced) and larger:
                 saved |= dict.fromkeys(reshard.tensors, produced)
     return saved
+
+
+def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
+    """The cost of a plan's decisions on another network of the same mesh.
+
+    Raises:
+        PlanError: another mesh.
+    """
+    checks.instance(plan, Plan, "plan", PlanError)
+    checks.instance(network, CollectiveCostModel, "network", PlanError)
+    if network.mesh != plan.problem.mesh:
+        raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
+    return estimate_cost(plan.problem.on(network), plan.decisions)

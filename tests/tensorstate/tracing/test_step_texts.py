@@ -1,4 +1,4 @@
-"""What is said of steps stays short, however deep their arguments are."""
+"""Texts about steps stay short, however deep their arguments are."""
 
 from __future__ import annotations
 
