@@ -31,7 +31,7 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.plan import Comparison, Plan, solve_baseline
+from tensorstate.plan import Comparison, Plan, reprice, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
@@ -40,7 +40,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
-from tensorstate.step_search import MeshAssignment, mesh_assignments, reprice, search, search_mesh
+from tensorstate.step_search import MeshAssignment, mesh_assignments, search, search_mesh
 from tensorstate.tracing.trace_step import trace
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

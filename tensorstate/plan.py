@@ -21,9 +21,11 @@ from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
 from tensorstate.export.constrained_step import constrained_step
+from tensorstate.export.explicit_step import explicit_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
+from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -220,14 +222,35 @@ class Plan:
             PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
                 difference.
         """
-        if step_fn is not None:
-            content = plan_file(self.problem, self.result, self.options)
-            graph = trace(step_fn, abstract_args(self.graph))
-            difference = content.leaf_difference(graph) or content.operator_difference(graph)
-            if difference is not None:
-                raise PlanError(f"the plan was made for another step: {difference}")
-        devices = self._mesh(mesh)
-        return constrained_step(self.problem, self.decisions, self.cost, devices)
+        self._check_step(step_fn)
+        return constrained_step(self.problem, self.decisions, self.cost, self._mesh(mesh))
+
+    def explicit(
+        self,
+        step_fn: Callable[..., Any] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> ShardedStep:
+        """The training step under Explicit axes: every array has the plan's sharding by type.
+
+        Args:
+            step_fn, mesh: as for ``constrain``; the step runs on a mesh of the same devices whose
+                axes are Explicit.
+
+        Raises:
+            PlanError: as for ``constrain``.
+        """
+        self._check_step(step_fn)
+        return explicit_step(self.problem, self.decisions, self.cost, self._mesh(mesh))
+
+    def _check_step(self, step_fn: Callable[..., Any] | None) -> None:
+        """Refuse a function that is not the planned step."""
+        if step_fn is None:
+            return
+        content = plan_file(self.problem, self.result, self.options)
+        graph = trace(step_fn, abstract_args(self.graph))
+        difference = content.leaf_difference(graph) or content.operator_difference(graph)
+        if difference is not None:
+            raise PlanError(f"the plan was made for another step: {difference}")
 
     def check(
         self,
@@ -424,3 +447,16 @@ def _regathered_in_backward(
             if has_no_partial(produced) and larger:
                 saved |= dict.fromkeys(reshard.tensors, produced)
     return saved
+
+
+def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
+    """The cost of a plan's decisions on another network of the same mesh.
+
+    Raises:
+        PlanError: another mesh.
+    """
+    checks.instance(plan, Plan, "plan", PlanError)
+    checks.instance(network, CollectiveCostModel, "network", PlanError)
+    if network.mesh != plan.problem.mesh:
+        raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
+    return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -30,7 +30,7 @@ from jaxcoll.progress import Progress as Told
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost, result_order
+from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
@@ -495,16 +495,3 @@ def _best_plan(
         return search(graph, mesh=sizes, network=network, **search_args)
     except PlanError as error:
         return error
-
-
-def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
-    """The cost of a plan's decisions on another network of the same mesh.
-
-    Raises:
-        PlanError: another mesh.
-    """
-    checks.instance(plan, Plan, "plan", PlanError)
-    checks.instance(network, CollectiveCostModel, "network", PlanError)
-    if network.mesh != plan.problem.mesh:
-        raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
-    return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -363,8 +363,12 @@ class LocalExecutor:
         tensor, placements = out.view.tensor, self.table.returned_placements(out)
         if tensor is None:
             return read_view(out.view, None, out.view.sizes)
-        x = self.final_copy(tensor, placements)
-        sizes = iter(self.sizes(tensor, placements))
+        return self.returned(out, self.final_copy(tensor, placements))
+
+    def returned(self, out: Output, x: jax.Array) -> jax.Array:
+        """A result of the step as its caller sees it, from the tensor's final copy."""
+        tensor, placements = out.view.tensor, self.table.returned_placements(out)
+        sizes = iter(self.sizes(tensor or 0, placements))
         by_position = dict(enumerate(sizes))
         local = [
             [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]

@@ -43,17 +43,26 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
     Raises:
         PlanError: a plan in microbatches, whose slices of every shard no constraint expresses.
     """
-    if problem.microbatches > 1:
-        raise PlanError(
-            f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
-            "plan.apply(), or search with microbatches=1"
-        )
+    check_whole(problem)
     table = PlacementTable(problem, decisions, cost)
 
     def whole(*leaves):
         return GlobalExecutor(table, mesh).run(leaves)
 
     return sharded_step(table, mesh, whole)
+
+
+def check_whole(problem: Problem) -> None:
+    """Refuse a plan in microbatches.
+
+    Raises:
+        PlanError: with the remedy.
+    """
+    if problem.microbatches > 1:
+        raise PlanError(
+            f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
+            "plan.apply(), or search with microbatches=1"
+        )
 
 
 class GlobalExecutor(LocalExecutor):
@@ -96,8 +105,14 @@ class GlobalExecutor(LocalExecutor):
             for k, x in enumerate(arrays)
         ]
         with self.named(operator.results[0].tensor):
-            results = run_on_factors(operator, arrays)
-            return super().results_of(operator, arrays, zeroed) if results is None else results
+            return self.compute(operator, arrays, zeroed)
+
+    def compute(
+        self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """The results of an operator on constrained operands."""
+        results = run_on_factors(operator, arrays)
+        return super().results_of(operator, arrays, zeroed) if results is None else results
 
     def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
         """Store a result, constrained to the placements in which the plan produces it."""

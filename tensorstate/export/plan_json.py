@@ -56,6 +56,7 @@ def dumps(content: PlanFile) -> str:
         "options": {
             "recompute": options.recompute,
             "memory_limit": _finite(options.memory_limit),
+            "unlimited": options.memory_limit == math.inf,
             "objective": options.objective,
         },
         "found": {**content.found, "bound": _finite(content.found["bound"])},
@@ -222,9 +223,11 @@ def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
 
 def _read_options(value: object, where: str) -> SearchOptions:
     fields = readers.Fields(value, where)
+    limit = fields.optional("memory_limit", readers.number)
+    unlimited = fields.take("unlimited", readers.flag)
     options = SearchOptions(
         fields.take("recompute", readers.flag),
-        fields.optional("memory_limit", readers.number),
+        math.inf if unlimited else limit,
         fields.take("objective", readers.text),
     )
     fields.end()

@@ -73,7 +73,7 @@ def _numbers(params: Mapping[str, Any]):
 
 
 def _applies(arguments: Sequence[AbstractArray], params: Mapping[str, Any]) -> bool:
-    """Whether rows are ragged and not batches, and no group is left out or without its size."""
+    """Whether rows are ragged, not batches, and every group has its weights and one size."""
     _, (left_batch, _), ragged, _ = _numbers(params)
     known = params.get("group_offset") is None and len(arguments) == 3
     return (

@@ -103,6 +103,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.Plan.save": (PLAN.save, {"path": "/nowhere/to/write"}),
     "ts.Plan.make_mesh": (PLAN.make_mesh, {"devices": None}),
     "ts.Plan.constrain": (PLAN.constrain, {"step_fn": step, "mesh": None}),
+    "ts.Plan.explicit": (PLAN.explicit, {"step_fn": step, "mesh": None}),
     "ts.Plan.rules": (PLAN.rules, {"names": {"w": ("in", "out")}, "solver": None}),
     "ts.SavedPlan.on": (
         SavedPlan(plan_file(PLAN.problem, PLAN.result, PLAN.options)).on,

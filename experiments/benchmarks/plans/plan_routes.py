@@ -55,16 +55,19 @@ def measure(model: Model, plan: Plan, labels: Mapping[str, Any]) -> Iterator[Map
     ways: dict[str, Callable[..., Any]] = {
         "runner": runner.jit(donate=False),
         "constrain": plan.constrain(mesh=devices).jit(donate=False),
+        "explicit": plan.explicit(mesh=devices).jit(donate=False),
         "shardings only": jax.jit(
             model.step, in_shardings=runner.in_shardings, out_shardings=runner.out_shardings
         ),
     }
-    args = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
+    args = jax.device_get(model.init(0))
+    typed = {"explicit": plan.explicit(mesh=devices).in_shardings}
     expected = losses(jax.jit(model.step), model.init(0))
     planned = sum(plan.cost.bytes_by_collective.values())
     memory = None
     for way, run in ways.items():
         found = plan.check(mesh=devices, step=run)  # pyright: ignore[reportArgumentType]
+        placed = jax.device_put(args, typed.get(way, runner.in_shardings))
         memory = memory or found.compiled_temporaries
         yield {
             **labels,
@@ -73,7 +76,7 @@ def measure(model: Model, plan: Plan, labels: Mapping[str, Any]) -> Iterator[Map
             "network time": found.compiled_seconds / max(1e-30, found.predicted_seconds),
             "time, scatters formed": formed(plan, run) / max(1e-30, found.predicted_seconds),
             "memory": found.compiled_temporaries / max(1, memory),
-            "loss differs by": float(np.max(np.abs(losses(run, args) / expected - 1))),
+            "loss differs by": float(np.max(np.abs(losses(run, placed) / expected - 1))),
         }
 
 

@@ -1,4 +1,4 @@
-"""Plans as sharding constraints: the same values, and the collectives of the plan."""
+"""Plans as constraints and under Explicit axes: the same values, the collectives of the plan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from experiments.models import load_model
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.export.constrained_step import constrained_step
+from tensorstate.export.explicit_step import explicit_step
 from tests.tensorstate.execution.test_sharded_step import drawn
 from tests.tensorstate.oracle import assert_alike, jitted
 from tests.tensorstate.steps import s
@@ -45,21 +46,28 @@ def values():
     return jax.tree.map(lambda shape: jax.random.normal(next(keys), shape.shape), ARGS)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_drawn_decisions_give_the_values_of_one_device(seed):
+@pytest.mark.parametrize("way", [constrained_step, explicit_step])
+def test_drawn_decisions_give_the_values_of_one_device(way):
     problem = planned().problem
-    decisions = drawn(problem, seed)
+    decisions = drawn(problem, 0)
     cost = estimate_cost(problem, decisions)
-    step = constrained_step(problem, decisions, cost, DEVICES)
+    step = way(problem, decisions, cost, DEVICES)
     found = jitted(step)(*jax.device_put(values(), step.in_shardings))
     assert_alike(jax.device_get(found), jax.device_get(attention(*values())), 1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": True, "memory_limit": 4000.0}])
-def test_the_bytes_are_the_plans(options):
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("constrain", {}),
+        ("explicit", {}),
+        ("constrain", {"recompute": True, "memory_limit": 4000.0}),
+    ],
+)
+def test_the_bytes_are_the_plans(way, options):
     """XLA on CPU leaves all-reduces where the plan has reduce-scatters, of equal bytes."""
     plan = planned(**options)
-    found = plan.check(step=plan.constrain(attention, DEVICES), mesh=DEVICES)
+    found = plan.check(step=getattr(plan, way)(attention, DEVICES), mesh=DEVICES)
     compiled, predicted = (
         sum(getattr(row, f"{which}_bytes") for row in found.rows)
         for which in ("compiled", "predicted")
@@ -86,20 +94,23 @@ def test_what_a_tensor_costs_beyond_the_plan_is_named():
 def test_what_has_no_form_as_constraints():
     with pytest.raises(PlanError, match="2 microbatches has no form as constraints"):
         planned(microbatches=2, batch="x").constrain()
+    with pytest.raises(PlanError, match="2 microbatches has no form as constraints"):
+        planned(microbatches=2, batch="x").explicit()
     with pytest.raises(PlanError, match="made for another step"):
         planned().constrain(lambda params, x: attention(params, 2 * x), DEVICES)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["constrain", "explicit"])
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe", "vit", "gpt_scan", "vgg"])
-def test_models_keep_the_plans_bytes_and_memory(name):
+def test_models_keep_the_plans_bytes_and_memory(name, way):
     model = load_model(name)
     graph = ts.trace(model.step, model.abstract_args)
     sizes = {"data": 2, "model": 4}
     network = ts.AlphaBetaCosts(ts.MeshShape.of(sizes), (1e-6, 1e-6), (5e10, 5e10))
     solver = ts.Auto(gap=0.05, time_limit=30)
     plan = ts.search(graph, mesh=sizes, network=network, hardware="CPU", solver=solver)
-    found = plan.check(step=plan.constrain())
+    found = plan.check(step=getattr(plan, way)())
     compiled, predicted = (
         sum(getattr(row, f"{which}_bytes") for row in found.rows)
         for which in ("compiled", "predicted")

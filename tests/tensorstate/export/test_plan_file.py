@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,13 @@ def text(plan) -> str:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(
-    "options", [{}, {"microbatches": 2}, {"recompute": True, "memory_limit": 3000.0}]
+    "options",
+    [
+        {},
+        {"microbatches": 2},
+        {"recompute": True, "memory_limit": 3000.0},
+        {"memory_limit": math.inf},
+    ],
 )
 def test_a_saved_plan_is_the_plan(network, options, tmp_path):
     plan = searched(network, **options)

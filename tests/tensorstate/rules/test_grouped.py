@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def step(loss):
     return run
 
 
-STEPS = {
+STEPS: dict[str, Any] = {
     "plain": (step(plain), s(16, 8), s(4, 8, 6), s(4, dtype=I32)),
     "folded": (step(folded), s(4, 4, 8), s(2, 2, 8, 6), s(4, dtype=I32)),
 }
@@ -84,7 +86,7 @@ def test_other_ragged_products_are_replicated_and_named():
     )
 
     def batched(x, w, sizes):
-        return jax.lax.ragged_dot_general(x, w, sizes, numbers)
+        return jax.lax.ragged_dot_general(x, w, sizes, ragged_dot_dimension_numbers=numbers)
 
     graph = ts.trace(batched, [s(2, 8, 4), s(3, 4, 6), s(2, 3, dtype=I32)])
     assert [*graph.replicated] == ["ragged_dot_general"]

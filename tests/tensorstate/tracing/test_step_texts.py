@@ -1,4 +1,4 @@
-"""Descriptions of steps stay short, however deep their arguments are."""
+"""Texts about steps stay short, however deep their arguments are."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""A plan under Explicit axes: the sharding of every array is a part of its type.
+
+As ``constrained_step``, with reshards in place of constraints, and every operator inside
+``jax.sharding.auto_axes``, whose operands and results have the shardings of the plan by type. So
+the partitioner chooses inside of an operator only, where constraints leave it what is between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
+from tensorstate.execution.sharded_step import ShardedStep, sharded_step
+from tensorstate.export.constrained_step import GlobalExecutor, check_whole, position_spec
+from tensorstate.ir.graph import Operator, Output
+from tensorstate.ir.placements import REPLICATED, Placements
+from tensorstate.problem.problem import Problem
+
+
+def explicit_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh) -> ShardedStep:
+    """The step of a problem, typed as decided.
+
+    Raises:
+        PlanError: a plan in microbatches.
+    """
+    check_whole(problem)
+    kinds = (AxisType.Explicit,) * len(mesh.axis_names)
+    explicit = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    table = PlacementTable(problem, decisions, cost)
+
+    def whole(*leaves):
+        with jax.sharding.use_abstract_mesh(explicit.abstract_mesh):
+            return ExplicitExecutor(table, explicit).run(leaves)
+
+    return sharded_step(table, explicit, whole)
+
+
+class ExplicitExecutor(GlobalExecutor):
+    """Traces the execution on global arrays whose types have their shardings."""
+
+    def spec(self, placements: Placements, ndim: int) -> PartitionSpec:
+        """The sharding of an array whose sums are complete."""
+        complete = tuple(max(placement, REPLICATED) for placement in placements)
+        return position_spec(complete, ndim, self.mesh)
+
+    def constrain(self, x: jax.Array, placements: Placements) -> jax.Array:
+        """An array resharded to placements, open sums completed."""
+        return jax.sharding.reshard(x, self.spec(placements, x.ndim)) if x.ndim else x
+
+    def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
+        """The global arguments and constants."""
+        values = [*zip(self.graph.inputs, leaves, strict=True), *self.graph.constants]
+        for tensor, value in values:
+            placements = self.table.produced_placements(tensor)
+            sizes = self.table.traced.tensors[tensor].sizes
+            out = self.spec(placements, len(sizes))
+            shaped: Any = jax.sharding.auto_axes(lambda x, n=sizes: x.reshape(n), out_sharding=out)
+            self.inputs[tensor] = {placements: shaped(jnp.asarray(value))}
+
+    def compute(
+        self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """The results of an operator, whose types are those of the plan."""
+        inherited = super().compute
+        specs = tuple(
+            self.spec(self.table.produced_placements(use.tensor), len(use.labels))
+            for use in operator.results
+        )
+
+        def run(*given):
+            return tuple(inherited(operator, given[: len(arrays)], given[len(arrays) :]))
+
+        typed: Any = jax.sharding.auto_axes(run, out_sharding=specs)
+        return list(typed(*arrays, *zeroed))
+
+    def returned(self, out: Output, x: jax.Array) -> jax.Array:
+        """A result of the step, typed by its returned placements."""
+        spec = to_partition_spec(out.view, self.table.returned_placements(out), self.mesh)
+        inherited = super().returned
+        typed: Any = jax.sharding.auto_axes(lambda x: inherited(out, x), out_sharding=spec)
+        return typed(x)
