@@ -263,8 +263,9 @@ __all__ = [
 ]
 
 
-# Packages that a name needs and the library does not, and the extras that install them.
-_EXTRAS = {"draw": ("matplotlib", "draw"), "optax": ("optax", "training")}
+# Packages that a name needs and the library does not. Errors name them and not the extras, for pip
+# would look for "jaxcoll[draw]" in an index, which a checkout or a wheel has not come from.
+_PACKAGES = {"draw": "matplotlib", "optax": "optax"}
 
 
 def __getattr__(name: str):
@@ -280,15 +281,14 @@ def __getattr__(name: str):
 
 
 def _loaded(name: str, module: str):
-    package, extra = _EXTRAS.get(name, ("", ""))
+    package = _PACKAGES.get(name)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if not package or (error.name or "").partition(".")[0] != package:
+        if package is None or (error.name or "").partition(".")[0] != package:
             raise
         raise ModuleNotFoundError(
-            f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'",
-            name=package,
+            f"jaxcoll.{name} needs the package {package}: pip install {package}", name=package
         ) from error
 
 

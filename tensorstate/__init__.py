@@ -20,6 +20,7 @@ from tensorstate.execution.placement_table import (
     scheduled_collectives,
 )
 from tensorstate.execution.sharded_step import ShardedStep
+from tensorstate.export.axis_rules import AxisRules
 from tensorstate.export.specs import PlanSpecs
 from tensorstate.hardware import (
     HARDWARE,
@@ -49,6 +50,7 @@ __all__ = [
     "HARDWARE",
     "AlphaBetaCosts",
     "Auto",
+    "AxisRules",
     "CollectiveCostModel",
     "Collectives",
     "Comparison",

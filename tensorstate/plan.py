@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,14 @@ import jax
 from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
-from tensorstate.cost.cost import Cost, SearchOptions, SearchResult, estimate_cost
+from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
+from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
@@ -30,8 +32,10 @@ from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
+from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
-from tensorstate.solver.exact import Milp
+from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.tracing.trace_step import trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,15 +160,72 @@ class Plan:
             PlanError: a mesh of other axes, or too few devices.
         """
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        if mesh is None:
-            mesh = self.make_mesh()
-        else:
-            checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
-            check_axes(self.problem, mesh)
-            warn_of_other_order(self.problem.network, mesh)
-        return apply(self.problem, self.decisions, self.cost, mesh, collectives)
+        return apply(self.problem, self.decisions, self.cost, self._mesh(mesh), collectives)
 
-    def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:
+    def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
+        """The mesh that was given, checked, or else the plan's own."""
+        if mesh is None:
+            return self.make_mesh()
+        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
+        check_axes(self.problem, mesh)
+        warn_of_other_order(self.problem.network, mesh)
+        return mesh
+
+    def rules(self, names: Any, *, solver: Solver | None = None) -> AxisRules:
+        """The plan as logical axis rules for Flax and MaxText, with their loss against the plan.
+
+        Args:
+            names: the logical names of the dimensions of parameters: a tree of ``PartitionSpec`` or
+                of tuples of names, as ``nn.get_partition_spec(variables)`` and
+                ``nnx.get_partition_spec(state)`` give them. They are for all arguments whose paths
+                end in theirs: also for moments of an optimizer.
+            solver: that searches the best plan under the rules; ``Auto`` by default.
+
+        Raises:
+            PlanError: names of no argument, or of more dimensions than it has.
+        """
+        checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        found_by = Auto() if solver is None else solver
+        return axis_rules(self.problem, self.result, self.options, names, found_by)
+
+    @property
+    def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
+        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        return path_rules(self.problem, self.result)
+
+    def constrain(
+        self,
+        step_fn: Callable[..., Any] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> ShardedStep:
+        """The training step under ``jax.jit`` alone, each reshard of the plan as constraints.
+
+        XLA's partitioner then makes the collectives; ``plan.check(step=plan.constrain())`` compares
+        them with the plan's.
+
+        Args:
+            step_fn: the step, to make sure that it still is the one that was planned.
+            mesh: as for ``apply``.
+
+        Raises:
+            PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
+                difference.
+        """
+        if step_fn is not None:
+            content = plan_file(self.problem, self.result, self.options)
+            graph = trace(step_fn, abstract_args(self.graph))
+            difference = content.leaf_difference(graph) or content.operator_difference(graph)
+            if difference is not None:
+                raise PlanError(f"the plan was made for another step: {difference}")
+        devices = self._mesh(mesh)
+        return constrained_step(self.problem, self.decisions, self.cost, devices)
+
+    def check(
+        self,
+        *args,
+        mesh: jax.sharding.Mesh | None = None,
+        step: ShardedStep | jax.stages.Wrapped | None = None,
+    ) -> HloComparison:
         """Compile the step, and compare the compiled program with the prediction.
 
         The step is compiled with the collectives of ``jax.lax``. Schedules would compile to
@@ -174,14 +235,20 @@ class Plan:
             args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
                 abstract arguments with which it was traced.
             mesh: as for ``apply``.
+            step: another form of the step on the plan's mesh: ``plan.constrain()``, or the step
+                under ``jax.jit`` with the plan's shardings.
 
         Raises:
             FormatError: a compiler that does not show its HLO.
             PlanError: as for ``apply``, or arguments of another structure.
         """
-        step = self.apply(mesh, lax_collectives)
-        compiled = step.jit().lower(*(args or abstract_args(self.graph))).compile()
-        return compare_with_hlo(compiled, self.problem.mesh, self.cost)
+        checks.optional(step, checks.instance, (ShardedStep, jax.stages.Wrapped), "step", PlanError)
+        made = self.apply(mesh, lax_collectives) if step is None else step
+        jitted = made.jit() if isinstance(made, ShardedStep) else made
+        compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        names = None if step is None else {t.index: t.name for t in self.graph.tensors}
+        network = self.problem.network
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names)
 
     def explain(self, tensor: str) -> str:
         """One tensor, by its name: its placements, how it is resharded, and its consumers.
@@ -192,7 +259,10 @@ class Plan:
         return report.explain(self.problem, self.result, tensor)
 
     def compare(self, *names: str) -> Comparison:
-        """The plan beside the best plans of baselines with as many microbatches.
+        """The plan beside the best plans of baselines, under the same limit.
+
+        They have as many microbatches, and recompute if the plan may. What does not fit says so in
+        its row, which is that of the baseline's best plan without a limit.
 
         Args:
             names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
@@ -203,7 +273,7 @@ class Plan:
         """
         plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
-            plans[name] = solve_baseline(self.problem, name, objective=self.options.objective)
+            plans[name] = _compared(self.problem, name, self.options)
         return Comparison(plans, self.memory_limit)
 
 
@@ -237,37 +307,88 @@ class Comparison:
         return "\n".join(lines)
 
 
+# Of the baselines of a comparison, each within the limit.
+COMPARED = Milp(gap=1e-3, time_limit=20.0)
+
+
 def solve_baseline(
     problem: Problem,
     name: str,
     *,
     objective: str = "sum",
+    memory_limit: float | str | None = None,
+    recompute: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
 ) -> Plan:
-    """The best plan of a named baseline such as "fsdp" or "ddp + megatron", without memory limit.
+    """The best plan of a named baseline such as "fsdp" or "ddp + megatron".
 
     Args:
         problem: the training step on a mesh: ``plan.problem`` of any plan for it.
         name: a baseline of ``tensorstate.BASELINES``, or one for data and one for model parallelism
             joined by ``+``.
         objective: "sum" or "max", as for ``search``.
+        memory_limit: bytes per device, as for ``search``, but without a limit by default.
+        recompute: as for ``search``.
         solver: as for ``search``.
 
     Raises:
-        PlanError: an unknown baseline, or a step that cannot follow it.
+        PlanError: an unknown baseline, a step that cannot follow it, or a limit that no plan of the
+            baseline fits into.
     """
     checks.instance(problem, Problem, "problem", PlanError)
     checks.instance(solver, Solver, "solver", PlanError)
-    options, chosen = SearchOptions(objective=objective), baseline_by_axis(problem, name)
-    result = solver.solve(problem, Baselines(problem).strategies(chosen), options)
-    saved = _regathered_in_backward(problem, result, frozenset(chosen.values()))
-    if saved:
-        decisions = dataclasses.replace(result.decisions, saved=saved)
-        cost = estimate_cost(problem, decisions)
-        result = dataclasses.replace(
-            result, decisions=decisions, cost=cost, objective=options.value(cost)
-        )
-    return Plan(problem, result, options)
+    options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
+    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
+    fitting = _fitting(
+        problem, name, options, lambda options: solver.solve(problem, strategies, options)
+    )
+    return Plan(problem, fitting, options)
+
+
+def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
+    """A baseline's best plan; if none fits that without a limit."""
+    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
+
+    def solve(options: SearchOptions) -> SearchResult:
+        found = solve_within_limit(problem, strategies, options, COMPARED, fall_back=False)
+        if isinstance(found, Infeasible):
+            raise PlanError(f"{name} was found no plan that fits")
+        return found
+
+    try:
+        return Plan(problem, _fitting(problem, name, options, solve), options)
+    except PlanError:
+        free = dataclasses.replace(options, memory_limit=None, recompute=False)
+        return Plan(problem, _fitting(problem, name, free, solve), options)
+
+
+def _fitting(
+    problem: Problem,
+    name: str,
+    options: SearchOptions,
+    solve: Callable[[SearchOptions], SearchResult],
+) -> SearchResult:
+    """A baseline's best plan: without the limit if that fits, and within it otherwise."""
+    baselines = frozenset(baseline_by_axis(problem, name).values())
+    free = solve(dataclasses.replace(options, memory_limit=None, recompute=False))
+    free = _regather(problem, free, options, baselines)
+    if free.cost.memory.fits(options.memory_limit):
+        return free
+    return _regather(problem, solve(options), options, baselines)
+
+
+def _regather(
+    problem: Problem, result: SearchResult, options: SearchOptions, baselines: frozenset[str]
+) -> SearchResult:
+    """The result with the copies that the baselines do not save between the passes."""
+    saved = _regathered_in_backward(problem, result, baselines)
+    if not saved:
+        return result
+    decisions = dataclasses.replace(result.decisions, saved={**result.decisions.saved, **saved})
+    cost = estimate_cost(problem, decisions)
+    return dataclasses.replace(
+        result, decisions=decisions, cost=cost, objective=options.value(cost)
+    )
 
 
 def _regathered_in_backward(

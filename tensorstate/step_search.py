@@ -83,7 +83,8 @@ def search(
             what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.
         hardware: a device, or its name in ``HARDWARE``.
-        memory_limit: bytes per device, as a number or as a text such as "80GB".
+        memory_limit: bytes per device, as a number or as a text such as "80GB"; by default the
+            device's memory, ``math.inf`` for no limit.
         recompute: whether activations may be recomputed in the backward pass.
         microbatches: number of equal parts of the batch, each of which runs through the forward and
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
@@ -113,7 +114,7 @@ def search(
         )
     with reporting(progress, "searching", PlanError) as report:
         question = _Question(
-            options=SearchOptions(recompute, memory_limit, objective),  # type: ignore[arg-type]
+            options=_options(recompute, memory_limit, objective, device),
             counts=_microbatches(microbatches),
             pin=checked_pins(pin),
             forbid=checked_forbidden(forbid),
@@ -214,6 +215,15 @@ class _Question:
         seconds = time.perf_counter() - start
         result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
         return Plan(best[0], result, self.options)
+
+
+def _options(
+    recompute: bool, memory_limit: float | str | None, objective: str, device: Hardware
+) -> SearchOptions:
+    """The options of a search, whose limit is the device's memory unless it says otherwise."""
+    limit: Any = device.memory if memory_limit is None else memory_limit
+    options = SearchOptions(recompute, limit, objective)
+    return dataclasses.replace(options, memory_limit=None) if limit == math.inf else options
 
 
 def _mesh_shape(mesh: object) -> MeshShape:

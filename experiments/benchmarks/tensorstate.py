@@ -1,20 +1,38 @@
-"""Searches for plans: how long they take, and how far from the best they may be."""
+"""Searches for plans: how long they take, and how far from the best they may be.
+
+Under a limit ``Auto`` stands beside the exact search and coordinate descent alone, which take the
+time that ``Auto`` may take: that is the way in which limits were searched before.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.benchmarks.report import report
 from experiments.models import load_model
-from tensorstate import AlphaBetaCosts, Auto, Graph, MeshShape, PlanError, search, trace
+from tensorstate import (
+    AlphaBetaCosts,
+    Auto,
+    CoordinateDescent,
+    Graph,
+    MeshShape,
+    Milp,
+    Plan,
+    PlanError,
+    search,
+    trace,
+)
+from tensorstate.solver.base import Solver
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
 # adapter a device between hosts.
 MESHES: dict[str, tuple[dict[str, int], tuple[float, ...]]] = {
     "1-D": ({"data": 8}, (200e9,)),
+    "2x4": ({"data": 2, "model": 4}, (25e9, 200e9)),
     "2-D": ({"data": 4, "model": 8}, (25e9, 200e9)),
     "3-D": ({"pod": 4, "data": 4, "model": 8}, (12.5e9, 25e9, 200e9)),
 }
@@ -22,67 +40,100 @@ ALPHA = 5e-6
 # Of the memory that the plan without a limit takes.
 LIMIT = 0.6
 
+# To take less memory.
+WAYS: dict[str, dict[str, Any]] = {
+    "recompute": {"recompute": True},
+    "microbatches": {"microbatches": "auto"},
+}
+
+# A decoder of 7.5 billion parameters.
+DECODER: dict[str, Any] = {
+    "layers": 24,
+    "hidden": 16384,
+    "num_kv_heads": 32,
+    "sequence_length": 2048,
+    "batch": 16,
+    "scan": False,
+}
+
 
 def main(argv: Sequence[str]) -> None:
     """Prints and writes a row for every model and mesh."""
     parser = argparse.ArgumentParser(prog="tensorstate")
-    parser.add_argument("--models", nargs="+", default=["gpt", "llama_3_1_8b", "llama_3_405b"])
+    names = ["gpt", "moe", "decoder", "llama_3_1_8b", "llama_3_405b"]
+    parser.add_argument("--models", nargs="+", default=names)
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
     parser.add_argument("--layers", type=int, help="of models of small sizes", default=32)
+    parser.add_argument("--seconds", type=float, help="of a search under a limit", default=60.0)
     options = parser.parse_args(argv)
     report("tensorstate", _rows(options))
 
 
 def _rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     for name in options.models:
-        small = name in ("gpt", "llama")
-        model = load_model(name, **({"layers": options.layers} if small else {}))
+        changed = {"layers": options.layers} if name in ("gpt", "llama") else {}
+        if name == "decoder":
+            model = load_model("llama_3_1_8b", **DECODER)
+        else:
+            model = load_model(name, **changed)
         start = time.process_time()
         graph = trace(model.step, model.abstract_args)
         traced = time.process_time() - start
         for mesh in options.meshes:
-            yield from measure(name, graph, traced, mesh)
+            yield from measure(name, graph, traced, mesh, options.seconds)
 
 
-def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[str, Any]]:
+def measure(
+    model: str, graph: Graph, traced: float, mesh: str, seconds: float
+) -> Iterator[Mapping[str, Any]]:
     """Without a memory limit, and with one: by recompute, or in microbatches."""
     sizes, bandwidth = MESHES[mesh]
     network = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
-    free = search(graph, mesh=sizes, network=network, hardware="H100")
-    limit = LIMIT * free.cost.memory.peak
-    plans = {"none": free}
-    strategies: dict[str, dict[str, Any]] = {
-        "60 %, recompute": {"recompute": True},
-        "60 %, microbatches": {"microbatches": "auto"},
+    asked = {"mesh": sizes, "network": network, "hardware": "H100"}
+    named = {
+        "model": model,
+        "mesh": mesh,
+        "operators": len(graph.operators),
+        "classes": len(graph.node_classes),
+        "trace CPU s": traced,
     }
-    for name, options in strategies.items():
-        try:
-            plans[name] = search(
-                graph,
-                mesh=sizes,
-                network=network,
-                hardware="H100",
-                memory_limit=limit,
-                solver=Auto(time_limit=300),
-                **options,
-            )
-        except PlanError as error:
-            print(f"{model} on {mesh}, {name}: {error}")
-    return [
-        {
-            "model": model,
-            "mesh": mesh,
-            "limit": name,
-            "operators": len(graph.operators),
-            "classes": len(graph.node_classes),
-            "trace CPU s": traced,
-            "search s": plan.result.seconds,
-            "method": plan.result.method,
-            "microbatches": plan.microbatches,
-            "gap %": 100 * min(1.0, plan.gap),
-            "step ms": 1e3 * plan.cost.serial_seconds,
-            "communication ms": 1e3 * plan.cost.communication,
-            "memory GB": plan.cost.memory.peak / 1e9,
-        }
-        for name, plan in plans.items()
-    ]
+    start = _cpu_seconds()
+    free = search(graph, memory_limit=float("inf"), **asked)
+    yield {**named, "limit": "none", "solver": "auto", **_columns(free, _cpu_seconds() - start)}
+    limit = LIMIT * free.cost.memory.peak
+    solvers: dict[str, Solver] = {
+        "auto": Auto(time_limit=seconds),
+        "exact alone": Milp(time_limit=seconds),
+        "descent alone": CoordinateDescent(time_limit=seconds),
+    }
+    for solver_name, solver in solvers.items():
+        for how, options in WAYS.items() if solver_name == "auto" else [*WAYS.items()][:1]:
+            row = {**named, "limit": f"{LIMIT:.0%}, {how}", "solver": solver_name}
+            start = _cpu_seconds()
+            try:
+                plan = search(graph, memory_limit=limit, solver=solver, **asked, **options)
+            except PlanError as error:
+                print(f"{model} on {mesh}, {how}, {solver_name}: {error}")
+                yield {**row, **_columns(None, _cpu_seconds() - start)}
+            else:
+                yield {**row, **_columns(plan, _cpu_seconds() - start)}
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _columns(plan: Plan | None, cpu_seconds: float) -> Mapping[str, Any]:
+    """What was found, if anything, and the processor's seconds."""
+    found = None if plan is None else plan.result
+    return {
+        "search CPU s": cpu_seconds,
+        "search s": None if found is None else found.seconds,
+        "method": "nothing fits" if found is None else found.method,
+        "microbatches": None if plan is None else plan.microbatches,
+        "gap %": None if found is None else 100 * min(1.0, found.gap),
+        "step ms": None if found is None else 1e3 * found.cost.serial_seconds,
+        "communication ms": None if found is None else 1e3 * found.cost.communication,
+        "memory GB": None if found is None else found.cost.memory.peak / 1e9,
+    }

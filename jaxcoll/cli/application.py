@@ -143,9 +143,9 @@ def _usage(error: click.UsageError) -> str:
 _INSTALLS = {
     "jax": "pip install jax",
     "jaxlib": "pip install jax",
-    "matplotlib": "pip install 'jaxcoll[draw]'",
-    "cvxpy": "pip install 'jaxcoll[lp]'",
-    "optax": "pip install 'jaxcoll[training]'",
+    "matplotlib": "pip install matplotlib",
+    "cvxpy": "pip install cvxpy",
+    "optax": "pip install optax",
     "sklearn": "pip install scikit-learn",
 }
 

@@ -17,13 +17,14 @@ from jaxcoll.cli.schedules import as_json
 from jaxcoll.cli.terminal import one_line, print_json
 from jaxcoll.progress import working
 
-_NEEDED = ("jax", "jaxlib", "numpy", "scipy", "networkx", "numba", "highspy", "click")
+_NEEDED = ("jax", "jaxlib", "numpy", "scipy", "numba", "highspy", "click")
 # Package -> its purpose, and how it is installed.
 _OPTIONAL = {
-    "matplotlib": ("drawings", "pip install 'jaxcoll[draw]'"),
-    "optax": ("jc.optax", "pip install 'jaxcoll[training]'"),
-    "cvxpy": ("exact bounds of all_reduce", "pip install 'jaxcoll[lp]'"),
-    "libtpu": ("compiling for TPU slices", "pip install 'jaxcoll[tpu]'"),
+    "matplotlib": ("drawings", "pip install matplotlib"),
+    "networkx": ("jc.Topology.from_networkx", "pip install networkx"),
+    "optax": ("jc.optax", "pip install optax"),
+    "cvxpy": ("exact bounds of all_reduce", "pip install cvxpy"),
+    "libtpu": ("compiling for TPU slices", "pip install 'jax[tpu]'"),
 }
 
 

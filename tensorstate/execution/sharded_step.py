@@ -65,6 +65,11 @@ class ShardedStep:
     compiler_options: Mapping[str, str | bool]
     not_expressible: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        arguments, results = map(jax.tree.leaves, (self.in_shardings, self.out_shardings))
+        name = getattr(self.step, "__name__", "step")
+        return f"ShardedStep({name}: {len(arguments)} arguments, {len(results)} results)"
+
     def jit(self, donate: bool = True) -> Callable[..., Any]:
         """The step, jitted with these shardings and options.
 
@@ -130,17 +135,24 @@ def apply(
     """
     check_axes(problem, mesh)
     table = PlacementTable(problem, decisions, cost)
-    graph = problem.graph
-    in_specs, out_specs = partition_specs(table)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
     def on_device(*leaves):
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
+    in_specs, out_specs = partition_specs(table)
     body = jax.shard_map(
         on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+    return sharded_step(table, mesh, body)
+
+
+def sharded_step(
+    table: PlacementTable, mesh: jax.sharding.Mesh, body: Callable[..., Any]
+) -> ShardedStep:
+    """A function of global leaves as the step of a plan, with its shardings."""
+    graph, (in_specs, out_specs) = table.graph, partition_specs(table)
 
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
@@ -150,7 +162,7 @@ def apply(
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _donatable_args(graph),
-        CPU_OPTIONS if on_cpu else {},
+        CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {},
         _not_expressible(table),
     )
 

@@ -1,34 +1,60 @@
-"""Chooses between the exact search and coordinate descent."""
+"""Limits first: the plan without a memory limit where it fits, and the best that fits otherwise.
+
+1. The step is searched without the limit: exactly on up to two mesh axes, by coordinate descent on
+   more, or where the exact search has nothing in time. Where the plan fits it is the answer, and
+   its bound the bound: no plan under a limit is faster than the best without one.
+2. Otherwise the exact search runs under the limit. A plan proved within the gap is the answer.
+3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
+   best plan so far. The best plan that fits is the answer, under the highest bound.
+4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Iterator
 
-from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
+from tensorstate.cost.cost import (
+    Infeasible,
+    SearchOptions,
+    SearchResult,
+    result_order,
+)
 from tensorstate.errors import PlanError
+from tensorstate.problem.baselines import Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
-from tensorstate.solver.exact import Milp, infeasible_message, solve_within_limit
+from tensorstate.solver.exact import (
+    Milp,
+    infeasible_message,
+    minimize_memory,
+    solve_within_limit,
+)
 from tensorstate.solver.linear_program import Progress
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
 MAX_EXACT_AXES = 2
 
-# Fraction of the time limit after which an unfinished exact search yields to coordinate descent;
-# without a limit, this many seconds.
-EXACT_TIME_SHARE = 1 / 2
-EXACT_TIME_CAP_S = 300.0
+# Parts of the time limit after which a stage yields to the next: the search without a limit, the
+# exact search within it, the named strategies, coordinate descent. The least memory has the rest.
+FREE_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.4, 0.65, 0.75, 0.9
+
+# Seconds of the exact search within a limit, and of a named strategy, whatever the time limit.
+EXACT_CAP_S, NAMED_CAP_S = 300.0, 10.0
+
+# Of the named strategies those that take little memory, or whose plans differ from the others.
+STARTS = ("fsdp", "fsdp + megatron-sp", "zero1", "ddp + megatron")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Auto(Solver):
-    """``Milp`` on meshes of up to two axes, ``CoordinateDescent`` on larger ones.
+    """``Milp`` on meshes of up to two axes, ``CoordinateDescent`` on larger ones; limits first.
 
-    On two axes with a memory limit, the exact search may take long to find any decisions. If it is
-    unfinished after half of the time limit, coordinate descent takes the other half; the better
-    decisions are returned, with the higher of both bounds.
+    The module says in which order. The plan is never slower than the plan without a limit, a named
+    strategy or the descent, of those that fit, by more than the gap.
     """
 
     def solve(
@@ -39,44 +65,150 @@ class Auto(Solver):
         progress: Progress | None = None,
     ) -> SearchResult:
         """See ``Solver``."""
-        options = options or SearchOptions()
-        num_axes = sum(size > 1 for size in problem.mesh.sizes)
-        exact = Milp(gap=self.gap, time_limit=self.time_limit)
-        descent = CoordinateDescent(gap=self.gap, time_limit=self.time_limit)
-        if num_axes > MAX_EXACT_AXES:
-            return descent.solve(problem, candidates, options, progress)
-        if num_axes < MAX_EXACT_AXES or options.memory_limit is None:
-            return exact.solve(problem, candidates, options, progress)
-        return self._solve_both(problem, candidates, options, progress)
-
-    def _solve_both(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions,
-        progress: Progress | None,
-    ) -> SearchResult:
-        """The exact search first; coordinate descent if it is unfinished."""
         start = time.perf_counter()
-        share = min(EXACT_TIME_CAP_S, EXACT_TIME_SHARE * self.time_limit)
-        exact = Milp(gap=self.gap, time_limit=share)
-        first = solve_within_limit(
-            problem, candidates, options, exact, fall_back=False, progress=progress
+        search = _Search(problem, candidates, options or SearchOptions(), self, start, progress)
+        result = search.result()
+        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    """One search; see the module."""
+
+    problem: Problem
+    candidates: CandidateStrategies
+    options: SearchOptions
+    solver: Solver
+    start: float
+    progress: Progress | None
+
+    def result(self) -> SearchResult:
+        limit = self.options.memory_limit
+        free = self._without_limit()
+        if limit is None or free.cost.memory.fits(limit):
+            return free
+        bound, found = free.bound, list[SearchResult]()
+        exact = self._exactly()
+        if isinstance(exact, SearchResult):
+            bound, found = max(bound, exact.bound), [exact]
+        elif exact is not None and exact.proven:
+            raise self._refusal(exact)
+        if not self._is_close(found, bound):
+            found += self._named()
+        if not self._is_close(found, bound):
+            descended = self._descent([free, *found])
+            if descended is not None:
+                bound, found = max(bound, descended.bound), [*found, descended]
+        if not found:
+            found = [self._least_memory()]
+        best = min(found, key=lambda result: result_order(result, limit))
+        return dataclasses.replace(best, bound=min(bound, best.objective))
+
+    def _is_close(self, found: list[SearchResult], bound: float) -> bool:
+        return any(bound >= result.objective * (1 - self.solver.gap) for result in found)
+
+    @property
+    def _is_exact(self) -> bool:
+        return sum(size > 1 for size in self.problem.mesh.sizes) <= MAX_EXACT_AXES
+
+    def _seconds(self, share: float, cap: float = math.inf) -> float:
+        """Seconds from now to a part of the time limit, at most ``cap``."""
+        left = self.start + share * self.solver.time_limit - time.perf_counter()
+        return max(LEAST_SECONDS, min(left, cap))
+
+    def _until(self) -> float:
+        return self.start + self.solver.time_limit
+
+    def _milp(self, seconds: float) -> Milp:
+        return Milp(gap=self.solver.gap, time_limit=seconds)
+
+    def _without_limit(self) -> SearchResult:
+        """The best plan without a limit, where tensors are saved at no cost, not recomputed."""
+        limited = self.options.memory_limit is not None
+        options = dataclasses.replace(
+            self.options, memory_limit=None, recompute=self.options.recompute and not limited
         )
-        if isinstance(first, Infeasible):
-            if first.proven:
-                raise PlanError(infeasible_message(problem, candidates, first, options))
-        elif first.bound >= first.objective * (1 - self.gap):
-            return first
-        left = max(0.1, self.time_limit - (time.perf_counter() - start))
-        descent = CoordinateDescent(gap=self.gap, time_limit=left)
+        share = FREE_UNTIL if limited else 1.0
+        if self._is_exact:
+            solver = self._milp(self._seconds(share * 2 / 3))
+            try:
+                result = solve_within_limit(
+                    self.problem, self.candidates, options, solver, progress=self.progress
+                )
+            except PlanError:  # nothing in time
+                result = Infeasible(proven=False)
+            if isinstance(result, SearchResult):
+                return result
+            if result.proven:
+                raise PlanError(infeasible_message(self.problem, self.candidates, result, options))
+        descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
+        return descent.solve(self.problem, self.candidates, options, self.progress)
+
+    def _exactly(self) -> SearchResult | Infeasible | None:
+        """The exact search within the limit; ``None`` on meshes of more axes."""
+        if not self._is_exact:
+            return None
+        return solve_within_limit(
+            self.problem,
+            self.candidates,
+            self.options,
+            self._milp(self._seconds(EXACT_UNTIL, EXACT_CAP_S)),
+            fall_back=False,
+            progress=self.progress,
+        )
+
+    def _named(self) -> Iterator[SearchResult]:
+        """The named strategies that fit, of those that the candidates allow."""
+        baselines = Baselines(self.problem)
+        for name in STARTS:
+            if self.start + NAMED_UNTIL * self.solver.time_limit < time.perf_counter():
+                return
+            allowed = baselines.strategies(baseline_by_axis(self.problem, name))
+            both = [
+                [strategy for strategy in choices if strategy in set(named)]
+                for choices, named in zip(self.candidates, allowed, strict=True)
+            ]
+            if not all(both):
+                continue
+            found = solve_within_limit(
+                self.problem,
+                both,
+                self.options,
+                self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S)),
+                prune_placements=True,
+                fall_back=False,
+            )
+            if isinstance(found, SearchResult):
+                yield found
+
+    def _descent(self, starts: list[SearchResult]) -> SearchResult | None:
+        """Coordinate descent from the best plan so far; ``None`` if nothing fits in time."""
+        solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(DESCENT_UNTIL))
         try:
-            second = descent.solve(problem, candidates, options, progress)
+            return solver.descend(
+                self.problem, self.candidates, self.options, starts, self.progress
+            )
         except PlanError:
-            if isinstance(first, Infeasible):
-                raise
-            second = first
-        results = [result for result in (first, second) if not isinstance(result, Infeasible)]
-        best = min(results, key=lambda result: result_order(result, options.memory_limit))
-        bound = max(result.bound for result in results)
-        return dataclasses.replace(best, bound=bound, seconds=time.perf_counter() - start)
+            return None
+
+    def _least_memory(self) -> SearchResult:
+        """A plan of the least memory, if it fits."""
+        least, nbytes = minimize_memory(
+            self.problem,
+            self.candidates,
+            self.options,
+            prune_placements=not self._is_exact,
+            until=self._until(),
+        )
+        limit = self.options.memory_limit or math.inf
+        if least is None or not least.cost.memory.fits(limit):
+            proven = self._is_exact and least is not None and nbytes > limit
+            raise self._refusal(Infeasible(proven, least))
+        return least
+
+    def _refusal(self, infeasible: Infeasible) -> PlanError:
+        return PlanError(
+            infeasible_message(
+                self.problem, self.candidates, infeasible, self.options, self._until()
+            )
+        )

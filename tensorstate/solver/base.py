@@ -62,6 +62,10 @@ class Solver(abc.ABC):
         """
 
 
+# Of a solver that has no time left, so that it can run at all.
+LEAST_SECONDS = 0.1
+
+
 def remaining_time(until: float) -> float:
-    """Seconds until a time of ``time.perf_counter``; at least a tenth, so that a solver can run."""
-    return max(0.1, until - time.perf_counter())
+    """Seconds until a time of ``time.perf_counter``; at least ``LEAST_SECONDS``."""
+    return max(LEAST_SECONDS, until - time.perf_counter())

@@ -21,6 +21,7 @@ from tensorstate.cost.cost import (
     SearchOptions,
     SearchResult,
     estimate_cost,
+    result_order,
     seconds_by_collective,
 )
 from tensorstate.cost.reshard_plan import Decisions
@@ -29,7 +30,7 @@ from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
-from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver, remaining_time
 from tensorstate.solver.exact import (
     Milp,
     infeasible_message,
@@ -171,15 +172,40 @@ class CoordinateDescent(Solver):
         progress: Progress | None = None,
     ) -> SearchResult:
         """See ``Solver``."""
-        start, options = time.perf_counter(), options or SearchOptions()
-        until, limit = start + self.time_limit, options.memory_limit
+        options = options or SearchOptions()
+        until = time.perf_counter() + self.time_limit
         merged = _merged_axes_start(problem, candidates, options, self, progress)
-        fitting = None
+        return self._descend(problem, candidates, options, merged, until, progress)
+
+    def descend(
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        options: SearchOptions,
+        starts: Sequence[SearchResult],
+        progress: Progress | None = None,
+    ) -> SearchResult:
+        """As ``solve``, from the best of known plans."""
+        until = time.perf_counter() + self.time_limit
+        best = min(starts, key=lambda start: result_order(start, options.memory_limit))
+        return self._descend(problem, candidates, options, best, until, progress)
+
+    def _descend(
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        options: SearchOptions,
+        merged: SearchResult | None,
+        until: float,
+        progress: Progress | None,
+    ) -> SearchResult:
+        """The descent, and the bounds beside it."""
+        start, limit, fitting = time.perf_counter(), options.memory_limit, None
         if limit is not None and (merged is None or not merged.cost.memory.fits(limit)):
-            fitting = _least_memory(problem, candidates, merged, options)
+            fitting = _least_memory(problem, candidates, merged, options, until)
             if fitting is None or not fitting.cost.memory.fits(limit):
                 infeasible = Infeasible(proven=False, least_memory=fitting)
-                raise PlanError(infeasible_message(problem, candidates, infeasible, options))
+                raise PlanError(infeasible_message(problem, candidates, infeasible, options, until))
         bound = functools.partial(lower_bound_on_axes, problem, candidates, options, until=until)
         with ThreadPoolExecutor(1) as beside:
             first = None if merged is None else busiest_axes(problem, merged)
@@ -224,9 +250,10 @@ class _Descent:
         unimproved = 0  # axes visited in a row without improvement
         for visit in range(MAX_SWEEPS * len(axes)):
             left = self.until - time.perf_counter()
-            if unimproved >= len(axes) or (left <= 0 and (best or fitting) is not None):
+            if unimproved >= len(axes) or (left <= 0 and (visit or (best or fitting) is not None)):
                 break
-            result = self._visit(axes[visit % len(axes)], strategies, max(MIN_VISIT_S, left / 2))
+            seconds = max(LEAST_SECONDS, min(left, max(MIN_VISIT_S, left / 2)))
+            result = self._visit(axes[visit % len(axes)], strategies, seconds)
             unimproved += 1
             if not isinstance(result, Infeasible):
                 if _is_better(result, best, limit):
@@ -265,6 +292,7 @@ def _least_memory(
     candidates: CandidateStrategies,
     start: SearchResult | None,
     options: SearchOptions,
+    until: float,
 ) -> SearchResult | None:
     """A plan within the memory limit, or that with the least memory, one axis at a time."""
     axes = _long_axes(problem)
@@ -273,10 +301,10 @@ def _least_memory(
     for visit in range(MAX_SWEEPS * len(axes)):
         if least is not None and least.cost.memory.fits(options.memory_limit):
             break
-        if unimproved >= len(axes):
+        if unimproved >= len(axes) or (least is not None and time.perf_counter() > until):
             break
         free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
-        result, _ = minimize_memory(problem, free, options, prune_placements=True)
+        result, _ = minimize_memory(problem, free, options, prune_placements=True, until=until)
         unimproved += 1
         if result is not None and (least is None or _uses_less_memory(result, least)):
             least, strategies, unimproved = result, result.decisions.strategies, 1
@@ -318,21 +346,21 @@ def _merged_axes_start(
 ) -> SearchResult | None:
     """The best plan without memory limit in which axes of similar bandwidth do the same.
 
-    ``None`` if the candidates do not allow it.
+    ``None`` if the candidates do not allow it, or none is found in half of the time.
     """
+    solver = dataclasses.replace(solver, time_limit=solver.time_limit / 2)
     network = merge_similar_axes(problem.network)
     merged = problem.on(network)
     expanded = [
         _expand_merged(choices, known.all, network.parts)
         for choices, known in zip(candidates, merged.strategies, strict=True)
     ]
-    result = solve_within_limit(
-        merged,
-        [list(strategies) for strategies in expanded],
-        SearchOptions(objective=options.objective),
-        solver,
-        progress=progress,
-    )
+    candidates = [list(strategies) for strategies in expanded]
+    free = SearchOptions(objective=options.objective)
+    try:
+        result = solve_within_limit(merged, candidates, free, solver, progress=progress)
+    except PlanError:
+        return None
     if isinstance(result, Infeasible):
         return None
     pairs = zip(expanded, result.decisions.strategies, strict=True)

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver, remaining_time
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import Progress, Solution
 
@@ -33,8 +34,22 @@ from tensorstate.solver.linear_program import Progress, Solution
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
 
+class Build(Protocol):
+    """Makes the program of some candidate strategies."""
+
+    def __call__(
+        self, candidates: CandidateStrategies, *, prune_placements: bool = ...
+    ) -> Formulation:
+        """See ``Formulation``."""
+        ...
+
+
+# Part of the time that is not the relaxation's, but for plans among the strategies it preselects.
+LEFT_FOR_PLANS = 0.25
+
+
 def solve_by_size(
-    build: Callable[[CandidateStrategies], Formulation],
+    build: Build,
     candidates: CandidateStrategies,
     gap: float,
     until: float,
@@ -42,8 +57,10 @@ def solve_by_size(
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; unless it is small, among preselected strategies.
 
-    The bound is valid for all strategies. If it is farther than ``gap`` from the solution, and the
-    program is not very large, the remaining time goes to the program of all strategies.
+    The bound is valid for all strategies. Reshards of the preselected ones pass through few
+    placements first: such a program is a fiftieth of the size, and solved in a tenth of a second.
+    Where its solution is farther than ``gap`` from the bound they pass through all, and then, if
+    the program is not very large, the remaining time goes to that of all strategies.
 
     A relaxation that is a plan already needs no second program. Those of baselines are: they leave
     most classes one strategy, and half the time of a baseline went into building the program again.
@@ -51,42 +68,50 @@ def solve_by_size(
     left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
-    if size > DIRECT_SOLVE_MAX_VARS:
-        relaxed = solve_relaxation(full, gap, left)
-        # A negative bound says nothing about a time, and its values select poorly.
-        if len(relaxed.values) and relaxed.bound >= 0:
-            if full.is_decided(relaxed) and relaxed.bound >= relaxed.objective * (1 - gap):
-                return full, relaxed
-            support = build(full.choices.fractional_support(relaxed))
+    if size <= DIRECT_SOLVE_MAX_VARS:
+        return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+    early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
+    relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
+    if relaxed.status == "infeasible":
+        return full, relaxed
+    if full.is_decided(relaxed) and relaxed.bound >= relaxed.objective * (1 - gap):
+        return full, relaxed
+    best = full, Solution("limit", np.zeros(0), np.inf, relaxed.bound)
+    # A negative bound says nothing about a time, and its values select poorly.
+    if len(relaxed.values) and relaxed.bound >= 0:
+        likely = full.choices.fractional_support(relaxed)
+        for prune in (True, False):
+            support = build(likely, prune_placements=prune)
             solution = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
-            is_close = relaxed.bound >= solution.objective * (1 - gap)
-            if len(solution.values):
-                solution = dataclasses.replace(solution, bound=relaxed.bound)
-                if is_close or size > RELAX_ONLY_MIN_VARS:
-                    return support, solution
-                better = full.program.solve(gap=gap, time_limit=left(), progress=progress)
-                if better.objective < solution.objective:
-                    return full, better
-                return support, dataclasses.replace(
-                    solution, bound=max(solution.bound, better.bound)
-                )
-    return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+            if solution.objective < best[1].objective:
+                best = support, dataclasses.replace(solution, bound=relaxed.bound)
+            is_close = relaxed.bound >= best[1].objective * (1 - gap)
+            # Larger programs take longer than the relaxation, which did not end in its time.
+            is_last = relaxed.status == "limit" and len(best[1].values) > 0
+            if is_close or is_last or time.perf_counter() > until:
+                return best
+    if time.perf_counter() > until or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
+        return best
+    solution = full.program.solve(gap=gap, time_limit=left(), progress=progress)
+    bound = max(relaxed.bound, solution.bound)
+    chosen = (full, solution) if solution.objective < best[1].objective else best
+    return chosen[0], dataclasses.replace(chosen[1], bound=bound)
 
 
 def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -> Solution:
     """The LP relaxation: by the simplex method, unless that takes too many iterations.
 
     Simplex finds a vertex, where few strategies have positive shares, and is mostly faster than the
-    interior-point method; but it may stall where many solutions are equally good. Presolve helps
-    only without a memory limit.
+    interior-point method; but it may stall where many solutions are equally good. Presolve takes
+    longer than it saves, and its program needs more iterations.
     """
-    program, limited = full.program, full.memory_constraints is not None
+    program = full.program
     if program.num_variables <= RELAX_ONLY_MIN_VARS:
-        iterations = program.num_rows // 2 if limited else program.num_rows
+        iterations = program.num_rows
         solution = program.solve(
-            relax=True, presolve=not limited, iterations=iterations, time_limit=left()
+            relax=True, presolve=False, iterations=iterations, time_limit=left()
         )
-        if solution.status != "limit":
+        if solution.status != "limit" or len(solution.values) or left() <= LEAST_SECONDS:
             return solution
     return program.solve_ipm_relaxation(tolerance=gap / 100, time_limit=left())
 
@@ -135,11 +160,13 @@ def minimize_memory(
     candidates: CandidateStrategies,
     options: SearchOptions,
     prune_placements: bool = False,
+    until: float = np.inf,
 ) -> tuple[SearchResult | None, float]:
     """Decisions with approximately the least memory, if any are found in a minute.
 
     Args:
         options: the memory limit is ignored.
+        until: time of ``time.perf_counter`` at which to stop, if that is earlier.
 
     Returns:
         The decisions, and a lower bound in bytes of the memory of all decisions.
@@ -149,12 +176,14 @@ def minimize_memory(
     # The program minimizes memory instead of its objective, so "sum" is as good as "max".
     loose = SearchOptions(recompute=options.recompute, memory_limit=2 * all_tensors)
 
-    def build(candidates: CandidateStrategies) -> Formulation:
+    def build(
+        candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
+    ) -> Formulation:
         formulation = Formulation(problem, candidates, loose, prune_placements=prune_placements)
         formulation.minimize_memory()
         return formulation
 
-    until = start + TIME_LIMIT_S
+    until = min(start + TIME_LIMIT_S, until)
     formulation, solution = solve_by_size(build, candidates, GAP, until, None)
     bound, least = formulation.nbytes(solution.bound), None
     for _ in range(MAX_LEAST_EXCLUDED):
@@ -182,16 +211,22 @@ def infeasible_message(
     candidates: CandidateStrategies,
     infeasible: Infeasible,
     options: SearchOptions,
+    until: float = np.inf,
 ) -> str:
-    """Why no plan fits: the least memory that was found, and the largest tensors in it."""
+    """Why no plan fits: the least memory that was found, and the largest tensors in it.
+
+    Args:
+        until: time of ``time.perf_counter`` at which to stop searching the least memory.
+    """
     limit = options.memory_limit
     if limit is None:
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {_bytes(limit)} of a device's memory"
-    least = infeasible.least_memory or minimize_memory(problem, candidates, options)[0]
+    least = infeasible.least_memory
+    least = least or minimize_memory(problem, candidates, options, until=until)[0]
     if least is None:
-        return f"{none}: the minimum memory could not be determined within {TIME_LIMIT_S} s"
+        return f"{none}: the minimum memory could not be determined in time"
     memory = least.cost.memory
     largest = sorted(
         ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
@@ -206,8 +241,15 @@ def infeasible_message(
         f"{none}: the least is about "
         f"{_bytes(memory.peak)}, {_bytes(memory.peak - limit)} more. Inputs take "
         f"{_bytes(memory.inputs)}, saved tensors {_bytes(memory.saved + memory.loop_resident)}, "
-        f"gradients {_bytes(memory.gradients)}; the largest are {names}"
+        f"gradients {_bytes(memory.gradients)}; the largest are {names}{_less(problem, options)}"
     )
+
+
+def _less(problem: Problem, options: SearchOptions) -> str:
+    """What takes less memory, of that which the search was not allowed."""
+    others = [] if options.recompute else ["recompute=True"]
+    others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
+    return f". Less is taken with {', '.join(others)} or more devices"
 
 
 def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
@@ -240,13 +282,16 @@ MAX_EXCLUDED = 100
 # Seconds to confirm that no decisions fit.
 RECHECK_TIME_S = 5.0
 
+# Part of the time after which decisions of the least memory are searched, if none fitted so far.
+SHARE_BEFORE_LEAST = 0.8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Milp(Solver):
     """Decides all mesh axes at once by a mixed-integer linear program, with a proved gap.
 
-    If no decisions within the memory limit are found in time, those with approximately the least
-    memory are returned, if they fit; to find them takes up to a minute more.
+    If no decisions within the memory limit are found in four fifths of the time, those with
+    approximately the least memory are searched, and returned if they fit.
     """
 
     def solve(
@@ -260,7 +305,8 @@ class Milp(Solver):
         start, options = time.perf_counter(), options or SearchOptions()
         result = solve_within_limit(problem, candidates, options, self, progress=progress)
         if isinstance(result, Infeasible):
-            raise PlanError(infeasible_message(problem, candidates, result, options))
+            until = start + self.time_limit
+            raise PlanError(infeasible_message(problem, candidates, result, options, until))
         return dataclasses.replace(result, seconds=time.perf_counter() - start)
 
 
@@ -288,10 +334,12 @@ def solve_within_limit(
     build = functools.partial(
         Formulation, problem, options=options, prune_placements=prune_placements
     )
-    until = start + solver.time_limit
+    end = start + solver.time_limit
+    share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
+    until = start + share * solver.time_limit
     formulation, solution = solve_by_size(build, candidates, solver.gap, until, progress)
     refused = solution.status == "infeasible"
-    if refused and (limit is None or _confirm_infeasible(formulation)):
+    if refused and (limit is None or _confirm_infeasible(formulation, until)):
         return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
     if len(solution.values):
@@ -307,7 +355,7 @@ def solve_within_limit(
         raise PlanError(f"no plan was found within {seconds:g} s; allow more time")
     if not fall_back:
         return Infeasible(proven=False)
-    least, nbytes = minimize_memory(problem, candidates, options, prune_placements)
+    least, nbytes = minimize_memory(problem, candidates, options, prune_placements, end)
     if least is None or not least.cost.memory.fits(limit):
         return Infeasible(least is not None and nbytes > limit, least)
     return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
@@ -328,7 +376,7 @@ def _find_fitting(
         found = exceeding = formulation.result(solution, options)
         is_next_best = _fits(found, options)
         if not is_next_best:
-            found = _repair_rounding(formulation.problem, found, options, gap)
+            found = _repair_rounding(formulation.problem, found, options, gap, until)
         if _fits(found, options) and (best is None or found.objective < best.objective):
             best = found
         is_close = best is not None and bound >= best.objective * (1 - gap)
@@ -354,18 +402,19 @@ def _fits(found: SearchResult, options: SearchOptions) -> bool:
     return found.cost.memory.fits(options.memory_limit)
 
 
-def _confirm_infeasible(formulation: Formulation) -> bool:
+def _confirm_infeasible(formulation: Formulation, until: float) -> bool:
     """Whether no decisions fit, whatever they cost.
 
     Where costs differ by many orders of magnitude, HiGHS may call a program infeasible that is only
     hard to solve. Without costs it does not.
     """
     formulation.program.clear_objective()
-    return formulation.program.solve(time_limit=RECHECK_TIME_S).status == "infeasible"
+    seconds = min(RECHECK_TIME_S, remaining_time(until))
+    return formulation.program.solve(time_limit=seconds).status == "infeasible"
 
 
 def _repair_rounding(
-    problem: Problem, found: SearchResult, options: SearchOptions, gap: float
+    problem: Problem, found: SearchResult, options: SearchOptions, gap: float, until: float
 ) -> SearchResult:
     """Decisions that fit with shares of layers rounded up: the same strategies, a lower limit.
 
@@ -374,14 +423,16 @@ def _repair_rounding(
     limit, margin, attempt = options.memory_limit or 0.0, 0.0, found
     for _ in range(MAX_REPAIRS):
         margin += attempt.cost.memory.peak - limit
-        if margin >= limit:
+        if margin >= limit or time.perf_counter() > until:
             break
         formulation = Formulation(
             problem,
             [[strategy] for strategy in found.decisions.strategies],
             dataclasses.replace(options, memory_limit=limit - margin),
+            prune_placements=True,
         )
-        solution = formulation.program.solve(gap=gap, time_limit=REPAIR_TIME_S)
+        seconds = min(REPAIR_TIME_S, remaining_time(until))
+        solution = formulation.program.solve(gap=gap, time_limit=seconds)
         if not len(solution.values):
             break
         attempt = formulation.result(solution, options)

@@ -68,6 +68,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+from scipy.sparse import coo_matrix, csr_matrix
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
@@ -120,27 +121,31 @@ class MemoryConstraints:
                     self.inputs[variable] += nbytes / self.unit
 
     def add_peak(self) -> int:
-        """The peak, a new variable: live bytes <= peak <= limit.
+        """The limit, a new variable: live bytes <= peak = limit, at every program point.
 
-        The live bytes at a program point are written as those at the preceding point plus the
-        difference, which has few terms:
-
-            inputs = sum over v of inputs[v] v <= peak <= limit
-            live[t] = live[t - 1] + sum over v of (bytes[v, t] - bytes[v, t - 1]) v <= peak
+        Program points other than the first are lazy rows of the program.
         """
         limit = self.limit / self.unit
-        peak, before = (self.program.add_variable(high=limit) for _ in range(2))
-        self.program.add_constraint([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
-        self.program.add_constraint([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
-        variables = list(self.live)
-        columns = np.array([self.live[v] for v in variables])
-        changes = np.diff(columns[:, nondominated_points(columns)], axis=1, prepend=0.0)
-        for change in changes.T:
-            live = self.program.add_variable(high=limit)
-            new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
-            self.program.add_constraint([(live, -1.0), (before, 1.0), *new], 0.0, 0.0)
-            self.program.add_constraint([(live, 1.0), (peak, -1.0)], -np.inf, 0.0)
-            before = live
+        peak = self.program.add_variable(low=limit if np.isfinite(limit) else 0.0, high=limit)
+        self.program.add_constraint([*self.inputs.items(), (peak, -1.0)], -np.inf, 0.0)
+        variables = np.array([*self.live], dtype=np.int32)
+        columns = np.array([*self.live.values()])
+        if not len(variables):
+            return peak
+        columns = columns[:, nondominated_points(columns)]
+        live = coo_matrix(columns.T)
+        points = columns.shape[1]
+        shape = points, self.program.num_variables
+        everywhere = np.array([*self.inputs, peak], dtype=np.int32)
+        nbytes = np.array([*self.inputs.values(), -1.0])
+        numbers = np.repeat(np.arange(points), len(everywhere))
+        parts = (
+            (live.data, (live.row, variables[live.col])),
+            (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
+        )
+        self.program.set_lazy(
+            sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
+        )
         return peak
 
 
@@ -339,6 +344,7 @@ class Formulation:
         """Minimize the peak memory instead; there must be a memory limit."""
         self.program.clear_objective()
         self.program.add_cost(self.peak, 1.0)
+        self.program.set_low(self.peak, 0.0)
 
     def covers(self, candidates: Sequence[Sequence[Strategy]]) -> bool:
         """Whether every class may use all of these strategies."""

@@ -1,8 +1,14 @@
-"""Linear programs with integer variables, built row by row and solved by HiGHS."""
+"""Linear programs with integer variables, built row by row and solved by HiGHS.
+
+Rows may be *lazy*: they are left out until a solution exceeds them. Of the hundreds of program
+points at which memory is limited, two to five decide; with all of them in the program, its
+relaxation took up to ten times as long. Without some rows the optimum is lower, so bounds hold.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +33,11 @@ Progress = Report
 # Of objectives, as the programs here have them.
 MICROSECOND = 1e-6
 
+# Lazy rows that one solution adds: the most exceeded ones, which are not neighbours, since those
+# are exceeded together. A row counts as exceeded from the tolerance of HiGHS on.
+ROWS_PER_SOLUTION, NEIGHBOURS = 3, 3
+TOLERANCE = 1e-6
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
@@ -37,12 +48,15 @@ class Solution:
         values: values of the variables; empty without a feasible point.
         objective: objective of these values.
         bound: lower bound of the objective.
+        reduced_costs: of a relaxation, by variable: by how much the objective grows at least with
+            the variable; empty where they are not known.
     """
 
     status: str
     values: np.ndarray
     objective: float
     bound: float
+    reduced_costs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 class LinearProgram:
@@ -54,6 +68,8 @@ class LinearProgram:
         self._integer = array("b")
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
+        self._lazy: Any = csr_matrix((0, 0))
+        self._is_lazy = np.zeros(0, bool)
 
     @property
     def num_variables(self) -> int:
@@ -110,6 +126,36 @@ class LinearProgram:
         self._row_low.append(low)
         self._row_high.append(high)
 
+    def set_low(self, variable: int, low: float) -> None:
+        """Another lower bound of a variable."""
+        self._low[variable] = low
+
+    def set_lazy(self, rows: csr_matrix) -> None:
+        """Rows ``row @ variables <= 0`` that are added when a solution exceeds them.
+
+        Args:
+            rows: a column for every variable so far.
+        """
+        self._lazy, self._is_lazy = rows, np.ones(len(rows.indptr) - 1, bool)
+
+    def _add_exceeded(self, values: np.ndarray) -> int:
+        """Add the lazy rows that values exceed most, and return how many."""
+        if not self._is_lazy.any():
+            return 0
+        excess = np.where(self._is_lazy, self._lazy @ values[: self._lazy.shape[1]], -np.inf)
+        chosen: list[int] = []
+        for row in np.argsort(-excess, kind="stable"):
+            if excess[row] <= TOLERANCE or len(chosen) == ROWS_PER_SOLUTION:
+                break
+            if all(abs(int(row) - other) > NEIGHBOURS for other in chosen):
+                chosen.append(int(row))
+        for row in chosen:
+            part = slice(self._lazy.indptr[row], self._lazy.indptr[row + 1])
+            columns, factors = self._lazy.indices[part].tolist(), self._lazy.data[part].tolist()
+            self.add_constraint(list(zip(columns, factors, strict=True)), -np.inf, 0.0)
+            self._is_lazy[row] = False
+        return len(chosen)
+
     def solve(
         self,
         *,
@@ -122,6 +168,9 @@ class LinearProgram:
         progress: Progress | None = None,
     ) -> Solution:
         """Solve it; the same program gives the same solution unless time runs out.
+
+        Lazy rows are sought by relaxations, each from the basis of the last; where time runs out
+        before none is exceeded, the solution may exceed some, and its status is "limit".
 
         Args:
             time_limit: seconds.
@@ -136,9 +185,55 @@ class LinearProgram:
         options["presolve"] = "choose" if presolve else "off"
         if iterations is not None:
             options["simplex_iteration_limit"] = iterations
-        if np.isfinite(time_limit):
-            options["time_limit"] = float(time_limit)
-        solver = highs.solver_for(self._model(relax), options)
+        until = time.perf_counter() + time_limit
+        if self._is_lazy.any():
+            relaxed = self._solve_lazily(True, options, until, None)
+            if relax or relaxed.status != "optimal":
+                no_plan = Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
+                return relaxed if relax else no_plan
+        return self._solve_lazily(relax, options, until, progress)
+
+    def _solve_lazily(
+        self,
+        relax: bool,
+        options: dict[str, float | str],
+        until: float,
+        progress: Progress | None,
+    ) -> Solution:
+        """Solve with ever more lazy rows, until none of the others is exceeded.
+
+        Where time runs out, the values are those of the last program that was solved: they exceed
+        some rows, and their shares still say which strategies are likely.
+        """
+        basis, bound, values = None, -np.inf, np.zeros(0)
+        while True:
+            left = max(0.1, until - time.perf_counter())
+            if np.isfinite(left):
+                options = {**options, "time_limit": left}
+            solver = highs.solver_for(self._model(relax), options)
+            if basis is not None:
+                added = self.num_rows - len(basis.row_status)
+                basis.row_status = [
+                    *basis.row_status, *[highspy.HighsBasisStatus.kBasic] * added
+                ]  # fmt: skip
+                solver.setBasis(basis)
+            solution = self._run(solver, relax, left, progress)
+            bound = max(bound, solution.bound)
+            solution = dataclasses.replace(solution, bound=bound)
+            if not len(solution.values):
+                is_late = solution.status == "limit"
+                return dataclasses.replace(solution, values=values) if is_late else solution
+            if not self._add_exceeded(solution.values):
+                return solution
+            if time.perf_counter() > until:
+                return dataclasses.replace(solution, status="limit")
+            values = solution.values if relax else values
+            basis = solver.getBasis() if relax else None
+
+    def _run(
+        self, solver: highspy.Highs, relax: bool, time_limit: float, progress: Progress | None
+    ) -> Solution:
+        """One solve with the present rows."""
         if progress is not None:
             limit = float(time_limit) if np.isfinite(time_limit) else None
 
@@ -173,6 +268,15 @@ class LinearProgram:
             tolerance: relative gap to stop at.
             threads: of the solver.
         """
+        until = time.perf_counter() + time_limit
+        while True:
+            left = max(0.1, until - time.perf_counter())
+            solution = self._solve_ipm(left, tolerance, threads)
+            is_last = time.perf_counter() > until or not len(solution.values)
+            if is_last or not self._add_exceeded(solution.values):
+                return solution
+
+    def _solve_ipm(self, time_limit: float, tolerance: float, threads: int) -> Solution:
         options: dict[str, float | str] = {
             "threads": threads,
             "solver": "ipm",
@@ -241,7 +345,12 @@ class LinearProgram:
         optimal = status == highspy.HighsModelStatus.kOptimal
         exact = objective if optimal else -np.inf
         bound = exact if continuous else info.mip_dual_bound
-        return Solution("optimal" if optimal else "limit", values, objective, bound)
+        reduced_costs = np.zeros(0)
+        if continuous and solver.getSolution().dual_valid:
+            reduced_costs = np.asarray(solver.getSolution().col_dual)
+            if not optimal:
+                bound = self._bound_of(np.asarray(solver.getSolution().row_dual))
+        return Solution("optimal" if optimal else "limit", values, objective, bound, reduced_costs)
 
 
 def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:

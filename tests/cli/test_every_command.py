@@ -213,6 +213,19 @@ def test_shells_complete_its_options(name):
     assert wanted | {"--json", "--help"} <= completed
 
 
+def test_a_device_that_is_missing_is_said(capsys, monkeypatch):
+    import jax
+
+    def devices():
+        raise AssertionError  # JAX's own, where JAX_PLATFORMS names what is not installed
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    said = refused(capsys, *whole("tune run", CASES["tune run"]))
+    assert "no devices of JAX_PLATFORMS=cuda" in said
+    assert "add --devices 8" in said
+
+
 def test_without_jax_all_work_that_need_none_and_the_others_say_what_to_type(folder):
     """In one process; ``doctor`` fails there, as it is asked whether all is here."""
     calls = [[*whole(name, case), "--json"] for name, case in CASES.items()]

@@ -74,8 +74,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.solve_baseline": (
         ts.solve_baseline,
         {
-            "problem": PLAN.problem, "name": "ddp", "objective": "sum",
-            "solver": ts.CoordinateDescent(),
+            "problem": PLAN.problem, "name": "ddp", "objective": "sum", "memory_limit": None,
+            "recompute": False, "solver": ts.CoordinateDescent(),
         },
     ),
     "ts.Problem": (
@@ -102,6 +102,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.load": (ts.load, {"path": "/nowhere/to/read", "max_bytes": 1000}),
     "ts.Plan.save": (PLAN.save, {"path": "/nowhere/to/write"}),
     "ts.Plan.make_mesh": (PLAN.make_mesh, {"devices": None}),
+    "ts.Plan.constrain": (PLAN.constrain, {"step_fn": step, "mesh": None}),
+    "ts.Plan.rules": (PLAN.rules, {"names": {"w": ("in", "out")}, "solver": None}),
     "ts.SavedPlan.on": (
         SavedPlan(plan_file(PLAN.problem, PLAN.result, PLAN.options)).on,
         {"step": step, "abstract_args": ARGS, "network": None, "hardware": None},

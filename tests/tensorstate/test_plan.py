@@ -93,6 +93,39 @@ def test_no_baseline_is_better(plan):
     assert "does not fit" in str(small.compare("ddp"))
 
 
+def test_the_limit_is_the_memory_of_the_device(graph, plan):
+    """Unless another is given, or none."""
+    least = 0.9 * plan.cost.memory.peak
+    small = dataclasses.replace(HARDWARE["CPU"], memory=least)
+    options = {"mesh": MESH, "network": NETWORK, "hardware": small}
+    assert plan.memory_limit == HARDWARE["CPU"].memory
+    fitting = search(graph, recompute=True, **options)
+    assert fitting.memory_limit == least
+    assert fitting.cost.memory.peak <= least
+    free = search(graph, memory_limit=math.inf, **options)
+    assert free.memory_limit is None
+    assert free.cost.memory.peak > least
+    assert free.result.bound <= fitting.result.objective
+
+
+def test_baselines_obey_the_limit_and_recompute_as_the_plan_does(plan):
+    """Where one fits into less memory it does, and takes more time; the others say so."""
+    free = solve_baseline(plan.problem, "zero2")
+    limit = 0.98 * free.cost.memory.peak
+    fitting = solve_baseline(plan.problem, "zero2", memory_limit=limit, recompute=True)
+    assert fitting.cost.memory.peak <= limit
+    assert fitting.cost.serial_seconds > free.cost.serial_seconds
+    options = dataclasses.replace(plan.options, memory_limit=limit, recompute=True)
+    rows = dataclasses.replace(plan, options=options).compare("zero2")
+    assert rows.plans["zero2"].cost.memory.peak <= limit
+    options = dataclasses.replace(options, memory_limit=0.9 * free.cost.memory.peak)
+    rows = dataclasses.replace(plan, options=options).compare("zero2")
+    assert rows.plans["zero2"].cost.memory.peak == free.cost.memory.peak
+    assert str(rows).splitlines()[-1].endswith("does not fit")
+    with pytest.raises(PlanError, match=r"no plan fits .* the least is about .* recompute=True"):
+        solve_baseline(plan.problem, "zero2", memory_limit=1e3)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -64,37 +64,77 @@ def test_a_plan_that_fits_is_found_whatever_the_time(problem, candidates, limit,
         assert found.objective <= best.objective * 1.01
 
 
-def decided(monkeypatch, first, second):
-    """Makes the exact search and the descent return these results; errors are raised."""
+def decided(monkeypatch, free, exact_one, named, descended):
+    """Makes every stage return its result, in place of a search; errors are raised."""
 
-    def result(*_args, **_options):
-        if isinstance(second, Exception):
-            raise second
-        return second
+    def solve(_problem, _candidates, options, *_args, prune_placements=False, **_options):
+        if options.memory_limit is None:
+            return free
+        return named if prune_placements else exact_one
 
-    monkeypatch.setattr(searches, "solve_within_limit", lambda *_args, **_options: first)
-    monkeypatch.setattr(CoordinateDescent, "solve", result)
+    def descend(*_args, **_options):
+        if isinstance(descended, Exception):
+            raise descended
+        return descended
+
+    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    monkeypatch.setattr(CoordinateDescent, "descend", descend)
 
 
-def test_the_better_plan_has_the_higher_bound(monkeypatch, problem, candidates, limit, best):
-    slow = dataclasses.replace(best, objective=2 * best.objective, bound=0.9 * best.objective)
-    loose = dataclasses.replace(best, bound=0.5 * best.objective, method="descent")
-    for first, second in ((slow, loose), (loose, slow)):
-        decided(monkeypatch, first, second)
+@pytest.fixture(scope="module")
+def free(problem, candidates):
+    return solve_milp(problem, candidates, gap=1e-7)
+
+
+NOTHING = Infeasible(proven=False)
+
+
+def test_a_plan_without_a_limit_that_fits_is_the_answer(monkeypatch, problem, candidates, free):
+    """Nothing is searched under the limit, and the bound is that of all plans."""
+    decided(monkeypatch, free, None, None, AssertionError("a descent"))
+    limit = free.cost.memory.peak
+    found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+    assert found.decisions is free.decisions
+    assert found.bound == free.bound
+
+
+def test_the_best_plan_has_the_highest_bound(monkeypatch, problem, candidates, limit, best, free):
+    """Whichever stage finds it."""
+    objective = free.objective
+    slow = dataclasses.replace(best, objective=9 * objective, bound=2 * objective)
+    loose = dataclasses.replace(best, objective=8 * objective, bound=0.5 * objective)
+    fast = dataclasses.replace(best, objective=4 * objective, bound=objective, method="descent")
+    for stages in ((slow, loose, fast), (slow, fast, loose), (slow, NOTHING, fast)):
+        decided(monkeypatch, free, *stages)
         found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
-        assert (found.objective, found.bound) == (loose.objective, slow.bound)
+        assert (found.objective, found.bound) == (fast.objective, slow.bound)
         assert found.method == "descent"
 
 
-def test_one_of_them_may_find_nothing(monkeypatch, problem, candidates, limit, best):
-    loose = dataclasses.replace(best, bound=0.5 * best.objective)
-    for first, second in ((Infeasible(proven=False), loose), (loose, PlanError("none in time"))):
-        decided(monkeypatch, first, second)
+def test_a_bound_is_never_below_that_without_a_limit(
+    monkeypatch, problem, candidates, limit, best, free
+):
+    loose = dataclasses.replace(best, objective=9 * best.objective, bound=-math.inf)
+    decided(monkeypatch, free, loose, NOTHING, PlanError("none in time"))
+    found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+    assert found.bound == free.bound
+
+
+def test_stages_that_find_nothing_leave_it_to_the_next(
+    monkeypatch, problem, candidates, limit, best, free
+):
+    none = PlanError("none in time")
+    for stages in ((NOTHING, NOTHING, best), (NOTHING, best, none), (best, NOTHING, none)):
+        decided(monkeypatch, free, *stages)
         found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
-        assert (found.objective, found.bound) == (loose.objective, loose.bound)
-    decided(monkeypatch, Infeasible(proven=False), PlanError("none in time"))
-    with pytest.raises(PlanError, match="none in time"):
-        solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+        assert found.objective == best.objective
+    decided(monkeypatch, free, NOTHING, NOTHING, none)
+    found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
+    assert found.cost.memory.peak <= limit
+    assert found.bound == free.bound
+    decided(monkeypatch, free, NOTHING, NOTHING, none)
+    with pytest.raises(PlanError, match=r"no plan fits .* the least is about"):
+        solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
 
 
 def test_what_is_proved_is_not_tried_again(problem, candidates):
@@ -107,7 +147,7 @@ def test_what_is_proved_is_not_tried_again(problem, candidates):
 def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
     monkeypatch, problem, candidates
 ):
-    """Only the relaxation and the program of its likely strategies are solved."""
+    """What finds something is the relaxation and the small program of its likely strategies."""
     solve, calls = LinearProgram.solve, []
 
     def hurried(self, **options):
@@ -120,7 +160,7 @@ def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
     monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
     monkeypatch.setattr(LinearProgram, "solve", hurried)
     found = solve_milp(problem, candidates)
-    assert calls == [True, False, False]
+    assert calls == [True, False, False, False]
     assert 0 < found.bound < 0.6 * found.objective
 
 
@@ -144,7 +184,7 @@ def test_a_relaxation_without_fractions_is_the_plan(monkeypatch, problem, candid
 
 
 def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, problem, candidates):
-    monkeypatch.setattr(exact, "minimize_memory", lambda *_args: (None, -math.inf))
+    monkeypatch.setattr(exact, "minimize_memory", lambda *_args, **_options: (None, -math.inf))
     with pytest.raises(PlanError, match="the minimum memory could not be determined"):
         solve_milp(problem, candidates, recompute=True, memory_limit=1.0)
 
