@@ -240,18 +240,22 @@ def _plain(place: dict[str, Any]) -> dict[str, int | None]:
 @click.argument("schedule", type=click.Path())
 @click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
 @click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
+@click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
 @execution_option
 @_network_of_file
 @as_json
-def simulate(schedule, size, model, execution, network_name, as_json) -> int:
+def simulate(schedule, size, model, trace, execution, network_name, as_json) -> int:
     """Time a schedule link by link at one or more sizes.
 
     \b
     jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB
+    jaxcoll simulate schedule.json --size 1GiB --trace trace.json.gz
     """
     import jaxcoll as jc
 
     read = read_schedule(schedule, _network(network_name))
+    if trace is not None:
+        check_target(trace, "json", as_json=as_json)
     table, rows = Table((10, 12, 14, 14, 10)), []
     if not as_json:
         table.row("size", "time", "algbw", "busbw", "of bound")
@@ -260,6 +264,8 @@ def simulate(schedule, size, model, execution, network_name, as_json) -> int:
             run = jc.simulate(read, nbytes, model, execution=execution)
             least = jc.bound(read.topology, read.collective, nbytes).time
         percent = _percent(least, run.time)
+        if trace is not None and nbytes == size[-1]:
+            jc.io.traces.save(trace, run)
         rows.append({
             "nbytes": nbytes, "seconds": run.time, "algbw": run.algbw, "busbw": run.busbw,
             "bound_seconds": least, "percent_of_bound": percent,

@@ -10,12 +10,22 @@
   their links;
 - ``astra_sim``: networks of ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``);
+- ``traces``: timelines for Perfetto;
 - ``synthesize_for``: a schedule with as many chunks as the file of a runtime holds;
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 
 from jaxcoll.compact import open_compact
-from jaxcoll.io import astra_sim, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, tpu_slices
+from jaxcoll.io import (
+    astra_sim,
+    msccl,
+    mscclpp,
+    multitree,
+    nccl_topology,
+    nvidia_smi,
+    tpu_slices,
+    traces,
+)
 from jaxcoll.io.fitting import synthesize_for
 from jaxcoll.io.json import dumps, load, loads, save
 
@@ -33,4 +43,5 @@ __all__ = [
     "save",
     "synthesize_for",
     "tpu_slices",
+    "traces",
 ]

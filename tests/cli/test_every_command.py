@@ -46,7 +46,7 @@ CASES = {
     "synth": Case(("ring:4", "all_gather"), ("-s", "ring", "-o", "made.json"), writes=True),
     "verify": Case(("schedule.json",)),
     "prove": Case(("schedule.json",), ("--as", "all_gather", "--ranks", "4")),
-    "simulate": Case(("schedule.json",), ("--size", "1KiB")),
+    "simulate": Case(("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace"})),
     "convert": Case(("schedule.json", "made.xml"), writes=True, takes=frozenset({"target"})),
     "compare": Case(
         ("ring:4", "all_gather"), ("--only", "ring", "--size", "1KiB", "-o", "made.csv"),

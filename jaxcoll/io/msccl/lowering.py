@@ -10,7 +10,7 @@ import numpy as np
 from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io.msccl import program as form
 from jaxcoll.io.msccl.program import Block, Instruction, Program
-from jaxcoll.io.msccl.runtimes import MOST_CHARACTERS, written_for
+from jaxcoll.io.msccl.runtimes import MOST_CHARACTERS, MOST_ELEMENTS, Runtime, written_for
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -64,6 +64,7 @@ def lower(
         )
     runs = _runs(schedule)
     paths = [tuple(schedule.edges.path(e)) for e in range(len(schedule.edges))]
+    _check_elements(runs, schedule, runtime)
     longest = runtime.instructions
     for _ in range(_MOST_TRIALS):
         rows = _rows(runs, schedule, longest, paths)
@@ -75,6 +76,21 @@ def lower(
         longest = min(longest - 1, longest * runtime.instructions // most)
     form.check_limits(program, runtime)
     return program
+
+
+def _check_elements(runs: list[_Run], schedule: Schedule, runtime: Runtime) -> None:
+    """Refuse before the work what has too many instructions, those that only wait left out."""
+    edges = np.asarray([run.edge for run in runs], np.int64)
+    ranks = schedule.collective.num_ranks
+    ends = np.concatenate([schedule.edges.src[edges], schedule.edges.dst[edges]])
+    count = np.bincount(ends, minlength=ranks)
+    rank = int(count.argmax())
+    if 1 + ranks + count[rank] > MOST_ELEMENTS:
+        raise FormatError(
+            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
+            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
+            "(--for-runtime chooses them), or fewer links per rank"
+        )
 
 
 def _rows(
