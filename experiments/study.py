@@ -15,18 +15,21 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from experiments.notes import filled
 from jaxcoll.io.files import write_bytes
+from jaxcoll.progress import wipe
 
 Row = Mapping[str, str | int | float | bool | None]
+T = TypeVar("T", bound=Mapping[str, object])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,48 @@ class Experiment:
         return getattr(importlib.import_module(module), name)
 
 
+class Rows(list[Any]):
+    """The rows of a study, each printed as a line when it is added: studies may take minutes."""
+
+    def __init__(self, rows: Iterable[Mapping[str, object]] = ()):
+        super().__init__()
+        self.extend(rows)
+
+    def append(self, row: Mapping[str, object]) -> None:
+        tell(row)
+        super().append(row)
+
+    def extend(self, rows: Iterable[Mapping[str, object]]) -> None:
+        for row in rows:
+            self.append(row)
+
+    def __iadd__(self, rows: Iterable[Mapping[str, object]]) -> Rows:
+        self.extend(rows)
+        return self
+
+
+def printed(rows: Iterable[T]) -> Iterator[T]:
+    """The rows themselves, each printed as a line when it is made."""
+    for row in rows:
+        tell(row)
+        yield row
+
+
+def tell(row: Mapping[str, object]) -> None:
+    """Print what is known by now: a row, or what later rows are made of."""
+    wipe()
+    print(", ".join(f"{name} {text(each)}" for name, each in row.items()), flush=True)
+
+
+def text(value: object) -> str:
+    """A value as rows and tables show it: floats to four digits."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def publish(
     title: str,
     rows: Sequence[Row],
@@ -90,10 +135,10 @@ def publish(
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=title, title_justify="left", caption_justify="left")
     for column in columns:
-        text = all(isinstance(row.get(column), str | None) for row in rows)
-        table.add_column(column, justify="left" if text else "right")
+        is_text = all(isinstance(row.get(column), str | None) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right")
     for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
+        table.add_row(*(text(row.get(column)) for column in columns))
     # A file or a pipe has no width of its own to fold tables to.
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
@@ -107,19 +152,13 @@ def publish(
         "machine": describe_machine(),
     }
     write_json(results / "rows.json", {**content, "rows": [dict(row) for row in rows]})
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    cells = io.StringIO()
+    writer = csv.DictWriter(cells, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_bytes(results / "rows.csv", text.getvalue().encode())
+    write_bytes(results / "rows.csv", cells.getvalue().encode())
     if figure is not None:
         write_figure(results / "figure.png", figure)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------- files, each replaced whole

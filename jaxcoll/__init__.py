@@ -4,6 +4,7 @@
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
   the least time of any, ``compare`` times all synthesizers; ``synthesize_compact`` writes one of
   tens of thousands of ranks to disk. ``executors``: such work on several processes or machines.
+- ``prove``: a second opinion on files, schedules and programs, which imports nothing of the rest.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
 - ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
   (compiling for other machines), ``tune`` (choosing configurations by measured times).
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         finder,
         io,
         pages,
+        prove,
         synth,
         topologies,
         tune,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from jaxcoll.bounds.throughput import Optimum, optimum
     from jaxcoll.collective import Collective
     from jaxcoll.compact import CompactSchedule
+    from jaxcoll.comparison import Compared, compare
     from jaxcoll.errors import (
         AssumptionWarning,
         CollectiveError,
@@ -82,7 +85,6 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.comparison import Compared, compare
     from jaxcoll.synth.tacos.synthesizer import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
@@ -113,6 +115,7 @@ _MODULES = frozenset(
         "paths",
         "pictures",
         "progress",
+        "prove",
         "schedule",
         "simulation",
         "synth",
@@ -134,6 +137,7 @@ _NAMES = {
     "bounds.throughput": ("Optimum", "optimum"),
     "collective": ("Collective",),
     "compact": ("CompactSchedule",),
+    "comparison": ("Compared", "compare"),
     "errors": (
         "AssumptionWarning",
         "CollectiveError",
@@ -180,7 +184,6 @@ _NAMES = {
     ),
     "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
     "synth": ("SYNTHESIZERS", "synthesize"),
-    "synth.comparison": ("Compared", "compare"),
     "synth.tacos.synthesizer": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
@@ -260,8 +263,9 @@ __all__ = [
 ]
 
 
-# Packages that a name needs and the library does not, and the extras that install them.
-_EXTRAS = {"draw": ("matplotlib", "draw"), "optax": ("optax", "training")}
+# Packages that a name needs and the library does not. Errors name them and not the extras, for pip
+# would look for "jaxcoll[draw]" in an index, which a checkout or a wheel has not come from.
+_PACKAGES = {"draw": "matplotlib", "optax": "optax"}
 
 
 def __getattr__(name: str):
@@ -277,15 +281,14 @@ def __getattr__(name: str):
 
 
 def _loaded(name: str, module: str):
-    package, extra = _EXTRAS.get(name, ("", ""))
+    package = _PACKAGES.get(name)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if not package or (error.name or "").partition(".")[0] != package:
+        if package is None or (error.name or "").partition(".")[0] != package:
             raise
         raise ModuleNotFoundError(
-            f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'",
-            name=package,
+            f"jaxcoll.{name} needs the package {package}: pip install {package}", name=package
         ) from error
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from jaxcoll.errors import TopologyError, shown
+
+if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+    import networkx as nx
 
 
 def make_graph(
@@ -26,6 +29,8 @@ def make_graph(
         links: (src, dst, alpha, bandwidth) of each.
         parallel: whether several links join the same two vertices in the same direction.
     """
+    import networkx as nx
+
     graph = nx.MultiDiGraph() if parallel else nx.DiGraph()
     for vertex, kind in enumerate(kinds):
         graph.add_node(vertex, kind=kind)

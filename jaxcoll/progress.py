@@ -137,8 +137,14 @@ def working(what: str) -> Iterator[Report]:
         done.set()
         thread.join()
         if time.monotonic() - began > _PATIENCE:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            wipe()
+
+
+def wipe() -> None:
+    """Clear the line of a terminal on which ``working`` may have written: for who prints there."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

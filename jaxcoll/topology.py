@@ -7,9 +7,8 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 
 from jaxcoll import failures
@@ -33,6 +32,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number
 from jaxcoll.pictures.network_card import network_card
+
+if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+    import networkx as nx
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -417,6 +419,8 @@ class Topology:
             TopologyError: an edge lacks an attribute and no default is given, a kind is neither
                 "rank" nor "switch", or the links are refused by ``Topology``.
         """
+        import networkx as nx
+
         checks.instance(graph, nx.Graph, "graph", TopologyError)
         return cls(**describe_graph(graph, alpha, bandwidth))
 

@@ -5,7 +5,7 @@ on a device mesh, against the cost of collectives on the real network; the ``Pla
 compared with baselines such as FSDP, checked against the compiled program, and run.
 
 The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``cost``, ``solver``,
-``execution``, ``report``; then ``plan`` and ``step_search``.
+``execution``, ``export``, ``report``; then ``plan``, ``saved_plan`` and ``step_search``.
 """
 
 import logging
@@ -20,6 +20,8 @@ from tensorstate.execution.placement_table import (
     scheduled_collectives,
 )
 from tensorstate.execution.sharded_step import ShardedStep
+from tensorstate.export.axis_rules import AxisRules
+from tensorstate.export.specs import PlanSpecs
 from tensorstate.hardware import (
     HARDWARE,
     AlphaBetaCosts,
@@ -33,6 +35,7 @@ from tensorstate.plan import Comparison, Plan, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
+from tensorstate.saved_plan import SavedPlan, load
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
@@ -47,6 +50,7 @@ __all__ = [
     "HARDWARE",
     "AlphaBetaCosts",
     "Auto",
+    "AxisRules",
     "CollectiveCostModel",
     "Collectives",
     "Comparison",
@@ -62,14 +66,17 @@ __all__ = [
     "Milp",
     "Plan",
     "PlanError",
+    "PlanSpecs",
     "Problem",
     "ReshardPlan",
+    "SavedPlan",
     "ScheduleCosts",
     "SearchOptions",
     "SearchResult",
     "ShardedStep",
     "Solver",
     "lax_collectives",
+    "load",
     "mesh_assignments",
     "reprice",
     "scheduled_collectives",

@@ -49,7 +49,7 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
     jaxcoll plan train:step 'f32[64,64]' 'f32[32,64]' --mesh data=2,model=4 --network torus:2x4
     jaxcoll plan train:step --args train:example --mesh data=8 --network torus:2x4 --without 0-1
     """
-    check_target(output, "html")
+    check_target(output, suffix=".html")
     topology = named_network(network) if network else None
     if topology is None:
         raise click.UsageError("a plan is priced on a network; add --network torus:2x4")

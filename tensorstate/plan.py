@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
+from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.errors import PlanError
+from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
+from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
+from tensorstate.export.constrained_step import constrained_step
+from tensorstate.export.plan_file import plan_file
+from tensorstate.export.plan_json import dumps
+from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -23,8 +32,10 @@ from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
+from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.tracing.trace_step import trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,31 +116,116 @@ class Plan:
         checks.text(title, "title", PlanError)
         return page(self.problem, self.result, self.memory_limit, title)
 
+    def make_mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+        """The plan's mesh, with devices in the order that was priced.
+
+        Args:
+            devices: as many as the plan is for, in the order of ranks; by default the first ones of
+                JAX. Those with coordinates (TPU) are put where the links of the network are wires.
+
+        Raises:
+            PlanError: another number of devices, or devices that the network's links do not join.
+        """
+        return priced_mesh(self.problem.network, devices)
+
+    @property
+    def specs(self) -> PlanSpecs:
+        """The shardings of arguments, results and activations, as trees of ``PartitionSpec``."""
+        return plan_specs(self.problem, self.decisions, self.cost)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the plan to a JSON file, which ``tensorstate.load`` reads in any other process.
+
+        The step, its arguments and devices are not in it. Cost models and charges of your own are
+        not either, and must be given again.
+
+        Raises:
+            FormatError: no path, or that of a folder or device.
+            OSError: the file cannot be written; an existing one is unchanged.
+        """
+        write_text(path, dumps(plan_file(self.problem, self.result, self.options)))
+
     def apply(
         self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
     ) -> ShardedStep:
         """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
 
         Args:
-            mesh: devices; its axes are those of the plan. By default JAX makes one.
+            mesh: devices; its axes are those of the plan. By default ``make_mesh()``. One with the
+                devices in another order uses other links than were priced: a warning says so.
             collectives: how tensors are resharded: by default by the schedules that the plan was
                 priced with, or by ``jax.lax`` with ``lax_collectives``.
 
         Raises:
             PlanError: a mesh of other axes, or too few devices.
         """
-        if mesh is None:
-            count, wanted = jax.device_count(), self.problem.mesh.num_devices
-            if count < wanted:
-                raise PlanError(f"the plan is for {wanted} devices, JAX has {count}")
-            sizes, names = self.problem.mesh.sizes, self.problem.mesh.names
-            kinds = (jax.sharding.AxisType.Auto,) * len(names)
-            mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
-        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        return apply(self.problem, self.decisions, self.cost, mesh, collectives)
+        return apply(self.problem, self.decisions, self.cost, self._mesh(mesh), collectives)
 
-    def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:
+    def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
+        """The mesh that was given, checked, or else the plan's own."""
+        if mesh is None:
+            return self.make_mesh()
+        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
+        check_axes(self.problem, mesh)
+        warn_of_other_order(self.problem.network, mesh)
+        return mesh
+
+    def rules(self, names: Any, *, solver: Solver | None = None) -> AxisRules:
+        """The plan as logical axis rules for Flax and MaxText, with their loss against the plan.
+
+        Args:
+            names: the logical names of the dimensions of parameters: a tree of ``PartitionSpec`` or
+                of tuples of names, as ``nn.get_partition_spec(variables)`` and
+                ``nnx.get_partition_spec(state)`` give them. They are for all arguments whose paths
+                end in theirs: also for moments of an optimizer.
+            solver: that searches the best plan under the rules; ``Auto`` by default.
+
+        Raises:
+            PlanError: names of no argument, or of more dimensions than it has.
+        """
+        checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        found_by = Auto() if solver is None else solver
+        return axis_rules(self.problem, self.result, self.options, names, found_by)
+
+    @property
+    def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
+        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        return path_rules(self.problem, self.result)
+
+    def constrain(
+        self,
+        step_fn: Callable[..., Any] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> ShardedStep:
+        """The training step under ``jax.jit`` alone, each reshard of the plan as constraints.
+
+        XLA's partitioner then makes the collectives; ``plan.check(step=plan.constrain())`` compares
+        them with the plan's.
+
+        Args:
+            step_fn: the step, to make sure that it still is the one that was planned.
+            mesh: as for ``apply``.
+
+        Raises:
+            PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
+                difference.
+        """
+        if step_fn is not None:
+            content = plan_file(self.problem, self.result, self.options)
+            graph = trace(step_fn, abstract_args(self.graph))
+            difference = content.leaf_difference(graph) or content.operator_difference(graph)
+            if difference is not None:
+                raise PlanError(f"the plan was made for another step: {difference}")
+        devices = self._mesh(mesh)
+        return constrained_step(self.problem, self.decisions, self.cost, devices)
+
+    def check(
+        self,
+        *args,
+        mesh: jax.sharding.Mesh | None = None,
+        step: ShardedStep | jax.stages.Wrapped | None = None,
+    ) -> HloComparison:
         """Compile the step, and compare the compiled program with the prediction.
 
         The step is compiled with the collectives of ``jax.lax``. Schedules would compile to
@@ -139,14 +235,20 @@ class Plan:
             args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
                 abstract arguments with which it was traced.
             mesh: as for ``apply``.
+            step: another form of the step on the plan's mesh: ``plan.constrain()``, or the step
+                under ``jax.jit`` with the plan's shardings.
 
         Raises:
             FormatError: a compiler that does not show its HLO.
             PlanError: as for ``apply``, or arguments of another structure.
         """
-        step = self.apply(mesh, lax_collectives)
-        compiled = step.jit().lower(*(args or abstract_args(self.graph))).compile()
-        return compare_with_hlo(compiled, self.problem.mesh, self.cost)
+        checks.optional(step, checks.instance, (ShardedStep, jax.stages.Wrapped), "step", PlanError)
+        made = self.apply(mesh, lax_collectives) if step is None else step
+        jitted = made.jit() if isinstance(made, ShardedStep) else made
+        compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        names = None if step is None else {t.index: t.name for t in self.graph.tensors}
+        network = self.problem.network
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names)
 
     def explain(self, tensor: str) -> str:
         """One tensor, by its name: its placements, how it is resharded, and its consumers.

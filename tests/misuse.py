@@ -16,9 +16,10 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.io import json, multitree, nvidia_smi
+from jaxcoll.io import json, multitree, nccl_topology, nvidia_smi
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
+from tests.io.networks import hosts
 
 HOSTILE: tuple[Any, ...] = (
     None, "", "x", "abcd", b"x", True, math.nan, math.inf, -math.inf, -1, 0, 0.5, 1e30, 10**12,
@@ -40,6 +41,7 @@ OPTIMUM = jc.optimum(RING)
 GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
 FRAMING = jc.Framing()
+SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
 PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
@@ -155,7 +157,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda **given: list(jc.compare(**given)),
         {
             "topology": RING, "collective": "all_reduce", "sizes": [1e6], "synthesizers": ["ring"],
-            "seed": 0, "execution": None, "executor": None, "progress": None,
+            "seed": 0, "execution": None, "path": None, "executor": None, "progress": None,
         },
     ),
     "executors.ordered": (
@@ -204,6 +206,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.nvidia_smi.dumps": (nvidia_smi.dumps, {"table": SMI}),
     "io.nvidia_smi.load": (nvidia_smi.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.nvidia_smi.save": (nvidia_smi.save, {"path": "table.txt", "table": SMI}),
+    "io.nccl_topology.loads": (nccl_topology.loads, {"text": hosts.clique({(0, 1): 2}, 2)}),
+    "io.nccl_topology.dumps": (nccl_topology.dumps, {"system": SYSTEM}),
+    "io.nccl_topology.load": (nccl_topology.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.nccl_topology.save": (nccl_topology.save, {"path": "topo.xml", "system": SYSTEM}),
+    "io.nccl_topology.topology": (
+        nccl_topology.topology,
+        {"system": SYSTEM, "hosts": 1, "speeds": "nccl", "network": 50e9},
+    ),
     "io.nvidia_smi.topology": (
         nvidia_smi.topology,
         {"table": SMI, "gpu": "h100", "hosts": 2, "inside": 25e9, "network": 50e9},

@@ -100,16 +100,18 @@ def test_the_page_of_the_tuner_searches(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 3, tmp_path)
+    printed = run_page("tensorstate.md", 4, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)
-    losses = re.fullmatch(r"loss ([\d.]+), on one device ([\d.]+)", printed[-2])
+    losses = re.fullmatch(r"loss ([\d.]+), on one device ([\d.]+)", printed[-4])
     assert losses is not None
-    count = re.fullmatch(r"(\d+) microbatches", printed[-1])
+    count = re.fullmatch(r"(\d+) microbatches", printed[-3])
     assert count is not None
     assert int(count[1]) > 1
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
+    assert printed[-2].startswith("a plan of ")
+    assert printed[-1].endswith(" True")
 
 
 def test_the_cluster_described_by_hand_has_its_switch(tmp_path):

@@ -43,9 +43,9 @@ RESULTS = {
     "jaxcoll.aot": {"Burst", "Instruction", "Module", "Summary", "Target"},
     "jaxcoll.optax": {"ZeroState"},
     "tensorstate": {
-        "CollectiveCostModel", "Collectives", "Comparison", "Cost", "Decisions", "Graph",
-        "HloComparison", "Memory", "MeshAssignment", "MeshShape", "Plan", "ReshardPlan",
-        "SearchResult", "ShardedStep", "Solver", "lax_collectives",
+        "AxisRules", "CollectiveCostModel", "Collectives", "Comparison", "Cost", "Decisions",
+        "Graph", "HloComparison", "Memory", "MeshAssignment", "MeshShape", "Plan", "PlanSpecs",
+        "ReshardPlan", "SavedPlan", "SearchResult", "ShardedStep", "Solver", "lax_collectives",
     },
 }  # fmt: skip
 FACES = {

@@ -56,7 +56,7 @@ def test_the_build_needs_nothing_that_the_package_does_not():
 
 def test_what_one_file_or_the_studies_need_is_not_installed_with_the_package():
     names = {re.split(r"[<>=]", line)[0] for line in requirements()}
-    assert names == {"jax", "numpy", "scipy", "networkx", "numba", "highspy", "click"}
+    assert names == {"jax", "numpy", "scipy", "numba", "highspy", "click"}
     extras = settings()["options.extras_require"]
     for extra in ("lp", "test", "experiments"):
         assert "cvxpy" in extras[extra]

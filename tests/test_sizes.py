@@ -19,6 +19,7 @@ MOST_FUNCTION_LINES, MOST_ARGUMENTS = 60, 8
 KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyword"
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
+    "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
     "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
     "jaxcoll/execute/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},

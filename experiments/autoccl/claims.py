@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl.labels import LABELS, MODELLED, NEEDS_NCCL
 from experiments.config import at_least, one_of
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Space
@@ -93,7 +93,7 @@ class Config:
 
 def run(config: Config) -> list[Row]:
     """Rows of claims, of Table 6, of Fig. 12, and of slips."""
-    rows = [_claim(claim) for claim in config.claims]
+    rows = Rows(_claim(claim) for claim in config.claims)
     rows += _interference(config)
     rows += _steps_to_tune(config)
     rows += _slips(config)

@@ -20,7 +20,7 @@ from experiments.autoccl import trials
 from experiments.autoccl.labels import MEASURED
 from experiments.autoccl.trials import DEFAULT, Setting, SpaceConfig, gbps
 from experiments.config import at_least
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish, tell
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 
@@ -98,7 +98,8 @@ def run(config: Config) -> list[Row]:
         measured |= {
             (network, setting): each for setting, each in zip(settings, times, strict=True)
         }
-    rows: list[Row] = []
+        tell({"network": network, "settings measured": len(settings)})
+    rows: list[Row] = Rows()
     for (network, setting), times in measured.items():
         rows += _extremes(network, setting, times, configs, config)
     rows += _neighbours(measured, configs, settings, list(config.networks))

@@ -23,7 +23,7 @@ from experiments.autoccl.bandwidth import Bandwidth
 from experiments.autoccl.labels import MODELLED
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
@@ -138,7 +138,7 @@ class Config:
 def run(config: Config) -> list[Row]:
     """A row per configuration and per relation."""
     models = fit(config)
-    rows: list[Row] = [
+    rows: list[Row] = Rows(
         {
             "what": name,
             "subspace": point.subspace,
@@ -151,7 +151,7 @@ def run(config: Config) -> list[Row]:
             "row": MODELLED,
         }
         for name, point in config.points.items()
-    ]
+    )
     for ratio in config.ratios:
         ours = config.points[ratio.of].on(models) / config.points[ratio.to].on(models)
         rows.append(

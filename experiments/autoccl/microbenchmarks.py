@@ -33,7 +33,7 @@ from experiments.autoccl.trials import (
 )
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
@@ -136,7 +136,7 @@ def run(config: Config) -> list[Row]:
     }
     offline = afnfa(space, alone, config.share, config.rounds, config.seed)
     alone.clear()
-    rows: list[Row] = []
+    rows: list[Row] = Rows()
     for level, setting in config.settings():
         trial = setting.trial(mesh, config.seed)
         search = Fitted(space, seed=config.seed)

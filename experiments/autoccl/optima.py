@@ -18,7 +18,7 @@ from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.autoccl.labels import MODELLED
 from experiments.config import one_of
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
@@ -85,7 +85,7 @@ class Config:
 def run(config: Config) -> list[Row]:
     """A row per curve: its optimum, what limits there, and the optimum if congestion sped up."""
     model = config.model.built()
-    rows: list[Row] = []
+    rows: list[Row] = Rows()
     for curve in config.curves:
         values = RESOURCES[curve.varied]
         bandwidth = along(model, curve)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MEASURED, MODELLED
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import TABLE_2
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
@@ -50,7 +50,7 @@ class Config:
 def run(config: Config) -> list[Row]:
     """The parameters of Table 2, the size of the space, and what of it differs for a message."""
     space = Space.nccl()
-    rows: list[Row] = [
+    rows: list[Row] = Rows(
         {
             "what": f"values of {parameter.name} ({parameter.kind})",
             "ours": len(parameter.values),
@@ -58,7 +58,7 @@ def run(config: Config) -> list[Row]:
             "row": MEASURED,
         }
         for parameter, printed in zip(TABLE_2, config.printed, strict=True)
-    ]
+    )
     rows += [
         {"what": "subspaces", "ours": len(space.subspaces), "row": MEASURED},
         {"what": "points per subspace", "ours": space.subspaces[0].size, "row": MEASURED},

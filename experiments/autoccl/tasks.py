@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
@@ -132,7 +132,7 @@ class Config:
 
 def run(config: Config) -> list[Row]:
     """A row per task: a collective, its size and how often a step runs it."""
-    rows: list[Row] = []
+    rows: list[Row] = Rows()
     for name, model in config.transformers.items():
         rows += _activations(name, model)
         rows += _replicas(name, model)

@@ -28,7 +28,7 @@ from experiments.config import above, at_least
 from experiments.errors import CheckError
 from experiments.models import load_model
 from experiments.models.training_step import adamw
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from experiments.timing import compare
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
@@ -105,7 +105,7 @@ class Config:
 def run(config: Config) -> list[Row]:
     """Per model, a row per tuner (Fig. 11) and one of the way there (Fig. 12)."""
     mesh = mesh_of(config.ranks)
-    rows: list[Row] = []
+    rows: list[Row] = Rows()
     convergence: dict[str, list[float]] = {}
     for name, model in config.models.items():
         step, args = data_parallel(model, mesh, config.seed)

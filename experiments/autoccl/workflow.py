@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import THREADS, nccl_config
 from jaxcoll.configurations.config import Config as Configuration
 from jaxcoll.configurations.task import Task
@@ -56,7 +56,7 @@ def run(config: Config) -> list[Row]:
     task = Task("all_gather", config.megabytes << 20, "float32", config.ranks)
     leader, worker = Table(), Table()
     default = _with(config.threads[-1])
-    rows: list[Row] = []
+    rows: list[Row] = Rows()
     for table in (leader, worker):
         table.choose(task, default, None, None, _A40)
     rows.append(_state("a1, a2: both run task_2 with config_1", task, leader, worker))

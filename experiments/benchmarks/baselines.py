@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import printed
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, TopologyError

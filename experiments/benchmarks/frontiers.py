@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from jaxcoll.finder import frontiers
 
 DEGREES = (2, 4, 8, 16)
@@ -56,9 +57,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     for degree in options.degrees:  # compile
         frontier_row(48, degree)
-    rows = list(
-        printed(frontier_row(options.largest, degree, options.tables) for degree in options.degrees)
-    )
+    rows = Rows(frontier_row(options.largest, degree, options.tables) for degree in options.degrees)
     report("frontiers", rows)
     seconds = sum(row["search s"] + row["diameters, rates s"] for row in rows)
     print(f"{seconds:.0f} CPU seconds together, after compilation.")

@@ -6,22 +6,20 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.study import describe_machine
+from experiments.study import Rows, describe_machine, text
 from experiments.timing import Timing
 from jaxcoll.io.files import write_text
 
 RESULTS = Path("results/bench")
-
-Row = TypeVar("Row", bound=Mapping[str, object])
 
 
 def report(
@@ -51,7 +49,7 @@ def report(
     """
     _check_name(name)
     if not isinstance(rows, Sequence):
-        rows = list(printed(rows))
+        rows = Rows(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=name)
     for column in columns:
@@ -63,13 +61,6 @@ def report(
     width = None if sys.stdout.isatty() else 200
     (console or Console(width=width)).print(table)
     return write(name, rows, results=results)
-
-
-def printed(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows themselves, each printed as a line when it is made."""
-    for row in rows:
-        print(", ".join(f"{name} {text(value)}" for name, value in row.items()), flush=True)
-        yield row
 
 
 def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RESULTS) -> Path:
@@ -129,10 +120,3 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, str | int):
         return value
     raise TypeError(f"a row holds text, numbers and timings, got {value!r}")
-
-
-def text(value: object) -> str:
-    """A value as tables show it: floats to four digits."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

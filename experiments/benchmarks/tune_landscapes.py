@@ -26,12 +26,13 @@ from experiments.autoccl.searches.landscapes import (
     noisy,
     two_peaks,
 )
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
 from experiments.benchmarks.tune_search import (
     WithoutElliptical,
     WithoutEquations,
     WithoutSeparable,
 )
+from experiments.study import Rows
 from jaxcoll.tune import Config, Fitted, Space
 
 FAMILIES: Mapping[str, Callable[..., Landscape]] = {
@@ -145,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options = parser.parse_args(argv)
     searches = [name for name in options.searches if name != "TPE" or _has_optuna()]
-    rows = list(printed(row(name, f, options.seeds) for f in options.families for name in searches))
+    rows = Rows(row(name, f, options.seeds) for f in options.families for name in searches)
     report("tune_landscapes", rows)
 
 

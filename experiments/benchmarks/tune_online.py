@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from jaxcoll.configurations.task import Task
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import Leader
@@ -49,12 +50,10 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     report("tune_online_short", (short(run) for run in range(options.short)))
-    rows = list(
-        printed(
-            measure(tasks, most, options.width, options.runs, options.rounds)
-            for most in options.candidates
-            for tasks in options.tasks
-        )
+    rows = Rows(
+        measure(tasks, most, options.width, options.runs, options.rounds)
+        for most in options.candidates
+        for tasks in options.tasks
     )
     report("tune_online", rows)
     print("Steps are those of search and final; gaps are to the fastest candidate of each task.")

@@ -31,7 +31,7 @@ from experiments.direct_connect.paper import (
 )
 from experiments.errors import CheckError, ConfigError
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -68,7 +68,7 @@ class LineGraphs(StudyConfig):
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     """A row for each base and number of expansions."""
-    rows = []
+    rows = Rows()
     for name in config.bases:
         base = parse(name)
         found, times = predicted(base), 0
@@ -159,7 +159,7 @@ def kind(construction: Construction) -> str:
 def best_constructions(config: Best) -> list[dict[str, Any]]:
     """Rows of how many sizes each construction is best at, then of single sizes."""
     machine, table = config.machine, frontiers(config.largest, config.degree)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = Rows()
     picked: list[dict[str, Any]] = []
     points: dict[str, dict[int, tuple[float, float | None, float]]] = {}
     sizes = range(config.degree + 1, config.largest + 1)
@@ -280,7 +280,8 @@ def run(config: Config) -> list[dict[str, Any]]:
         _, ours = fastest(table.found(n), config.machine, config.nbytes)
         times[REDUCE, n] = {OURS: ours, **all_reduces(config, n)}
         times[EXCHANGE, n] = all_to_alls(config, n)
-    rows: list[dict[str, Any]] = []
+        tell({"N": n, **{f"{name} us": time for name, time in times[REDUCE, n].items()}})
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         ratios = [
             here[claim.of] / here[claim.to]

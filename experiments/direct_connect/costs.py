@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
 from experiments.direct_connect.paper import plain_axes
 from experiments.errors import CheckError, ConfigError
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
@@ -87,7 +87,7 @@ class BySynthesizer(StudyConfig):
 
 def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
     """A row for each network and schedule, beside the least T_L and T_B of the network."""
-    rows = []
+    rows = Rows()
     for network in config.networks:
         topology = network.build()
         diameter = int(hop_distances(topology).max())
@@ -200,7 +200,7 @@ def kautz(config: Kautz) -> list[dict[str, Any]]:
     checked = {degree: check(found, degree, config.check_every) for degree, found in costs.items()}
     ratios = {degree: {n: ratio(n, cost) for n, cost in c.items()} for degree, c in costs.items()}
     most = max(max(curve.values()) for curve in ratios.values())
-    rows: list[dict[str, Any]] = [{"most of": "all degrees", **config.claim.beside(most)}]
+    rows: list[dict[str, Any]] = Rows([{"most of": "all degrees", **config.claim.beside(most)}])
     for degree, curve in ratios.items():
         late = [c.steps - moore_steps(n, degree) for n, c in costs[degree].items()]
         worst = max(curve, key=curve.__getitem__)

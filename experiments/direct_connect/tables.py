@@ -24,7 +24,7 @@ from experiments.direct_connect.paper import (
     rate_bound,
 )
 from experiments.errors import CheckError, ConfigError
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,
@@ -58,7 +58,7 @@ class Table35(StudyConfig):
 
 def table_3_5(config: Table35) -> list[dict[str, Any]]:
     """A row for each topology: T_L of its all_reduce, by BFB and as built from its base."""
-    rows = []
+    rows = Rows()
     for point in config.points:
         construction = parse(point.topology)
         digraph = construction.digraph()
@@ -147,7 +147,7 @@ class Table36(StudyConfig):
 
 def table_3_6(config: Table36) -> list[dict[str, Any]]:
     """A row for each network: cost of the verified all_gather, and seconds to make it."""
-    rows = []
+    rows = Rows()
     for network in config.networks:
         if network.ranks > config.largest:
             continue
@@ -248,7 +248,7 @@ class TableA2(StudyConfig):
 
 def table_a_2(config: TableA2) -> list[dict[str, Any]]:
     """A row for each graph, built."""
-    rows = []
+    rows = Rows()
     for graph in config.graphs:
         digraph = distance_regular(DEGREE, graph.ranks)
         found, n = bfb_cost(digraph), digraph.size
@@ -317,7 +317,7 @@ class TableA3(StudyConfig):
 
 def table_a_3(config: TableA3) -> list[dict[str, Any]]:
     """A row for each member, built: its properties, and those that the table says otherwise."""
-    rows = []
+    rows = Rows()
     for member in config.members:
         digraph = parse(member.topology).digraph()
         found = base_cost(digraph)
@@ -403,10 +403,10 @@ class Frontiers(StudyConfig):
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:
     """A row for each topology: cost as built, diameter, all-to-all rate."""
-    rows = [
+    rows = Rows(
         {"N": point.ranks, "topology": point.topology, **point.beside(_ours(config, point))}
         for point in config.points
-    ]
+    )
     column, label = ("all_reduce us",) * 2 if config.times else ("T_B", "T_B in M/B")
     figure = ours_beside_theirs(rows, column, label)
     table = "Table 3.4" if config.times else "Table A.1"

@@ -21,7 +21,7 @@ from experiments.direct_connect.paper import (
 )
 from experiments.errors import ConfigError
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
@@ -96,7 +96,7 @@ def testbed(config: Testbed) -> list[dict[str, Any]]:
                     RING: config.machine.time_us(shifted_ring(n), nbytes, phases),
                     TREES: double_tree_us(config.machine, n, nbytes, at_once=True, phases=phases),
                 }
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         shares = []
         for n in claim.ranks:
@@ -183,7 +183,7 @@ def halving(config: Halving) -> list[dict[str, Any]]:
         nbytes: {name: config.machine.time_us(found, nbytes) for name, found in costs.items()}
         for nbytes in config.nbytes
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         here = times[claim.nbytes]
         lower = 100 * (1 - here[TWISTED] / here[HALVING])
@@ -280,7 +280,7 @@ def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:
         for name in config.tori
         for nbytes in config.nbytes
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         leads = [
             traditional / bfb
@@ -398,11 +398,17 @@ def fit_constants(config: FitConfig) -> list[dict[str, Any]]:
     times = np.asarray(exact)[:, None] * noise
     found = fit(costs, times[0], times[1], config.large)
     machine = config.machine
-    rows: list[dict[str, Any]] = [
-        {"constant": "alpha in us", "ours": found.alpha_us, "paper": machine.alpha_us},
-        {"constant": "constant in us", "ours": found.constant_us, "paper": machine.constant_us},
-        {"constant": "B in Gbit/s", "ours": found.bandwidth_gbit, "paper": machine.bandwidth_gbit},
-    ]
+    rows: list[dict[str, Any]] = Rows(
+        [
+            {"constant": "alpha in us", "ours": found.alpha_us, "paper": machine.alpha_us},
+            {"constant": "constant in us", "ours": found.constant_us, "paper": machine.constant_us},
+            {
+                "constant": "B in Gbit/s",
+                "ours": found.bandwidth_gbit,
+                "paper": machine.bandwidth_gbit,
+            },
+        ]
+    )
     for name, errors in (("T_L", found.latency_errors), ("T_B", found.bandwidth_errors)):
         rows.append({"constant": f"mean error of {name} in %", "ours": float(errors.mean())})
         rows.append({"constant": f"largest error of {name} in %", "ours": float(errors.max())})

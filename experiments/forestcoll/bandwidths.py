@@ -21,7 +21,7 @@ from experiments.forestcoll.algorithms import (
     fastest_times,
 )
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import simulate
@@ -114,7 +114,7 @@ class Bandwidths(StudyConfig):
 
 def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
     """A row for each cluster, kind and algorithm, and one for each number that the paper prints."""
-    curves, rows, refused = {}, [], {}
+    curves, rows, refused = {}, Rows(), {}
     for name, cluster in config.clusters.items():
         topology = cluster.build()
         for kind in config.kinds:
@@ -185,7 +185,7 @@ class Pieces(StudyConfig):
 
 def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
     """A row for each cluster, forest and size: percent of the optimum by number of pieces."""
-    rows, curves = [], {}
+    rows, curves = Rows(), {}
     for name, cluster in config.clusters.items():
         topology = cluster.build()
         for way, guess in (("guesses first", True), ("exact way", False)):

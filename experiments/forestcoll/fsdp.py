@@ -11,7 +11,7 @@ from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig, fastest_times
 from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import Rows, publish
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, names_in
 from jaxcoll.numerics.rational import as_fraction
@@ -77,7 +77,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     works = [_workload(config, model) for model in config.models]
     sizes = sorted({n for work in works for n in _bytes(work) if n})
     times = {name: _times(config, name, sizes) for name in (NCCL, OURS)}
-    rows, bars = [], {}
+    rows, bars = Rows(), {}
     for model, work in zip(config.models, works, strict=True):
         totals = {name: iteration(work, times[name], model.overlap) for name in times}
         bars[work.name] = {}

@@ -14,7 +14,7 @@ from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
 from experiments.forestcoll.tables import PAPER_STAGES
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
@@ -51,7 +51,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each cluster and algorithm."""
-    rows, compiled = [], set()
+    rows, compiled = Rows(), set()
     for cluster in config.clusters:
         topology = cluster.build()
         n, best = topology.num_ranks, optimum(topology)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ClusterConfig
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
@@ -69,7 +69,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
     """One row per number of trees: the bandwidth they can reach, and that of packed trees."""
     topology = mi250(2)
     best = optimum(topology)
-    rows = []
+    rows = Rows()
     for k in dict.fromkeys([*config.trees, best.k]):
         row = fixed_row(topology, k, PAPER_FIXED_K.get(k))
         if k <= config.packed or k == best.k:
@@ -143,7 +143,7 @@ def table_b_2(config: TableB2) -> list[dict[str, Any]]:
     """Two rows for each cluster: ours, and the paper's where it prints one."""
     for warm_up in (ClusterConfig("a100", 3, 8), ClusterConfig("mi250", 4, 8)):
         staged(warm_up.build())
-    rows = []
+    rows = Rows()
     for name, cluster in config.clusters.items():
         topology = cluster.build()
         flow, seconds = staged(topology)

@@ -10,7 +10,7 @@ from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.multitree.networks import ALGORITHMS, LABELS, LEAST, NETWORKS, algorithms, torus
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import PACKETS
 
@@ -37,9 +37,10 @@ class Bandwidth(StudyConfig):
 
 def bandwidth(config: Bandwidth) -> list[dict[str, Any]]:
     """A row for each network and algorithm, with the bandwidth at every size in GB/s."""
-    measured = {network: measure(network, config.sizes) for network in config.networks}
-    rows = []
-    for network, speeds in measured.items():
+    measured: dict[str, Curves] = {}
+    rows = Rows()
+    for network in config.networks:
+        measured[network] = speeds = measure(network, config.sizes)
         for algorithm, curve in speeds.items():
             row: dict[str, Any] = {"network": network, "algorithm": LABELS[algorithm]}
             row |= {format_bytes(size): speed for size, speed in curve.items()}
@@ -180,7 +181,7 @@ class Scalability(StudyConfig):
 
 def scalability(config: Scalability) -> list[dict[str, Any]]:
     """A row for each torus and algorithm, with its time over that of Ring on the smallest torus."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = Rows()
     first = None
     for sides in zip(config.rows, config.columns, strict=True):
         topology = torus(*sides)

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
 from experiments.plots import panels
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import MultiTree
@@ -162,7 +162,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 2, of Table II and of Fig. 8."""
-    rows = [*overhead(config), *codes(config), *fields(config)]
+    rows = Rows([*overhead(config), *codes(config), *fields(config)])
     curves = {
         flow: {row["payload B"]: row["heads %"] for row in rows if row.get("flow control") == flow}
         for flow in ("packets", "one message")

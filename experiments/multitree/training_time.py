@@ -11,7 +11,7 @@ from experiments.config import StudyConfig, one_of
 from experiments.errors import ConfigError
 from experiments.multitree.networks import LABELS, algorithms, torus
 from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import Rows, publish
 from experiments.workloads import (
     Overlap,
     Workload,
@@ -130,7 +130,7 @@ def overlaps(config: Overlaps) -> list[dict[str, Any]]:
     """A row for each model, with its compute and the length of an iteration, all ms."""
     topology = torus(*config.setting.sides)
     times = {"all": algorithms(topology)[config.algorithm]}
-    rows, bars = [], {}
+    rows, bars = Rows(), {}
     for model, work in config.setting.workloads().items():
         runs = {name: iteration(work, times, way) for name, way in config.overlaps.items()}
         row: dict[str, Any] = {

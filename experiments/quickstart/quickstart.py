@@ -133,6 +133,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
         if candidate.is_defined:
             distinct = {schedule.digest: schedule for schedule in candidate.schedules}.values()
             checks[candidate.label] = compare_all(distinct, mesh, config.elements, config.seed)
+            if quiet:
+                console.print(f"{candidate.label} ran beside lax.psum")
     console.print(numerics_table(checks, config.elements))
 
     rows = _rows(found, config.sizes, bounds, checks)
@@ -163,6 +165,9 @@ def _synthesize(config: QuickstartConfig, topology: Topology, console: Console) 
     with console.status("synthesizing, verifying, simulating"):
         for candidate in work:
             found.append(candidate)
+            if candidate.is_defined:
+                us = ", ".join(f"{1e6 * seconds:.4g}" for seconds in candidate.times)
+                console.print(f"{candidate.label}: {us} us")
     made = len({s.digest for candidate in found for s in candidate.schedules})
     console.print(f"{made} schedules synthesized, verified and simulated\n")
     return found

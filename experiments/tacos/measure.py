@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from experiments.config import IDEAL, PaperValue, StudyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.study import Row
+from experiments.study import Row, tell
 from jaxcoll import topologies
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
@@ -251,7 +251,12 @@ def measure(
                         found.append(
                             Run(network, algorithm, nbytes, case[0], timeline, *least[nbytes])
                         )
-                    runs.append(min(found, key=lambda run: (run.time, run.schedule.num_messages)))
+                    best = min(found, key=lambda run: (run.time, run.schedule.num_messages))
+                    runs.append(best)
+                    tell({
+                        "network": network, "algorithm": algorithm, "bytes": nbytes,
+                        "us": 1e6 * best.time,
+                    })  # fmt: skip
             except (CollectiveError, TopologyError) as error:
                 refused.append(f"{algorithm} is not defined on {network}: {error}")
     return runs, refused

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, above, at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from experiments.timing import time_it
 from jaxcoll import synthesize_compact
 from jaxcoll.bounds import step_bound
@@ -107,10 +107,10 @@ def run(config: Config) -> list[Row]:
         folder = Path(name)
         measure_mesh((3, 3), folder, config.threads, config.seed)  # compiles
         rows = [
-            [
+            Rows(
                 {"synthesizer": "tacos", **measure_mesh(sides, folder, config.threads, config.seed)}
                 for sides in meshes
-            ]
+            )
             for meshes in (
                 [(side,) * 2 for side in config.planar],
                 [(side,) * 3 for side in config.cubic],
@@ -125,7 +125,7 @@ def run(config: Config) -> list[Row]:
         }
         for dimensions, measured in zip((2, 3), rows, strict=True)
     ]
-    solved, refused = [], []
+    solved, refused = Rows(), []
     for side in config.solve_milp_for:
         try:
             solved.append(measure_program(side, config.time_limit_s))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least
 from experiments.errors import ConfigError
-from experiments.study import Row, publish
+from experiments.study import Row, Rows, publish
 from experiments.tacos.measure import NetworkConfig
 from jaxcoll.bounds import step_bound
 from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
@@ -51,7 +51,7 @@ def run(config: Config) -> list[Row]:
         name: synthesize(network.build(), "all_gather", Tacos(), chunks=1, seed=config.seed)
         for name, network in config.networks.items()
     }
-    rows = [row(name, schedule, config.paper) for name, schedule in schedules.items()]
+    rows = Rows(row(name, schedule, config.paper) for name, schedule in schedules.items())
     publish(config.title, rows, config.results, figure=draw(schedules), notes=config.notes)
     return rows
 

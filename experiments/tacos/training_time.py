@@ -95,7 +95,10 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each case and algorithm, and one for each number that the paper prints."""
-    runs = {name: _run_case(config, case) for name, case in config.cases.items()}
+    runs = {}
+    for name, case in config.cases.items():
+        runs[name] = _run_case(config, case)
+        shared.tell_iterations(name, runs[name])
     labels = {name: name for name in (*config.algorithms, BEST, IDEAL)}
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import publish
+from experiments.study import Rows, publish
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Plan, solve_baseline, trace
@@ -82,7 +82,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows for each model: collectives of activations, then bytes along the data axis."""
-    rows, bars = [], {}
+    rows, bars = Rows(), {}
     for model in config.models:
         problem, result = planned(config, model)
         counts = activation_collectives(problem, result, model.message_mib * _MIB)

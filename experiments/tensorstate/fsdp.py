@@ -12,7 +12,7 @@ from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
 from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace
@@ -118,7 +118,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Two rows for each model and cluster."""
-    rows, bars = [], {}
+    rows, bars = Rows(), {}
     for hosts in config.hosts:
         cluster = hosts.cluster
         label = f"{cluster.hosts} x {cluster.ranks} {cluster.fabric}"

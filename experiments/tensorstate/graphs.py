@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least
-from experiments.study import publish
+from experiments.study import Rows, publish
 from experiments.tensorstate.searched import AxisConfig, rings
 from jaxcoll.draw.bandwidth import PALETTE
 from tensorstate import HARDWARE, Graph, solve_baseline, trace
@@ -54,7 +54,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 5.2, then of Fig. 5.1."""
-    rows = [*nodes(config), *collectives(config)]
+    rows = Rows([*nodes(config), *collectives(config)])
     title = "Dissertation, Fig. 5.1 and 5.2: a matrix product as a graph, and as FSDP shards it"
     publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
     return rows

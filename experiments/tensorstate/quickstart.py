@@ -23,7 +23,7 @@ from experiments.config import HardwareConfig, TopologyConfig, above, at_least
 from experiments.errors import CheckError, ConfigError
 from experiments.models import Model, load_model
 from experiments.quickstart.candidates import build_topology
-from experiments.study import publish
+from experiments.study import publish, tell
 from jaxcoll.io.files import write_text
 from tensorstate import Auto, Plan, PlanError, search
 
@@ -199,7 +199,10 @@ def train(config: Config, model: Model, plan: Plan) -> tuple[list[float], list[f
     applied = plan.apply()
     runs = [applied.jit(), jax.jit(model.step, donate_argnums=(0, 1))]
     losses: list[list[float]] = [[], []]
-    for step, found, shardings in zip(runs, losses, (applied.in_shardings, None), strict=True):
+    every = max(1, config.steps // 20)
+    names = ("loss by plan", "loss on one device")
+    ways = zip(names, runs, losses, (applied.in_shardings, None), strict=True)
+    for name, step, found, shardings in ways:
         params, state, _ = model.init(config.seed)
         for number in range(config.steps):
             batch = text.batch(number, config.batch, config.length, config.seed)
@@ -208,6 +211,8 @@ def train(config: Config, model: Model, plan: Plan) -> tuple[list[float], list[f
                 args = jax.device_put(args, shardings)
             params, state, loss = step(*args)
             found.append(float(loss))
+            if number % every == 0:
+                tell({"step": number, name: found[-1]})
     return losses[0], losses[1]
 
 

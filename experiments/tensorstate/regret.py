@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, TopologyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
@@ -82,7 +82,7 @@ class Config(StudyConfig):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Three rows for each model: ``BLIND``, ``PLACEMENTS`` and ``ALL``."""
-    rows, spread = [], {}
+    rows, spread = Rows(), {}
     for widths in config.widths:
         model = load_model(config.model, widths=list(widths), batch=config.batch)
         graph = trace(model.step, model.abstract_args)

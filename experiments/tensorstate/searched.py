@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import publish
+from experiments.study import Rows, publish
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
@@ -138,7 +138,7 @@ class Rediscovery(StudyConfig):
 
 def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
     """A row for each model, batch and memory limit."""
-    rows = []
+    rows = Rows()
     for model in config.models:
         for batch in model.batches:
             traced = load_model(model.name, **{**model.fields, "batch": batch})
@@ -151,10 +151,10 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
 
 def _row_for_each_limit(
     config: Rediscovery, start: dict[str, Any], graph: Graph
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     unlimited = _search(config, graph, None)
     baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
-    rows = [{**start, "limit GB": None, **_columns(unlimited, baselines)}]
+    yield {**start, "limit GB": None, **_columns(unlimited, baselines)}
     for share in config.memory_shares:
         limit = share * unlimited.cost.memory.peak
         row = {**start, "limit GB": limit / 1e9}
@@ -162,8 +162,7 @@ def _row_for_each_limit(
             row |= _columns(_search(config, graph, limit), baselines)
         except PlanError as error:
             row |= {"found": str(error).partition(",")[0]}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _search(config: Rediscovery, graph: Graph, limit: float | None) -> Plan:
@@ -277,11 +276,11 @@ class SearchTime(StudyConfig):
 def search_time(config: SearchTime) -> list[dict[str, Any]]:
     """A row for each mesh and depth."""
     graphs = {n: _traced(config, n) for mesh in config.meshes for n in mesh.layers}
-    rows = [
+    rows = Rows(
         _measured(config, mesh, layers, *graphs[layers])
         for mesh in config.meshes
         for layers in mesh.layers
-    ]
+    )
     title = "Search time against depth and axes of the mesh"
     publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
     return rows

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from experiments.config import IDEAL, PaperValue, one_of
 from experiments.errors import ConfigError
 from experiments.plots import stacked_bars
+from experiments.study import tell
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"
@@ -417,10 +418,16 @@ class PaperPick(PaperValue):
 
 def run_all(works: Mapping[str, Workload], times: Mapping[str, Times], overlap: Overlap) -> Runs:
     """An iteration of every workload with every algorithm."""
-    return {
-        model: {name: iteration(work, exchange, overlap) for name, exchange in times.items()}
-        for model, work in works.items()
-    }
+    runs = {}
+    for model, work in works.items():
+        runs[model] = {name: iteration(work, each, overlap) for name, each in times.items()}
+        tell_iterations(model, runs[model])
+    return runs
+
+
+def tell_iterations(model: str, runs: Mapping[str, Iteration]) -> None:
+    """Print the milliseconds of a model's iteration with each algorithm."""
+    tell({"model": model, **{f"{name} ms": _ms(run.total) for name, run in runs.items()}})
 
 
 def rows(runs: Runs, labels: Mapping[str, str], base: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ try:
     import cvxpy as cp
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "the linear program of an all_reduce needs the package cvxpy: pip install 'jaxcoll[lp]'",
+        "the linear program of an all_reduce needs the package cvxpy: pip install cvxpy",
         name="cvxpy",
     ) from error
 

@@ -1,16 +1,22 @@
 """Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
+The linear program is solved in floats, whose answer is only nearly right. But any values of the
+dual variables prove a bound, good values a good one; and any capacities for copies and sums hold
+some trees. So the floats are read as fractions and both sides follow from them: a rate that
+nothing beats (``proved_rate``) and one that trees reach (``reached_rate``, ``is_routable``). Where
+they are equal the answer is exact; where the solver failed they are far apart, and still true.
+
 Every number here is a ``Fraction``: whatever a solver's floats were, the result is true.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
-import networkx as nx
 import numpy as np
 
 from jaxcoll.numerics.max_flow import FlowNetwork
@@ -92,12 +98,20 @@ def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction |
 def _distances(
     count: int, arcs: Sequence[Arc], lengths: Numbers, start: int, reverse: bool
 ) -> dict[int, Fraction]:
-    """Shortest distances from ``start``, or to it, by vertex; exact, for networkx only adds."""
-    graph = nx.MultiDiGraph()
-    graph.add_nodes_from(range(count))
+    """Shortest distances from ``start``, or to it, by vertex: Dijkstra's, but exact."""
+    near: list[list[tuple[int, Fraction]]] = [[] for _ in range(count)]
     for (u, v), length in zip(arcs, lengths, strict=True):
-        graph.add_edge(*((v, u) if reverse else (u, v)), weight=length)
-    return nx.single_source_dijkstra_path_length(graph, start)  # type: ignore[return-value]
+        tail, head = (v, u) if reverse else (u, v)
+        near[tail].append((head, length))
+    found: dict[int, Fraction] = {}
+    queue = [(Fraction(0), start)]
+    while queue:
+        reached, u = heapq.heappop(queue)
+        if u not in found:
+            found[u] = reached
+            for v, length in near[u]:
+                heapq.heappush(queue, (reached + length, v))
+    return found
 
 
 def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers) -> Fraction:

@@ -3,6 +3,15 @@
 ForestColl (dissertation, Sec. 4.4 and 4.5.2; App. B.5.1 and B.5.4). To gather shards of sizes w, a
 set S of vertices that misses a rank must let out at least w(S), so that no schedule beats the
 largest w(S) / B(S), B being the bandwidth of the links that leave S; trees reach it (Theorem 25).
+
+On three ranks in a line, 0 - 1 - 2, of links of 1 B/s each way, {0, 1} must let out two shards over
+one link: a byte of shard takes 2 s, and no other set says more. Every link then has room for two
+trees of half a byte per second: 1 -> 2 carries those that are rooted at 0 and 1.
+
+The cuts are too many to look at, and a maximum flow looks at all those around one rank at once: an
+added source s gives every rank its weight, and the flow from s to a rank falls short of all weights
+together where some cut around the rank is overwhelmed (Theorem 23). That cut is the side of s which
+the flow leaves.
 """
 
 from __future__ import annotations
@@ -163,8 +172,8 @@ def bottleneck(
     whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     gathering = range(n) if targets is None else sorted(targets)
-    # All vertices but one rank are a cut: the start of the search, and often its end, since a rank
-    # behind few links is the usual bottleneck.
+    # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower
+    # bound of 1/x*"), and often its end, since a rank behind few links is the usual bottleneck.
     alone = [r for r in gathering if whole[r] < total]
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
     last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
@@ -175,7 +184,8 @@ def bottleneck(
         # In whole numbers, multiplied by the rate's denominator: a search over floats ends at a
         # wrong cut, in silence, where bandwidths are large integers.
         capacity = [b * rate.denominator for b in links] + [w * rate.numerator for w in whole]
-        # From the last short target on: those before it were not short at a higher rate.
+        # "the maxflow from s to each c is N x". From the last short target on: those before it were
+        # not short at a higher rate.
         turn = sorted(gathering, key=lambda target: (target < last, target))
         need = total * rate.numerator
         short = network.first_short(capacity, topology.num_vertices, turn, need)
@@ -234,8 +244,10 @@ def fixed_k(
         arcs = capacity + [k * w for w in whole]
         return network.first_short(arcs, topology.num_vertices, turn, k * total)
 
+    # From the optimum's cut: Algorithm 5's "lower bound of 1/y*" knows single ranks only.
     scale = least_scale(Counter(_cut_bandwidths(topology, links, best.cut)), k * best.cut_weight)
     while True:
+        # "Adjust the capacity of e to floor(b_e / y)": part of a tree is of no use to anyone.
         capacity = [math.floor(b * scale) for b in links]
         short = short_of(capacity)
         if short is None:

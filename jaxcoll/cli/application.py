@@ -7,7 +7,6 @@ before its arguments are read: a wrong option is refused at once.
 from __future__ import annotations
 
 import concurrent.futures
-import difflib
 import importlib
 import os
 import sys
@@ -16,13 +15,14 @@ from collections.abc import Sequence
 
 import click
 
-from jaxcoll.cli.terminal import one_line
+from jaxcoll.cli.terminal import Group, one_line
 
 # Name -> the module that has the command under it, and its line in the list of commands. ``plan``
 # stands above this package, so it is found by its name, as a plugin's would be.
 COMMANDS = {
     "synth": ("jaxcoll.cli.schedules", "Make a schedule: the fastest found, or one by name."),
     "verify": ("jaxcoll.cli.schedules", "Prove a schedule, or name rank, chunk and step."),
+    "prove": ("jaxcoll.cli.proving", "Prove a file by a second, independent checker."),
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
     "compare": ("jaxcoll.cli.comparing", "All synthesizers on my network, in percent of a bound."),
@@ -41,7 +41,7 @@ INTERRUPTED = 130  # what shells say of a command that was stopped by Ctrl-C
 CLOSED_PIPE = 141  # and of one whose reader went away
 
 
-class _Application(click.Group):
+class _Application(Group):
     """A group whose commands are imported when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -51,13 +51,6 @@ class _Application(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]):
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no command is called {args[0][:40]!r}; {meant}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -124,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except concurrent.futures.BrokenExecutor as error:
         return _failed(f"{error}; type --workers 1 to see why", 2)
     except MemoryError:
-        return _failed("not enough memory for a network or schedule of this size", 2)
+        return _failed("not enough memory for this size; type a smaller one", 2)
     except OSError as error:
         named = error.strerror and error.filename is not None
         return _failed(f"{error.filename}: {error.strerror}" if named else one_line(error), 2)
@@ -150,9 +143,9 @@ def _usage(error: click.UsageError) -> str:
 _INSTALLS = {
     "jax": "pip install jax",
     "jaxlib": "pip install jax",
-    "matplotlib": "pip install 'jaxcoll[draw]'",
-    "cvxpy": "pip install 'jaxcoll[lp]'",
-    "optax": "pip install 'jaxcoll[training]'",
+    "matplotlib": "pip install matplotlib",
+    "cvxpy": "pip install cvxpy",
+    "optax": "pip install optax",
     "sklearn": "pip install scikit-learn",
 }
 

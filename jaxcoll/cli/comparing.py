@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import network_options
 from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
 from jaxcoll.cli.schedules import (
@@ -46,9 +47,10 @@ class Names(click.ParamType):
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @execution_option
+@click.option("--output", "-o", help="Also write FILE.csv; interrupted, the next run goes on.")
 @workers_option
 @as_json
-def compare(network, collective, size, only, seed, execution, workers, as_json) -> int:
+def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
     A row is printed as soon as it is measured. Synthesizers that do not apply say why. Exact
@@ -59,12 +61,13 @@ def compare(network, collective, size, only, seed, execution, workers, as_json) 
     """
     import jaxcoll as jc
 
+    check_target(output, suffix=".csv")
     table = Table((20, *(18 for _ in size)))
     made: list[jc.Compared] = []
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
-            network, collective, size, synthesizers=only, seed=seed, execution=execution,
-            executor=executor, progress=report,
+            network, collective, size, synthesizers=only, path=output, executor=executor,
+            progress=report, **options,
         )  # fmt: skip
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
             found = list(of_name)

@@ -17,13 +17,14 @@ from jaxcoll.cli.schedules import as_json
 from jaxcoll.cli.terminal import one_line, print_json
 from jaxcoll.progress import working
 
-_NEEDED = ("jax", "jaxlib", "numpy", "scipy", "networkx", "numba", "highspy", "click")
+_NEEDED = ("jax", "jaxlib", "numpy", "scipy", "numba", "highspy", "click")
 # Package -> its purpose, and how it is installed.
 _OPTIONAL = {
-    "matplotlib": ("drawings", "pip install 'jaxcoll[draw]'"),
-    "optax": ("jc.optax", "pip install 'jaxcoll[training]'"),
-    "cvxpy": ("exact bounds of all_reduce", "pip install 'jaxcoll[lp]'"),
-    "libtpu": ("compiling for TPU slices", "pip install 'jaxcoll[tpu]'"),
+    "matplotlib": ("drawings", "pip install matplotlib"),
+    "networkx": ("jc.Topology.from_networkx", "pip install networkx"),
+    "optax": ("jc.optax", "pip install optax"),
+    "cvxpy": ("exact bounds of all_reduce", "pip install cvxpy"),
+    "libtpu": ("compiling for TPU slices", "pip install 'jax[tpu]'"),
 }
 
 
@@ -105,7 +106,13 @@ def _devices(network: str | None) -> dict[str, Any]:
         "coordinates": [getattr(device, "coords", None) for device in devices][:64],
     }
     if network is not None:
-        order = jc.reorder(devices, named_network(network))
+        wanted = named_network(network)
+        if wanted.num_ranks != len(devices):
+            raise click.UsageError(
+                f"{network} has {wanted.num_ranks} ranks, but JAX finds {len(devices)} devices; "
+                f"name a network of {len(devices)}, or leave --network out"
+            )
+        order = jc.reorder(devices, wanted)
         facts["rank_order"] = [int(device.id) for device in order]
     return facts
 
@@ -154,7 +161,8 @@ def _device_lines(devices: dict[str, Any] | None) -> list[str]:
 
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell) -> int:
+@as_json
+def completion(shell, as_json) -> int:
     """Print the script for completion in a shell.
 
     \b
@@ -169,5 +177,6 @@ def completion(shell) -> int:
     found = get_completion_class(shell)
     if found is None:
         raise click.UsageError(f"no completion for {shell}; type bash, zsh or fish")
-    click.echo(found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source())
+    script = found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source()
+    print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
     return 0

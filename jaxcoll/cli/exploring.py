@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
+from jaxcoll.cli.files import check_network, check_target, is_xml, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described, workers_option
@@ -43,23 +43,28 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 
     if (take is None) != (output is None):
         raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
-    form = check_target(output)
+    if output != "-":
+        check_target(output, suffix=".json")
+    elif as_json:
+        raise click.UsageError("two documents on stdout: leave --json out, or give --output a file")
     with with_workers(workers) as executor, working("searching") as report:
         found = jc.finder.find(ranks, degree, executor=executor, progress=report, **options)
         table = "" if as_json else str(found)
     if take is not None and take > len(found.points):
         raise click.UsageError(f"there are {len(found.points)} networks; --take 1 is the first")
+    if take is not None and output is not None:
+        write(output, found.points[take - 1].digraph.topology(), "json")
     if as_json:
         print_json({"ranks": ranks, "degree": degree, "points": [
             {"topology": str(point.construction), "steps": point.cost.steps,
              "inverse_bandwidth": float(point.cost.inverse_bandwidth)}
             for point in found.points
-        ]})  # fmt: skip
+        ], "output": output})  # fmt: skip
     else:
-        click.echo(table)
-    if take is not None and output is not None:
-        write(output, found.points[take - 1].digraph.topology(), form or "json")
-        click.echo(f"{found.points[take - 1].construction} written to {output}", err=as_json)
+        click.echo(table, err=output == "-")
+        if take is not None:
+            said = f"{found.points[take - 1].construction} written to {output}"
+            click.echo(said, err=output == "-")
     return 0
 
 
@@ -119,9 +124,14 @@ def _read(what: str, network_name: str | None, *speeds) -> Any:
     if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)
         if isinstance(found, jc.Topology | jc.Schedule):
+            if any(speeds):
+                raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+            check_network(what, found, named_network(network_name) if network_name else None)
             return found
         raise click.UsageError(f"{what} holds a {type(found).__name__}; show networks or schedules")
-    return named_network(what, *speeds)
+    found = named_network(what, *speeds)
+    check_network(what, found, named_network(network_name) if network_name else None)
+    return found
 
 
 def _draw(obj: Any, path: str, size) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-FORMATS = {"json": (".json",), "msccl": (".xml",), "multitree": (".txt", ".tables")}
+# By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
+FORMATS = {
+    "json": (".json",), "msccl": (".xml",), "azure": (), "multitree": (".txt", ".tables"),
+}  # fmt: skip
 
 
 def read_schedule(path: str, network: Any = None):
@@ -31,7 +34,7 @@ def open_schedule(path: str, network: Any = None):
     if os.path.isdir(path) or is_xml(path):
         kind, load = ("MSCCL XML", jc.io.msccl.load)
         if os.path.isdir(path):
-            kind, load = ("a folder, read as a schedule on disk,", jc.io.open_compact)
+            kind, load = ("a folder, read as a schedule on disk", jc.io.open_compact)
         if network is None:
             raise click.UsageError(
                 f"{path} is {kind}, which does not name the network; add --network, as in "
@@ -43,7 +46,24 @@ def open_schedule(path: str, network: Any = None):
         raise click.UsageError(
             f"{path} holds a {type(found).__name__}, not a schedule; make one: jaxcoll synth"
         )
+    check_network(path, found, network)
     return found
+
+
+def check_network(path: str, found: Any, network: Any) -> None:
+    """That ``--network`` is what a file with a network of its own has.
+
+    A proof on that network would be taken for one on the network that was asked for.
+
+    Raises:
+        click.UsageError: it is another.
+    """
+    own = getattr(found, "topology", found)
+    if network is not None and network != own:
+        raise click.UsageError(
+            f"{path} is of {own.name or 'a network of its own'}, not of {network.name}; leave "
+            "--network out"
+        )
 
 
 def is_xml(path: str) -> bool:
@@ -74,16 +94,36 @@ def format_of(path: str, wanted: str | None) -> str:
     return found[0]
 
 
-def check_target(path: str | None, wanted: str | None = None) -> str | None:
-    """The format of an output file, refused before any work where it could not be written."""
+def check_target(
+    path: str | None, wanted: str | None = None, *, as_json: bool = False, suffix: str = ""
+) -> str | None:
+    """The format of an output file, refused before any work where it could not be written.
+
+    Args:
+        path: of the file; ``-`` is stdout, None nothing.
+        wanted: the format, instead of the suffix.
+        as_json: whether stdout is to hold one JSON document.
+        suffix: the only one that is written, and to files alone.
+
+    Raises:
+        click.UsageError: no such folder, no format, or something else than JSON on stdout.
+    """
     if path is None:
         return None
+    if suffix and os.path.splitext(path)[1].lower() != suffix:
+        raise click.UsageError(f"{path!r} is to be a file that ends with {suffix}")
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
         raise click.UsageError(f"there is no folder {folder}; type: mkdir -p {folder}")
     if path != "-" and os.path.isdir(path):
         raise click.UsageError(f"{path} is a folder; give the path of a file")
-    return format_of(path, wanted)
+    form = suffix or format_of(path, wanted)
+    if path == "-" and as_json and form != "json":
+        raise click.UsageError(
+            f"with --json there is nothing but JSON on stdout; leave it out, or write {form} to a "
+            "file"
+        )
+    return form
 
 
 def write(path: str, obj: Any, form: str) -> None:
@@ -95,15 +135,18 @@ def write(path: str, obj: Any, form: str) -> None:
     """
     import jaxcoll as jc
 
-    module = {"json": jc.io, "msccl": jc.io.msccl, "multitree": jc.io.multitree}[form]
+    module: Any = {"json": jc.io, "multitree": jc.io.multitree}.get(form, jc.io.msccl)
+    options = {} if form in ("json", "multitree") else {"dialect": form}
     if form != "json" and not isinstance(obj, jc.Schedule):
         raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
     try:
         if path == "-":
-            click.echo(module.dumps(obj), nl=False)
+            click.echo(module.dumps(obj, **options), nl=False)
         else:
-            module.save(path, obj)
+            module.save(path, obj, **options)
     except jc.FormatError as error:
         if form == "json":
             raise
-        raise click.UsageError(f"{error}; make one that fits: jaxcoll synth --chunks 1") from error
+        raise click.UsageError(
+            f"{error}; make one that fits: jaxcoll synth --for-runtime msccl"
+        ) from error

@@ -54,7 +54,7 @@ def said_of(what: str) -> Iterator[None]:
         yield
     except (click.ClickException, click.Abort):
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, or exit
         raise click.ClickException(
             f"{what} failed: {type(error).__name__}: {one_line(error)}"
         ) from error

@@ -252,8 +252,8 @@ def _of_file(path: str, speeds: Speeds):
 
     if any(speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
-    if is_nvidia_smi(path):
-        return from_nvidia_smi(path, None, None, ((), ()))
+    if is_nvidia_smi(path) or is_nccl_topology(path):
+        return described_network(path, None, None, None, ((), ()))
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
@@ -293,16 +293,16 @@ def network_options(command: Any) -> Any:
     @functools.wraps(command)
     def with_network(network, table, without, slow, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
-        gpu, hosts = others.pop("gpu"), others.pop("hosts")
+        gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
         if table is not None and network is not None:
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
             others["collective"] = _collective(network)
-        if table is None and (gpu, hosts) != (None, None):
-            raise click.UsageError("--gpu and --hosts belong to --from; type --from FILE")
+        if table is None and (gpu, hosts, column) != (None, None, None):
+            raise click.UsageError("--gpu, --hosts and --speeds belong to --from; type --from FILE")
         with working("building the network"):
             if table is not None:
-                built = from_nvidia_smi(table, gpu, hosts, speeds)
+                built = described_network(table, gpu, hosts, column, speeds)
             elif network is not None:
                 built = named_network(network, *speeds)
             else:
@@ -316,7 +316,7 @@ def network_options(command: Any) -> Any:
     for decorate in (
         from_smi,
         click.option(
-            "--from", "table", metavar="FILE", help="Output of nvidia-smi topo -m, or -.",
+            "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's topology, or -.",
         ),
         failure_options,
         click.option(
@@ -342,28 +342,55 @@ def _collective(given: str) -> str:
 
 
 def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --gpu and --hosts: a table of ``nvidia-smi topo -m`` has neither."""
+    """The options --gpu, --hosts and --speeds: a description of one host has none of them."""
     for decorate in (
-        click.option("--hosts", type=click.IntRange(1), help="Of nvidia-smi: equal hosts; 1."),
+        click.option("--speeds", type=click.Choice(("nominal", "nccl")),
+                     help="Of --from: data sheets' or NCCL's."),
+        click.option("--hosts", type=click.IntRange(1), help="Of --from: equal hosts; 1."),
         click.option("--gpu", help="Of nvidia-smi: what its GPUs are, as h100."),
-    ):
+    ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def from_nvidia_smi(path: str, gpu: str | None, hosts: int | None, speeds: Speeds):
-    """The network of a table of ``nvidia-smi topo -m``; bandwidths are of an NVLink and a NIC."""
+def described_network(
+    path: str, gpu: str | None, hosts: int | None, column: str | None, speeds: Speeds
+):
+    """The network of a table of ``nvidia-smi topo -m`` or of NCCL's topology XML.
+
+    Bandwidths are of an NVLink and a NIC; the XML states them.
+    """
     import sys
 
-    from jaxcoll.io import nvidia_smi
+    from jaxcoll.io import nccl_topology, nvidia_smi
 
     alpha, bandwidth = speeds
-    if alpha or len(bandwidth) > 2:
+    text = sys.stdin.read() if path == "-" else None
+    is_nccl = text.lstrip().startswith("<") if text is not None else is_nccl_topology(path)
+    if alpha or len(bandwidth) > (0 if is_nccl else 2):
         raise click.UsageError(
-            "with --from, --bandwidth is that of an NVLink, or of an NVLink and a NIC: "
+            "NCCL's topology states its links; leave --alpha and --bandwidth out, or choose the "
+            "column by --speeds"
+            if is_nccl
+            else "with --from, --bandwidth is that of an NVLink, or of an NVLink and a NIC: "
             "25GB/s,50GB/s; leave --alpha out"
         )
-    table = nvidia_smi.loads(sys.stdin.read()) if path == "-" else nvidia_smi.load(path)
+    named = {"hosts": hosts or 1, "speeds": column or "nominal"}
+    if is_nccl:
+        if gpu is not None:
+            raise click.UsageError("NCCL's topology says what its GPUs are; leave --gpu out")
+        found = nccl_topology.loads(text) if text is not None else nccl_topology.load(path)
+        return nccl_topology.topology(found, **named)
+    table = nvidia_smi.loads(text) if text is not None else nvidia_smi.load(path)
     inside, network = (*bandwidth, None, None)[:2]
     kind = None if gpu is None else gpu.lower()
-    return nvidia_smi.topology(table, gpu=kind, hosts=hosts or 1, inside=inside, network=network)
+    return nvidia_smi.topology(table, gpu=kind, inside=inside, network=network, **named)
+
+
+def is_nccl_topology(path: str) -> bool:
+    """Whether a file begins as NCCL's topology XML does, comments before it or not."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    return start.startswith(b"<") and b"<system" in start and b"<algo" not in start

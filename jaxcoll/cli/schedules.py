@@ -7,11 +7,20 @@ from typing import Any
 import click
 
 from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
+from jaxcoll.cli.files import (
+    FORMATS,
+    check_network,
+    check_target,
+    is_xml,
+    open_schedule,
+    read_schedule,
+    write,
+)
 from jaxcoll.cli.networks import (
     NetworkName,
-    from_nvidia_smi,
+    described_network,
     from_smi,
+    is_nccl_topology,
     is_nvidia_smi,
     named_network,
     network_options,
@@ -21,6 +30,7 @@ from jaxcoll.cli.terminal import Table, print_json
 from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.progress import working
 
+FOR_RUNTIMES = ("msccl", "azure")  # of ``jc.io.synthesize_for``, which help does not load
 KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
     "broadcast", "reduce", "gather", "scatter",
@@ -30,7 +40,7 @@ BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of grad
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
-    help="Charge what such a machine takes beside the links.",
+    help="Charge that machine's time too.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -72,28 +82,47 @@ class SynthesizerName(click.ParamType):
 @collective_argument
 @click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
 @click.option("--synthesizer", "-s", type=SynthesizerName(), default="auto", help="By name.")
-@click.option("--chunks", type=click.IntRange(1, 2**16), help="Chunks per shard, to fix them.")
-@click.option("--root", type=click.IntRange(0), help="Rank of the root, for broadcast and such.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every random choice."
+    "--chunks", type=click.IntRange(1, 2**16), metavar="N", help="Per shard, to fix them."
+)
+@click.option("--root", type=click.IntRange(0), metavar="RANK", help="Of broadcast and such.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
 @execution_option
-@click.option("--output", "-o", help="Write the schedule: FILE.json, .xml (MSCCL), .txt, or -.")
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@click.option("--output", "-o", metavar="FILE", help="Written: .json, .xml (MSCCL), .txt, or -.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    metavar="NAME",
+    help=f"{', '.join(FORMATS)}.",
+)
+@click.option(
+    "--for-runtime", type=click.Choice(FOR_RUNTIMES), metavar="NAME",
+    help=f"Fewer chunks if it must: {', '.join(FOR_RUNTIMES)}.",
+)  # fmt: skip
 @as_json
-def synth(network, collective, size, output, form, as_json, **options) -> int:
+def synth(network, collective, size, output, form, for_runtime, as_json, **options) -> int:
     """Make a schedule for a network: the fastest found for a size, verified.
 
     \b
     jaxcoll synth torus:4x4 all_reduce --size 1MiB -o schedule.json
-    jaxcoll synth dgx-h100:2 all_gather -s forestcoll -o schedule.xml
+    jaxcoll synth dgx-h100:2 --size 1GB --for-runtime azure -o schedule.xml
     """
+    import functools
+
     import jaxcoll as jc
 
-    form = check_target(output, form)
+    form = check_target(output, form, as_json=as_json)
+    if for_runtime and form == "msccl":
+        form = for_runtime
+    make = jc.synthesize
+    if for_runtime:
+        make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}"):
-        schedule = jc.synthesize(network, collective, name, nbytes=size, **options)
+        schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
         least = jc.bound(network, schedule.collective, size).time
@@ -248,7 +277,7 @@ def simulate(schedule, size, model, execution, network_name, as_json) -> int:
 @from_smi
 @failure_options
 @as_json
-def convert(source, target, form, network_name, gpu, hosts, as_json, **failed) -> int:
+def convert(source, target, form, network_name, as_json, **options) -> int:
     """Write a network or a schedule in another format.
 
     \b
@@ -256,17 +285,24 @@ def convert(source, target, form, network_name, gpu, hosts, as_json, **failed) -
     jaxcoll convert schedule.json program.xml
     jaxcoll convert program.xml schedule.json --network torus:4x4
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
+    jaxcoll convert nccl-topo.xml network.json --hosts 2 --speeds nccl
     """
-    form = check_target(target, form) or "json"
+    form = check_target(target, form, as_json=as_json) or "json"
+    gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
     with working(f"converting {source}"):
-        if is_nvidia_smi(source):
-            obj = from_nvidia_smi(source, gpu, hosts, ((), ()))
+        if is_nvidia_smi(source) or is_nccl_topology(source):
+            obj = described_network(source, gpu, hosts, speeds, ((), ()))
+        elif (gpu, hosts, speeds) != (None, None, None):
+            raise click.UsageError(
+                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
+                f"{source} is not"
+            )
         else:
             obj = _source(source, network_name)
-        if any(failed.values()):
+        if any(options.values()):
             if _kind(obj) != "network":
                 raise click.UsageError("--without and --slow are of a network, not of a schedule")
-            obj = after_failures(obj, **failed)
+            obj = after_failures(obj, **options)
         write(target, obj, form)
     if target == "-":
         return 0
@@ -284,7 +320,9 @@ def _source(source: str, network_name: str | None):
 
     if is_xml(source) or os.path.isdir(source):
         return read_schedule(source, _network(network_name))
-    return jc.io.load(source) if os.path.exists(source) else named_network(source)
+    found = jc.io.load(source) if os.path.exists(source) else named_network(source)
+    check_network(source, found, _network(network_name))
+    return found
 
 
 def _kind(obj) -> str:

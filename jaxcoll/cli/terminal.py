@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from jaxcoll.progress import wipe
+
+
+class Group(click.Group):
+    """Commands by name; a wrong name is told the nearest one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise click.UsageError(f"no command is called {args[0][:40]!r}; {meant}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class Table:
@@ -18,8 +32,7 @@ class Table:
 
     def row(self, *cells: str) -> None:
         first, *rest = cells
-        if sys.stderr.isatty():  # a line of progress may stand where the row begins
-            click.echo("\r\x1b[K", nl=False, err=True)
+        wipe()
         padded = [cell.rjust(width) for cell, width in zip(rest, self._widths[1:], strict=False)]
         click.echo("  ".join([first.ljust(self._widths[0]), *padded]).rstrip())
 

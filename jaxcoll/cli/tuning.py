@@ -10,20 +10,23 @@ import click
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.quantities import SIZES, size_text, time_text
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import print_json
+from jaxcoll.cli.terminal import Group, one_line, print_json
 from jaxcoll.progress import working
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-@click.group()
-def tune() -> None:
+@click.group(cls=Group, invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def tune(ctx: click.Context) -> None:
     """Measure collectives on these devices; read, compare and merge tables.
 
     \b
     jaxcoll tune run -o table.json --size 64KiB,1MiB
     jaxcoll tune show table.json
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 class _Collectives(click.ParamType):
@@ -51,7 +54,7 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     \b
     jaxcoll tune run -o table.json --collectives all_reduce,all_gather
     """
-    check_target(output, "json")
+    check_target(output, suffix=".json")
     if devices is not None:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
@@ -60,8 +63,16 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
 
     import jaxcoll as jc
 
-    with working("looking for devices"):
-        found = jax.devices()
+    try:
+        with working("looking for devices"):
+            found = jax.devices()
+    except Exception as error:  # a driver may fail in any way
+        asked = os.environ.get("JAX_PLATFORMS")
+        raise click.ClickException(
+            f"JAX finds no devices{f' of JAX_PLATFORMS={asked}' if asked else ''}: "
+            f"{one_line(error)}; add --devices 8 to try it on virtual CPU devices, or type: "
+            "jaxcoll doctor"
+        ) from error
     if len(found) < 2:
         raise click.UsageError(
             f"there is {len(found)} device, and nothing to reduce; add --devices 8 to try it on "
@@ -127,7 +138,7 @@ def diff(before, after, as_json) -> int:
 @as_json
 def merge(result, tables, as_json) -> int:
     """Write what several tables hold to one file."""
-    check_target(result, "json")
+    check_target(result, suffix=".json")
     first, *others = [_table(path) for path in tables]
     for each in others:
         first = first.merge(each)

@@ -9,11 +9,31 @@
 - ``entry``: ``find`` for one size, ``frontiers`` for all, saved and loaded.
 """
 
-from jaxcoll.finder.candidates import Candidate, Has
-from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.entry import Frontiers, find, frontiers
-from jaxcoll.finder.found import Choice, Found, FoundTopology
-from jaxcoll.finder.search import FixedCost, Prices
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxcoll.finder.candidates import Candidate, Has
+    from jaxcoll.finder.construction import Construction
+    from jaxcoll.finder.entry import Frontiers, find, frontiers
+    from jaxcoll.finder.found import Choice, Found, FoundTopology
+    from jaxcoll.finder.search import FixedCost, Prices
+
+# Loaded when they are first used: ``python -m jaxcoll.finder.candidates`` would otherwise find
+# itself imported before it runs.
+_MODULES = {
+    "Candidate": "candidates",
+    "Choice": "found",
+    "Construction": "construction",
+    "FixedCost": "search",
+    "Found": "found",
+    "FoundTopology": "found",
+    "Frontiers": "entry",
+    "Has": "candidates",
+    "Prices": "search",
+    "find": "entry",
+    "frontiers": "entry",
+}
 
 __all__ = [
     "Candidate",
@@ -28,3 +48,9 @@ __all__ = [
     "find",
     "frontiers",
 ]
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"jaxcoll.finder.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

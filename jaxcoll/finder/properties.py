@@ -18,6 +18,7 @@ Made by ``python -m jaxcoll.finder.properties``, which takes about ten minutes o
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -30,8 +31,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.construction import Construction
+from jaxcoll.progress import Progress, reporting
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import RateBounds, digraph_flow
 from jaxcoll.synth.routing.shortest_flow import kautz_flow_bounds, shortest_flow_bounds
@@ -201,10 +203,23 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     return steps if reached.all() else -1
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure everything and print the JSON."""
-    kautz = [row for d in _KAUTZ_DEGREES for row in kautz_rows(d, _LARGEST)]
-    rings = [row for d in _CIRCULANT_DEGREES for row in circulant_rows(d, _LARGEST)]
+    argparse.ArgumentParser(
+        prog="python -m jaxcoll.finder.properties",
+        description="Measure costs of bases that no formula gives, ten minutes, and print them as "
+        "JSON.",
+    ).parse_args(argv)
+    parts = [(kautz_rows, d) for d in _KAUTZ_DEGREES] + [
+        (circulant_rows, d) for d in _CIRCULANT_DEGREES
+    ]
+    kautz: list[list[int]] = []
+    rings: list[list[int]] = []
+    with reporting(True, "measuring", TopologyError) as report:
+        for done, (rows, degree) in enumerate(parts, 1):
+            (kautz if rows is kautz_rows else rings).extend(rows(degree, _LARGEST))
+            if report is not None:
+                report(Progress(done, len(parts), f"{rows.__name__} of degree {degree}"))
     lines = [f'{{"version": {VERSION},', '"generalized_kautz": [']
     lines += [",\n".join(json.dumps(row) for row in kautz) + "],", '"circulant": [']
     lines += [",\n".join(json.dumps(row) for row in rings) + "]}"]

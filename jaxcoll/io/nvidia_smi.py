@@ -2,8 +2,7 @@
 
 The table names kinds of connections and counts NVLinks. It does not say what the GPUs are, how fast
 PCIe and the NICs are, nor how many hosts there are: these are arguments of ``topology``, and what
-is assumed where one is left out is warned of. ``LINKS`` and the constants below are nominal figures
-per direction, in SI units.
+is assumed where one is left out is warned of. Speeds are those of ``link_types``.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
+from jaxcoll.io import link_types
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.io.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
-# Bytes per second of one NVLink, and how many a GPU has; where all pairs of GPUs have as many as
-# that, the links of each end in NVSwitches. From NVIDIA's data sheets.
-LINKS: Mapping[str, tuple[float, int]] = {
-    "v100": (25e9, 6), "a100": (25e9, 12), "a800": (25e9, 8), "a30": (25e9, 4),
-    "a40": (14.0625e9, 4), "h100": (25e9, 18), "h200": (25e9, 18), "h20": (25e9, 18),
-    "h800": (25e9, 8), "gh200": (25e9, 18), "b200": (50e9, 18), "b300": (50e9, 18),
-    "gb200": (50e9, 18),
+# Compute capability of each kind of GPU, and how many NVLinks it has; where all pairs of GPUs have
+# as many, the links of each end in NVSwitches. From NVIDIA's data sheets.
+LINKS: Mapping[str, tuple[int, int]] = {
+    "v100": (70, 6), "a100": (80, 12), "a800": (80, 8), "a30": (80, 4), "a40": (86, 4),
+    "h100": (90, 18), "h200": (90, 18), "h20": (90, 18), "h800": (90, 8), "gh200": (90, 18),
+    "b200": (100, 18), "b300": (100, 18), "gb200": (100, 18),
 }  # fmt: skip
 # The kind that a count of NVLinks to every other GPU speaks for.
 _LIKELY = {6: "v100", 12: "a100", 18: "h100", 8: "a800", 4: "a40"}
-PCIE = {"v100": 15.75e9, "a100": 31.5e9, "a800": 31.5e9, "a30": 31.5e9, "a40": 31.5e9}
-PCIE_OTHERWISE = 63e9  # Gen5 x16, after its line coding
 SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's tells
-ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
 
 # Nearest first. SOC was the name of SYS.
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -164,6 +161,7 @@ def topology(
     hosts: int = 1,
     inside: float | None = None,
     network: float | None = None,
+    speeds: str = "nominal",
 ) -> Topology:
     """The network of one host or several equal ones; a rank per GPU, host by host.
 
@@ -178,6 +176,7 @@ def topology(
         hosts: equal hosts, joined by one switch.
         inside: bytes per second and direction of one NVLink, instead of the table's.
         network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
+        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for what NCCL plans with.
 
     Warns:
         AssumptionWarning: each number that no argument gives.
@@ -187,13 +186,14 @@ def topology(
     """
     checks.instance(table, Connections, "table", TopologyError)
     checks.optional(gpu, checks.choice, LINKS, "gpu", TopologyError)
+    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
     hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=_MOST_HOSTS)
     for name, given in (("inside", inside), ("network", network)):
         checks.optional(given, checks.positive, name, TopologyError)
     if hosts > 1 and not table.nics:
         raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
     kind = gpu or _likely(table)
-    host = _Host(table, kind, inside)
+    host = _Host(table, kind, inside, speeds)
     wires = list(host.wires())
     if hosts > 1 and network is None:
         network = 50e9
@@ -220,11 +220,11 @@ def _nvlinks(cell: str) -> int:
 class _Host:
     """One host: GPUs first, then the switches that ``wires`` needs."""
 
-    def __init__(self, table: Connections, kind: str, inside: float | None):
+    def __init__(self, table: Connections, kind: str, inside: float | None, speeds: str):
         self.table, self.kind = table, kind
-        self.lane, self.links = LINKS[kind]
-        self.lane = self.lane if inside is None else float(inside)
-        self.pcie = PCIE.get(kind, PCIE_OTHERWISE)
+        sm, self.links = LINKS[kind]
+        self.lane = link_types.nvlink(sm).by(speeds) if inside is None else float(inside)
+        self.pcie = 16 * link_types.PCIE_LANE[link_types.slot(sm)].by(speeds)
         self.names = [f"gpu {g}" for g in range(table.gpus)]
 
     def wires(self) -> Iterator[Wire]:

@@ -31,6 +31,8 @@ def completed(
     jobs: Mapping[Key, Any],
     function: Callable[[Any], Sequence[Row]],
     executor: Executor | None = None,
+    *,
+    only: bool = False,
 ) -> Iterator[tuple[Key, list[dict[str, str]]]]:
     """Each job's rows, in the order of the jobs; those not in the file yet are made and added.
 
@@ -42,9 +44,10 @@ def completed(
         jobs: by key, texts that the first columns of the job's rows hold; at least one row each.
         function: the rows of a job.
         executor: where the function runs, see ``jaxcoll.executors``.
+        only: refuse a file with rows of other jobs, which a complete table drops.
 
     Raises:
-        FormatError: the file is a table of other columns.
+        FormatError: the file is a table of other columns, or of other jobs too.
         OSError: the file cannot be read or written.
     """
     width = len(next(iter(jobs), ()))
@@ -52,6 +55,11 @@ def completed(
         kept = _earlier(path, columns, width)
     except FileNotFoundError:
         kept = {}
+    others = [key for key in kept if key not in jobs]
+    if only and others:
+        raise FormatError(
+            f"{os.fspath(path)} has rows of another job, {' '.join(others[0])}; give another file"
+        )
     missing = [key for key in jobs if key not in kept]
     made = executors.ordered(function, [jobs[key] for key in missing], executor)
     rows: dict[Key, list[dict[str, str]]] = {}

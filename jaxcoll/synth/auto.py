@@ -98,6 +98,12 @@ class _Climb:
         """Know the most chunks that do not take too much work."""
         self.most = max((count for count in self.left if work(count) <= most), default=self.most)
 
+    def keep_every_second(self, work: Callable[[int], float], most: float) -> None:
+        """Leave out every second count, so that the most chunks of no more than ``most`` stay."""
+        last = sum(work(count) <= most for count in self.left) - 1
+        self.left = self.left[max(last, 0) % 2 :: 2]
+        self.most = self.left[-1]
+
     def is_done(self, tolerance: float, work: float) -> bool:
         """Whether the last two counts gained less than the tolerance.
 
@@ -276,6 +282,9 @@ class _Race:
         Args:
             ignore_work_limit: whether the fewest chunks are tried even where that is much work.
         """
+        for climb in climbs:
+            if climb.synthesizer.counts_are_costly:
+                climb.keep_every_second(functools.partial(self.work_of, climb), self.work)
         self._race(climbs, ignore_work_limit)
         if self.seconds > _FAR * self.bound and self.aside:
             self._race(self.aside, ignore_work_limit)

@@ -35,6 +35,7 @@ from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
 log = logging.getLogger(__name__)
 
 SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20, 64 << 20)
+MOST_BYTES = 1 << 40  # more than any device has
 
 MakeSpace = Callable[[Task, str], Space]
 MakeSearch = Callable[[Space, int], Search]
@@ -92,7 +93,7 @@ def offline(
         mesh: of the devices to tune for.
         axis: along which the collectives run.
         collectives: some of ``COLLECTIVES``.
-        sizes: bytes of the larger of a rank's input and output.
+        sizes: bytes of the larger of a rank's input and output, up to ``MOST_BYTES``.
         dtype: of the buffers.
         space: (task, backend) -> the configurations to choose from.
         search: (space, seed) -> the search that proposes configurations.
@@ -112,7 +113,7 @@ def offline(
         TuneError: an empty list, or arguments that ``Trial`` refuses.
     """
     kinds = checks.members(collectives, "collectives", TuneError)
-    counts = checks.integers(sizes, "sizes", TuneError, least=1)
+    counts = checks.integers(sizes, "sizes", TuneError, least=1, most=MOST_BYTES)
     if not kinds or not counts:
         raise TuneError("offline tunes every collective at every size, got an empty list of them")
     most = checks.integer(evaluations, "evaluations", TuneError, least=1)

@@ -248,9 +248,7 @@ class LocalExecutor:
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
         required = [
-            self.table.operand_placements(operator.index, k)
-            or self.table.produced_placements(use.tensor)
-            for k, use in enumerate(operator.operands)
+            self.table.read_placements(operator.index, k) for k in range(len(operator.operands))
         ]
         tensors = [use.tensor for use in operator.operands]
         arrays = [self.read(*which, in_forward) for which in zip(tensors, required, strict=True)]
@@ -258,7 +256,7 @@ class LocalExecutor:
             arrays = [*map(self.gradient_after_uses, tensors, required, arrays)]
         arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, recomputed)
         zeroed = self.order.latest if operator.kind == "scatter" else ()
-        made = run_operator(operator, arrays, self.shard(operator), *zeroed)
+        made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
             self.order.advance(made[0])
             ready_at = self.order.num_events
@@ -270,6 +268,16 @@ class LocalExecutor:
             for tensor in tensors:
                 if tensor in self.inputs:
                     self._results_that_read[tensor].append(made[0])
+
+    def results_of(
+        self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """The results of an operator, from the shards of its operands.
+
+        Args:
+            zeroed: what must be computed before zeros are made to scatter into.
+        """
+        return run_operator(operator, arrays, self.shard(operator), *zeroed)
 
     def wait_in_order(
         self,

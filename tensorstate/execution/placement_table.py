@@ -193,6 +193,13 @@ class PlacementTable:
             self.strategies[class_id], edge.target_labels, positions
         )
 
+    def read_placements(self, operator: int, operand: int) -> Placements:
+        """The placements in which an operand is read, also of a result of its own node."""
+        required = self.operand_placements(operator, operand)
+        if required is not None:
+            return required
+        return self.produced_placements(self.graph.operators[operator].operands[operand].tensor)
+
     def input_view(self, tensor: int) -> View:
         """How an argument is read from its tensor."""
         t = self.traced.tensors[tensor]

@@ -128,21 +128,26 @@ def apply(
     Raises:
         PlanError: for a mesh of other axes.
     """
-    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    if dict(mesh.shape) != axes:
-        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+    check_axes(problem, mesh)
     table = PlacementTable(problem, decisions, cost)
-    graph = problem.graph
-    in_specs, out_specs = _partition_specs(table)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
     def on_device(*leaves):
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
+    in_specs, out_specs = partition_specs(table)
     body = jax.shard_map(
         on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+    return sharded_step(table, mesh, body)
+
+
+def sharded_step(
+    table: PlacementTable, mesh: jax.sharding.Mesh, body: Callable[..., Any]
+) -> ShardedStep:
+    """A function of global leaves as the step of a plan, with its shardings."""
+    graph, (in_specs, out_specs) = table.graph, partition_specs(table)
 
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
@@ -152,12 +157,23 @@ def apply(
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _donatable_args(graph),
-        CPU_OPTIONS if on_cpu else {},
+        CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {},
         _not_expressible(table),
     )
 
 
-def _partition_specs(
+def check_axes(problem: Problem, mesh: jax.sharding.Mesh) -> None:
+    """Refuse a mesh of other axes than the problem's.
+
+    Raises:
+        PlanError: naming both.
+    """
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    if dict(mesh.shape) != axes:
+        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+
+
+def partition_specs(
     table: PlacementTable,
 ) -> tuple[tuple[PartitionSpec | None, ...], tuple[PartitionSpec | None, ...]]:
     """The specs of the step's arguments, and of its results."""

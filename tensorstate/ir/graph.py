@@ -80,6 +80,18 @@ class Tensor:
         return self.size * self.dtype.itemsize
 
 
+class PinnedDim(NamedTuple):
+    """A dimension of an array whose sharding the step itself asks for.
+
+    Attributes:
+        labels: the operator's labels whose product it is, major first.
+        axes: names of the mesh axes that shard it, major first; ``None`` if any may.
+    """
+
+    labels: tuple[int, ...]
+    axes: tuple[str, ...] | None
+
+
 class Use(NamedTuple):
     """A tensor as an operator sees it: ``labels[i]`` is the operator's label of position i."""
 
@@ -180,6 +192,8 @@ class Operator:
         phase: the part of the step in which it runs.
         source: the line of the model that it was traced from.
         eqn: the equation that runs it.
+        pin: of an operator that changes nothing, the sharding that the step asks for there, by
+            dimension; else ``None``.
     """
 
     index: int
@@ -195,6 +209,7 @@ class Operator:
     phase: Phase
     source: SourceLocation
     eqn: TracedEqn = dataclasses.field(repr=False)
+    pin: tuple[PinnedDim, ...] | None = None
 
 
 class Output(NamedTuple):
@@ -278,6 +293,8 @@ class Graph:
         node_classes: the nodes of each class. Label l of one is label l of every other.
         edges: the tensors between nodes.
         in_tree, out_tree: structures (``jax.tree``) of the arguments and of the result.
+        changed: names of the arguments that the traced function changes in place, as steps on
+            ``flax.nnx`` models do: their new values are the first results.
     """
 
     tensors: tuple[Tensor, ...]
@@ -291,6 +308,7 @@ class Graph:
     edges: tuple[Edge, ...]
     in_tree: Any = dataclasses.field(repr=False)
     out_tree: Any = dataclasses.field(repr=False)
+    changed: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:

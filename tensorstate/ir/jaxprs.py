@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax._src.interpreters import batching, mlir
+from jax._src.pjit import sharding_constraint_p
 from jax.extend import core
+from jax.extend import source_info_util as info
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorstate.errors import PlanError
 
@@ -42,7 +45,7 @@ CALL_PRIMITIVES = {
 RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
 # ``vmap`` replaces the jaxprs of these primitives by other jaxprs.
 CONTROL_FLOW = frozenset({"cond", "scan", "while"})
-# Primitives that change no value. Sharding constraints are dropped: the search chooses placements.
+# Primitives that change no value. Those that also ask for a sharding are pins: see ``pin_of``.
 _IDENTITIES = """
 copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard
 relayout pin unpin device_put with_memory_space_constraint
@@ -66,6 +69,9 @@ UNSHARED = (
 REFERENCES = frozenset({"addupdate", "freeze", "get", "new_ref", "swap"})
 # Uninitialized arrays: residuals that only the other branches of a ``cond`` compute.
 UNINITIALIZED = frozenset({"empty", "empty2"})
+
+# Functions outside of the program: whether they act along a dimension cannot be known.
+FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", "tpu_custom_call"})
 
 # Parameter sets of the primitives whose parameters this file or ``rules`` reads by name.
 PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
@@ -118,6 +124,12 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
         "random_bits": ("bit_width shape",),
     }.items()
 }
+
+
+Axes = tuple[str, ...]
+
+PinSpec = tuple[Axes | None, ...]
+"""By dimension the mesh axes that shard it, major first; ``None`` if the compiler may choose."""
 
 
 class Loop(NamedTuple):
@@ -225,21 +237,119 @@ def refusal(eqn: Any) -> str | None:
         )
     if name in REFERENCES:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
+    if (reason := _refused_pin(eqn)) is not None:
+        return reason
     primitive = _first(eqn, UNSHARED)
     if primitive is None:
         return None
     if primitive == "rng_uniform":
         return f"draws numbers without a key in {primitive!r}: use jax.random"
     kind = "the map over devices" if primitive in MAPS else "the collective"
-    return f"has {kind} {primitive!r}, which plans add themselves: write the step as for one device"
+    inside = ""
+    if primitive in MAPS and (found := _inside(eqn, UNSHARED - MAPS)) is not None:
+        line = info.summarize(found.source_info)
+        inside = f" with the collective {found.primitive.name!r} ({line})"
+    return (
+        f"has {kind} {primitive!r}{inside}, which plans add themselves: write the step as for one "
+        "device, on the whole batch"
+    )
+
+
+# Parameters by which an equation asks for the sharding of its result.
+_ASKING = ("out_sharding", "sharding")
+
+
+def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
+    """The sharding that an equation asks for, of the one array that it takes or returns.
+
+    ``with_sharding_constraint`` and ``reshard`` change nothing else. Under Explicit axes the
+    transpose of a ``reshard`` restores the sharding that its operand had before, which nobody asked
+    for; but its own operand, a gradient, has the sharding that was asked for the value.
+
+    Args:
+        transposed: whether the equation is of the backward pass.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name not in ("sharding_constraint", "reshard") or not eqn.outvars[0].aval.ndim:
+        return None
+    if name == "sharding_constraint":
+        free = params["unconstrained_dims"]
+        spec = _spec(params["sharding"], eqn.outvars[0].aval.ndim)
+        return spec and tuple(None if d in free else axes for d, axes in enumerate(spec))
+    before = _spec(eqn.invars[0].aval.sharding, eqn.outvars[0].aval.ndim)
+    asked = _spec(params["dst_sharding"], eqn.outvars[0].aval.ndim)
+    if asked == before:  # JAX's own, around indexing
+        return None
+    return before if transposed else asked
+
+
+def asked_of(eqn: Any) -> PinSpec | None:
+    """The sharding that a computation asks of its result: ``out_sharding=`` of Explicit axes."""
+    asked = [eqn.params[name] for name in _ASKING if eqn.params.get(name) is not None]
+    if not asked or not eqn.outvars[0].aval.ndim or eqn.primitive.name in IDENTITY_PRIMITIVES:
+        return None
+    return _spec(asked[0], eqn.outvars[0].aval.ndim)
+
+
+def typed(variable: Any) -> PinSpec:
+    """The sharding in the type of an array, which Explicit axes give it."""
+    return _spec(variable.aval.sharding, variable.aval.ndim) or ((),) * variable.aval.ndim
+
+
+def unasked(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without shardings, which mean nothing where a device runs its own shard."""
+    if any(params.get(name) is not None for name in _ASKING):
+        return {**params, **{name: None for name in _ASKING if name in params}}
+    return params
+
+
+def _spec(sharding: Any, ndim: int) -> PinSpec | None:
+    """The axes of every dimension; ``None`` for a sharding without a mesh."""
+    spec = sharding if isinstance(sharding, PartitionSpec) else getattr(sharding, "spec", None)
+    if spec is None:
+        return None
+    dims: list[Axes | None] = [
+        None if axes is PartitionSpec.UNCONSTRAINED else _names(axes) for axes in spec
+    ]
+    return (*dims, *(() for _ in range(ndim - len(dims))))
+
+
+def _names(axes: Any) -> Axes:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _refused_pin(eqn: Any) -> str | None:
+    """The reason why a sharding that an equation asks for cannot be a pin."""
+    params = eqn.params
+    asked = [params[name] for name in (*_ASKING, "dst_sharding") if params.get(name) is not None]
+    for sharding in asked:
+        if not isinstance(sharding, (NamedSharding, PartitionSpec)):
+            return (
+                f"constrains a value to {type(sharding).__name__}, which names no mesh axes: use a "
+                "NamedSharding or a PartitionSpec"
+            )
+        spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
+        if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+            return (
+                f"asks for the sharding {spec}, with sums that are not complete, which no pin "
+                "can say: the search finds where to leave sums open, so ask for the rest only"
+            )
+    return None
 
 
 def _first(eqn: Any, names: frozenset[str]) -> str | None:
     """The name of the equation's primitive, or of the first one it contains, if in ``names``."""
+    found = _inside(eqn, names)
+    return None if found is None else found.primitive.name
+
+
+def _inside(eqn: Any, names: frozenset[str]) -> Any:
+    """The equation itself, or the first one it contains, of a primitive in ``names``."""
     if eqn.primitive.name in names:
-        return eqn.primitive.name
+        return eqn
     nested = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
-    return next((name for inner in nested if (name := _first(inner, names))), None)
+    found = (_inside(inner, names) for inner in nested)
+    return next((inner for inner in found if inner is not None), None)
 
 
 # ---------------------------------------------------------------------- registries
@@ -319,6 +429,11 @@ def broadcasting(shape: Sequence[int], dimensions: Sequence[int]) -> Equation:
 def concatenating(dimension: int) -> Equation:
     """A concatenation."""
     return lax.concatenate_p, {"dimension": dimension}
+
+
+def pinning(spec: PinSpec) -> Equation:
+    """The identity on an array whose sharding is asked for."""
+    return sharding_constraint_p, {"spec": spec}
 
 
 def selecting() -> Equation:

@@ -19,14 +19,15 @@ The user's constraints: pinned placements of inputs, and mesh axes that must not
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Graph, Tensor
+from tensorstate.ir.graph import Graph, Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
@@ -34,6 +35,8 @@ from tensorstate.problem.tensor_groups import Strategy
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
 BASELINES = (*DATA, *MODEL)
+# A label that no operator has: a sharding that no strategy gives.
+NO_LABEL = 2**30
 
 
 class Baselines:
@@ -173,11 +176,11 @@ class Baselines:
 
 
 def is_parameter(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor is a parameter, or a parameter converted to another dtype."""
+    """Whether a tensor is a parameter, or a parameter converted to another dtype or pinned."""
     source = graph.tensors[tensor]
     while source.producer is not None:
         operator = graph.operators[source.producer]
-        if operator.primitive != "convert_element_type":
+        if operator.primitive != "convert_element_type" and operator.pin is None:
             return False
         source = graph.tensors[operator.operands[0].tensor]
     return source.role == "parameter"
@@ -220,7 +223,7 @@ def apply_constraints(
     pin: Mapping[str, Spec],
     forbid: Mapping[str, str | Sequence[str]],
 ) -> tuple[tuple[Strategy, ...], ...]:
-    """The strategies that satisfy the constraints.
+    """The strategies that satisfy the constraints, those that the step itself asks for included.
 
     Args:
         problem: a training step on a mesh.
@@ -233,7 +236,10 @@ def apply_constraints(
         PlanError: a pattern that matches no input, or only some inputs of a class; pins that
             contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
     """
-    remaining = [tuple(w) for w in strategies]
+    remaining = [
+        _pinned_by_step(problem, class_id, tuple(of_class))
+        for class_id, of_class in enumerate(strategies)
+    ]
     by_name: dict[str, tuple[str, Placements]] = {}
     for pattern, spec in pin.items():
         for class_id, tensors in _matched(problem, pattern).items():
@@ -260,6 +266,76 @@ def apply_constraints(
             if not remaining[class_id]:
                 raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
     return tuple(remaining)
+
+
+def _pinned_by_step(
+    problem: Problem, class_id: int, strategies: tuple[Strategy, ...]
+) -> tuple[Strategy, ...]:
+    """The strategies of a class that shard as the step asks; all of them where it asks nothing.
+
+    Raises:
+        PlanError: naming the line: a mesh without the axes, or sizes that do not divide evenly.
+    """
+    members = problem.node(class_id).members
+    operator = problem.graph.operators[members[0].operator] if members else None
+    if operator is None or operator.pin is None:
+        return strategies
+    asked = tuple(dim.axes for dim in operator.pin)
+    where = f"the step asks for the sharding {_spec_text(asked)} ({operator.source})"
+    free: set[int] = set()
+    wanted = [REPLICATED] * len(problem.mesh.sizes)
+    for labels, axes in operator.pin:
+        if axes is None:
+            free.update(labels)
+            continue
+        remedy = "search on the mesh that it is written for, or trace it with constraints='drop'"
+        numbers = _axes(problem, axes, where, remedy)
+        if numbers != sorted(numbers):
+            raise PlanError(f"{where}: axes of a dimension come in the order of the mesh")
+        factors = _factors_of(problem, operator, labels, numbers)
+        for axis, label in zip(numbers, factors, strict=True):
+            wanted[axis] = label
+    allowed = tuple(
+        strategy
+        for strategy in strategies
+        if all(
+            placement == want or (want == REPLICATED and placement in free)
+            for placement, want in zip(strategy, wanted, strict=True)
+        )
+    )
+    if not allowed:
+        dims = [math.prod(operator.sizes[k] for k in dim.labels) for dim in operator.pin]
+        sizes = " x ".join(map(str, dims))
+        raise PlanError(
+            f"{where} of an array of {sizes}, which {problem.mesh} does not shard evenly: change "
+            "its sizes, or trace the step with constraints='drop'"
+        )
+    return allowed
+
+
+def _factors_of(
+    problem: Problem, operator: Operator, labels: Sequence[int], axes: Sequence[int]
+) -> Iterator[int]:
+    """For every axis the factor of a dimension that it shards: the major ones first, each fully."""
+    left = [(label, operator.sizes[label]) for label in labels]
+    for axis in axes:
+        size = problem.mesh.sizes[axis]
+        while len(left) > 1 and left[0][1] == 1 < size:
+            left.pop(0)
+        if size == 1 or not left:
+            yield REPLICATED if size == 1 else NO_LABEL
+            continue
+        label, parts = left[0]
+        left[0] = label, parts // size
+        yield label if parts % size == 0 else NO_LABEL
+
+
+def _spec_text(spec: Sequence[Sequence[str] | None]) -> str:
+    parts = [
+        "any" if axes is None else "None" if not axes else repr(axes[0] if len(axes) == 1 else axes)
+        for axes in spec
+    ]
+    return f"P({', '.join(parts)})"
 
 
 def checked_pins(pin: Mapping[str, Spec] | None) -> dict[str, tuple]:
@@ -369,9 +445,10 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
     return tuple(placements)
 
 
-def _axes(problem: Problem, names: Sequence[str], context: str) -> list[int]:
+def _axes(problem: Problem, names: Sequence[str], context: str, remedy: str = "") -> list[int]:
     known = problem.mesh.names
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise PlanError(f"{context}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}")
+        say = f"; {remedy}" if remedy else ""
+        raise PlanError(f"{context}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}{say}")
     return [known.index(name) for name in names]

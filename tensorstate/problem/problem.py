@@ -177,7 +177,7 @@ class Problem:
         """
         node, tensors = self.node(class_id), self.graph.tensors
         operators = [self.graph.operators[member.operator] for member in node.members]
-        if not operators:
+        if not operators or operators[0].pin is not None:
             return 0.0
         shards = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -18,7 +20,9 @@ import numpy as np
 from jaxcoll.aot.hlo import Instruction, Module, parse, permuted_pairs, replica_groups
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
+from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.placements import MeshShape
+from tensorstate.report.units import seconds
 
 KINDS = {
     "all-gather": "all_gather",
@@ -30,6 +34,12 @@ KINDS = {
 }
 # Asynchronous collectives are counted at their start; these suffixes continue or end them.
 _LATER = ("-done", "-update")
+_TENSOR = re.compile(r'op_name="[^"]*\btensor:([^/"]+)')
+
+
+def tensor_scope(name: str) -> str:
+    """The name scope by which the collectives of a tensor are found in HLO."""
+    return f"tensor:{name.replace('/', '.')}"
 
 
 class HloCollective(NamedTuple):
@@ -41,6 +51,7 @@ class HloCollective(NamedTuple):
         arrays: number of arrays.
         nbytes: bytes of all arrays, of the larger of a device's buffers.
         times: executions per training step.
+        tensor: the tensor that it reshards, where the step names it (``Plan.constrain``).
     """
 
     kind: str
@@ -48,6 +59,7 @@ class HloCollective(NamedTuple):
     arrays: int
     nbytes: int
     times: int
+    tensor: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +131,7 @@ class _HloWalker:
     ) -> Iterator[HloCollective]:
         sizes = [by_name[name].nbytes for name in i.operands if name in by_name]
         if kind == "permute":
-            yield HloCollective(kind, self._permuted(i), len(sizes), sum(sizes), times)
+            yield HloCollective(kind, self._permuted(i), len(sizes), sum(sizes), times, _tensor(i))
             return
         groups = replica_groups(i, self.module.num_partitions)
         size = groups.shape[1]
@@ -127,7 +139,7 @@ class _HloWalker:
             # An all_to_all may take the parts that it sends as operands of their own.
             arrays = max(1, len(sizes) // size) if _is_tuple_all_to_all(kind, i) else len(sizes)
             nbytes = sum(sizes) * (size if kind == "all_gather" else 1)
-            yield HloCollective(kind, self._axes(groups), arrays, nbytes, times)
+            yield HloCollective(kind, self._axes(groups), arrays, nbytes, times, _tensor(i))
 
     def _axes(self, groups: np.ndarray) -> tuple[int, ...] | None:
         wanted = frozenset(frozenset(group) for group in groups.tolist())
@@ -140,6 +152,11 @@ class _HloWalker:
             if all(any(pair <= line for line in lines) for pair in pairs):
                 return axes
         return None
+
+
+def _tensor(i: Instruction) -> str:
+    found = _TENSOR.search(i.attributes)
+    return found[1] if found else ""
 
 
 def _is_tuple_all_to_all(kind: str, i: Instruction) -> bool:
@@ -176,6 +193,14 @@ class Row(NamedTuple):
         return self.predicted_bytes == self.compiled_bytes
 
 
+class TensorRow(NamedTuple):
+    """Bytes of the collectives of one tensor, as for ``Row``; reductions of both kinds together."""
+
+    tensor: str
+    predicted_bytes: int
+    compiled_bytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class HloComparison:
     """The prediction beside the compiled program.
@@ -186,6 +211,10 @@ class HloComparison:
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
             temporaries and results that take no argument's place.
+        predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
+            several axes taken axis by axis, and permutes as exchanges. 0 without a network.
+        by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
+            has the collectives that no tensor of the plan asks for.
     """
 
     rows: tuple[Row, ...]
@@ -194,6 +223,9 @@ class HloComparison:
     compiled_inputs: int
     predicted_temporaries: int
     compiled_temporaries: int
+    predicted_seconds: float = 0.0
+    compiled_seconds: float = 0.0
+    by_tensor: tuple[TensorRow, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -216,13 +248,25 @@ class HloComparison:
             ("memory beside them", self.predicted_temporaries, self.compiled_temporaries),
         ):
             lines.append(f"{name:46} {predicted:>16,}{compiled:>16,}")
+        if self.predicted_seconds or self.compiled_seconds:
+            times = f"{seconds(self.predicted_seconds):>16}{seconds(self.compiled_seconds):>16}"
+            lines.append(f"{'time of collectives on the network':46} {times}")
+        for row in self.by_tensor:
+            name = row.tensor or "of no tensor of the plan"
+            lines.append(f"  {name:44} {row.predicted_bytes:>16,}{row.compiled_bytes:>16,}")
         if self.unknown_loops:
             lines.append(f"{self.unknown_loops} loops of unknown length are counted once")
         lines.append("bytes agree" if self.agrees else "bytes do not agree")
         return "\n".join(lines)
 
 
-def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost) -> HloComparison:
+def compare_with_hlo(
+    compiled: jax.stages.Compiled,
+    mesh: MeshShape,
+    cost: Cost,
+    network: CollectiveCostModel | None = None,
+    names: Mapping[int, str] | None = None,
+) -> HloComparison:
     """A compiled step beside its prediction.
 
     Args:
@@ -230,6 +274,8 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
             compile to permutes, which cannot be matched.
         mesh: the device mesh.
         cost: the prediction.
+        network: by which the compiled collectives are priced.
+        names: of the tensors, for a step whose collectives name theirs.
 
     Raises:
         FormatError: a compiler that does not show its HLO, or shows it in an unknown notation.
@@ -262,7 +308,53 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
         memory.argument_size_in_bytes if memory else 0,
         cost.memory.peak - cost.memory.inputs,
         memory.temp_size_in_bytes + results if memory else 0,
+        0.0 if network is None else cost.communication,
+        0.0 if network is None else network_seconds(program.collectives, network),
+        () if names is None else _by_tensor(program.collectives, cost, names),
     )
+
+
+def network_seconds(collectives: Iterable[HloCollective], network: CollectiveCostModel) -> float:
+    """Seconds of collectives on a network, one after the other."""
+    every = tuple(axis for axis, size in enumerate(network.mesh.sizes) if size > 1)
+    return math.fsum(
+        c.times * _seconds(c.kind, every if c.axes is None else c.axes, c.nbytes, network)
+        for c in collectives
+    )
+
+
+def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveCostModel) -> float:
+    """A collective along several axes is one along the first, and one of the others within it."""
+    if not axes:
+        return 0.0
+    (first, *others), one = axes, network.collective_seconds
+    rest, part = tuple(others), nbytes // network.mesh.sizes[axes[0]]
+    if kind in ("permute", "all_to_all"):
+        return one("all_to_all", first, nbytes) + _seconds(kind, rest, nbytes, network)
+    if kind == "all_reduce" and rest:
+        there = one("reduce_scatter", first, nbytes) + one("all_gather", first, nbytes)
+        return there + _seconds(kind, rest, part, network)
+    return one(kind, first, nbytes) + _seconds(kind, rest, part, network)
+
+
+def _by_tensor(
+    collectives: Iterable[HloCollective], cost: Cost, names: Mapping[int, str]
+) -> tuple[TensorRow, ...]:
+    """The tensors whose bytes differ, those with the most bytes beyond the plan first."""
+    predicted: dict[str, int] = defaultdict(int)
+    compiled: dict[str, int] = defaultdict(int)
+    for reshard in cost.reshards:
+        nbytes = sum(n * step.nbytes for step, n in reshard.counted_steps if step.kind != "slice")
+        for tensor in reshard.tensors:
+            predicted[tensor_scope(names[tensor]).removeprefix("tensor:")] += nbytes
+    for collective in collectives:
+        compiled[collective.tensor] += collective.nbytes * collective.times
+    rows = (
+        TensorRow(name, predicted.get(name, 0), compiled.get(name, 0))
+        for name in {*predicted, *compiled}
+    )
+    differing = (row for row in rows if row.predicted_bytes != row.compiled_bytes)
+    return tuple(sorted(differing, key=lambda r: (r.predicted_bytes - r.compiled_bytes, r.tensor)))
 
 
 def _format_axes(axes: tuple[int, ...] | None, mesh: MeshShape) -> str:

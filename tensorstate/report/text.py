@@ -18,6 +18,7 @@ from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.report.units import seconds, size
 
 # A name applies if at least this share of the FLOPs or bytes follows it.
 MIN_SHARE = 0.5
@@ -203,6 +204,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
             *_headline(problem, result),
             *_memory(problem, result, memory_limit),
             *_replicated(problem),
+            *_changed(problem),
             "",
             *_inputs(problem, result),
             "",
@@ -265,6 +267,12 @@ def _replicated(problem: Problem) -> list[str]:
         + f" ({operators[0].source})"
         for name, operators in problem.traced.replicated.items()
     ]
+
+
+def _changed(problem: Problem) -> list[str]:
+    """Arguments whose new values the planned step returns, since the step changes them."""
+    names = ", ".join(problem.traced.changed)
+    return [f"returned first, for the step changes them in place: {names}"] if names else []
 
 
 def _inputs(problem: Problem, result: SearchResult) -> list[str]:
@@ -436,22 +444,3 @@ def _consumers(
         operator = problem.graph.operators[node.members[0].operator]
         spec = format_placements(problem, tensor, placements)
         yield f"  read by {operator.primitive} ({node.phase}) in {spec}, {operator.source}"
-
-
-# ---------------------------------------------------------------------- units
-
-
-def size(nbytes: float) -> str:
-    """Bytes in a fitting unit."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def seconds(value: float) -> str:
-    """Seconds in a fitting unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,11 @@ def convert_rule(arguments, results, params) -> ShardingRule:
     return sharding_rule(arguments, results, params)
 
 
+def pin_rule(arguments, results, params) -> ShardingRule:
+    """A pin: it computes nothing."""
+    return dataclasses.replace(sharding_rule(arguments, results, params), flops=0)
+
+
 def barrier_rule(arguments, results, params) -> ShardingRule:
     """``optimization_barrier``: every argument has its own labels."""
     labels, first = [], 0
@@ -93,6 +99,10 @@ def barrier_rule(arguments, results, params) -> ShardingRule:
         labels.append(tuple(range(first, first + len(argument.shape))))
         first += len(argument.shape)
     return ShardingRule("elementwise", tuple(labels), tuple(labels))
+
+
+def _same(equation: LocalEqn, arrays, shard):
+    return arrays
 
 
 def _without_sharding(equation: LocalEqn, arrays, shard):
@@ -107,4 +117,6 @@ RULES: dict[str, PrimitiveRule] = {
     "select_n": PrimitiveRule(select_rule),
     "convert_element_type": PrimitiveRule(convert_rule, _without_sharding),
     "optimization_barrier": PrimitiveRule(barrier_rule),
+    # A pin; not linear, since partial sums are completed before it.
+    "sharding_constraint": PrimitiveRule(pin_rule, _same),
 }

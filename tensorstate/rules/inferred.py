@@ -72,6 +72,8 @@ def infer(
     """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` where none is found."""
     if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return PrimitiveRule(elementwise.sharding_rule, bind, "elementwise")
+    if primitive.name in jaxprs.FOREIGN:
+        return FALLBACK_RULE  # batching rules of theirs say how they are called, not what they do
     if primitive.name in jaxprs.CONTROL_FLOW:
         return FALLBACK_RULE  # vmap replaces their jaxprs, so equations cannot be compared
     operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from tensorstate.ir.graph import Operator, Reduce, Tensor, TracedEqn, Use, View
+from tensorstate.ir.graph import Operator, PinnedDim, Reduce, Tensor, TracedEqn, Use, View
 from tensorstate.rules import PrimitiveRule, ShardingRule
-from tensorstate.tracing.inline import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
+from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
 from tensorstate.tracing.propagate import FactorTable, propagate_factors
 
 _Item = TypeVar("_Item")
@@ -182,8 +182,16 @@ class _GraphBuilder:
                 "forward",
                 eqn.source,
                 traced,
+                _pin(eqn, labels.results[0]),
             )
         )
+
+
+def _pin(eqn: FlatEqn, labels: Sequence[tuple[int, ...]]) -> tuple[PinnedDim, ...] | None:
+    """The sharding that the step asks for there, if the equation is a pin."""
+    if eqn.primitive.name != "sharding_constraint":
+        return None
+    return tuple(map(PinnedDim, labels, eqn.params["spec"]))
 
 
 class _Labels:

@@ -1,8 +1,4 @@
-"""Flat programs: a traced function as one list of equations, calls inlined, scans unrolled.
-
-Flat programs: lists of equations on arrays, without calls and loops.
-
-Flattens a traced function into one list of equations: calls inlined, scans unrolled.
+"""Flattens a traced function into one list of equations: calls inlined, scans unrolled.
 
 ``lax.scan`` is unrolled, so that the tensors of each iteration can be sharded, saved or recomputed
 like those of layers written one by one. ``tensorstate.tracing.node_classes`` finds that the
@@ -19,157 +15,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
-from jax.extend import source_info_util as info
 
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
-from tensorstate.ir.graph import SourceLocation
 from tensorstate.rules import RULES, AbstractArray, elementwise, rule_of
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class FlatVar:
-    """An array of the program.
-
-    Attributes:
-        shape, dtype: of the array.
-        unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it
-            was not stacked here.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    unstacked: tuple[FlatAtom, ...] | None = None
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class SplatConstant:
-    """A scalar, repeated over a shape."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    value: Any
-
-
-FlatAtom = FlatVar | SplatConstant
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class FlatEqn:
-    """An equation of the flat program.
-
-    Attributes:
-        primitive, params: as traced.
-        inputs, outputs: its operands and results.
-        stack: names of the functions and transformations that contain it.
-        infos: JAX's source info of the equation, and of the user's call that contains it.
-        remat_region: number of the checkpoint region that recomputes it, or ``None``.
-    """
-
-    primitive: Any
-    params: Mapping[str, Any]
-    inputs: list[FlatAtom]
-    outputs: list[FlatVar]
-    stack: str
-    infos: tuple[Any, Any]
-    remat_region: int | None
-
-    @property
-    def source(self) -> SourceLocation:
-        """The line of the model that it was traced from."""
-        return source_of(self.stack, self.infos)
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class FlatJaxpr:
-    """A flat program: inputs, closed-over constants, equations and outputs."""
-
-    inputs: list[FlatVar]
-    constants: list[tuple[FlatVar, np.ndarray]]
-    eqns: list[FlatEqn]
-    outputs: list[FlatAtom]
-
-
-def source_of(stack: str, infos: tuple[Any, Any]) -> SourceLocation:
-    """The name stack, and the line of the equation or, in JAX's own code, of the user's call."""
-    equation, call = infos
-    return SourceLocation(stack, line_of(equation) or line_of(call))
-
-
-def line_of(source_info) -> str:
-    """The line of user code; empty for an equation of JAX's own code."""
-    return "" if source_info is None else info.summarize(source_info)
-
-
-def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
-    """Whether an array is a repeated scalar."""
-    return isinstance(atom, SplatConstant)
-
-
-def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
-    """Drop the recomputation of ``jax.checkpoint`` by common-subexpression elimination."""
-    first: dict[object, list[FlatVar]] = {}
-    same: dict[int, FlatAtom] = {}
-    eqns = []
-    for eqn in program.eqns:
-        inputs = [same.get(id(atom), atom) for atom in eqn.inputs]
-        key = _signature(eqn, inputs)
-        known = first.get(key)
-        if known is None:
-            first[key] = eqn.outputs
-            eqns.append(dataclasses.replace(eqn, inputs=inputs, remat_region=None))
-        else:
-            same.update(zip(map(id, eqn.outputs), known, strict=True))
-    outputs = [same.get(id(atom), atom) for atom in program.outputs]
-    return dataclasses.replace(program, eqns=eliminate_dead_code(eqns, outputs), outputs=outputs)
-
-
-def _signature(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
-    """A key that equations with equal results share."""
-    reads = tuple(
-        (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
-        if isinstance(atom, SplatConstant)
-        else id(atom)
-        for atom in inputs
-    )
-    key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), reads)
-    try:
-        hash(key)
-    except TypeError:
-        return id(eqn)
-    return key
-
-
-def eliminate_dead_code(eqns: Sequence[FlatEqn], outputs: Sequence[FlatAtom]) -> list[FlatEqn]:
-    """The equations that an output depends on, in order."""
-    live = {id(atom) for atom in outputs}
-    needed = []
-    for eqn in reversed(eqns):
-        if any(id(output) in live for output in eqn.outputs):
-            needed.append(eqn)
-            live.update(map(id, eqn.inputs))
-    return needed[::-1]
-
+from tensorstate.tracing.flat import (
+    FlatAtom,
+    FlatEqn,
+    FlatJaxpr,
+    FlatVar,
+    SplatConstant,
+    eliminate_dead_code,
+    is_constant,
+    line_of,
+    source_of,
+)
 
 MAX_EQUATIONS = 400_000
 
 
-def inline_and_unroll(closed: Any) -> FlatJaxpr:
+def inline_and_unroll(closed: Any, pins: bool = True) -> FlatJaxpr:
     """Inline all calls, unroll all scans, fold constants, and eliminate dead code.
 
     Args:
         closed: a result of ``jax.make_jaxpr``.
+        pins: whether the shardings that the step asks for stay, as equations that change nothing.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
-    inliner = _Inliner()
+    inliner = _Inliner(pins)
     inputs = [inliner.variable(aval) for aval in closed.in_avals]
     constants = [inliner.add_closure_constant(value) for value in closed.consts]
     jaxpr, _ = jaxprs.unpack_jaxpr(closed)
@@ -195,12 +76,16 @@ class _Scope:
 class _Inliner:
     """Appends the equations of jaxprs, inlined, to one flat program."""
 
-    def __init__(self) -> None:
+    def __init__(self, pins: bool) -> None:
+        self.pins = pins
         self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[FlatVar, np.ndarray]] = []
         self._closed: dict[int, FlatAtom] = {}
         self._slices: dict[tuple[int, int, int], FlatVar] = {}
         self._regions = 0
+        self._pinned: dict[tuple[int, jaxprs.PinSpec], FlatVar] = {}
+        # Shardings that computations ask of their results, by line, shape and sharding.
+        self._asked: set[tuple[str, tuple[int, ...], jaxprs.PinSpec]] = set()
 
     def variable(self, aval: Any) -> FlatVar:
         return FlatVar(tuple(aval.shape), aval.dtype)
@@ -255,7 +140,8 @@ class _Inliner:
             source = source_of(place.stack, (eqn.source_info, place.line))
             raise PlanError(f"the step {reason} ({source})")
         if name in jaxprs.IDENTITY_PRIMITIVES:
-            return inputs
+            spec = jaxprs.pin_of(eqn, "transpose(" in place.stack)
+            return inputs if spec is None else [self.pin(inputs[0], spec, place, eqn.source_info)]
         if name == "cond" and (branches := jaxprs.branches_of(eqn)):
             return self.cond(eqn, branches, inputs, place)
         if name in ("stack", "unstack"):
@@ -277,9 +163,42 @@ class _Inliner:
             jaxpr, constants = jaxprs.unpack_jaxpr(decomposed)
             closed = [self.add_closure_constant(c) for c in constants]
             return self.run(jaxpr, closed, inputs, place)
+        if "transpose(" in place.stack:
+            inputs = self.pin_gradient(eqn, inputs, place)
         outputs = [self.variable(outvar.aval) for outvar in eqn.outvars]
-        self.append(eqn.primitive, eqn.params, inputs, outputs, place, eqn.source_info)
-        return outputs
+        params = jaxprs.unasked(eqn.params)
+        self.append(eqn.primitive, params, inputs, outputs, place, eqn.source_info)
+        spec = jaxprs.asked_of(eqn)
+        if spec is None or "transpose(" in place.stack:
+            return outputs
+        self._asked.add((line_of(eqn.source_info), outputs[0].shape, spec))
+        return [self.pin(outputs[0], spec, place, eqn.source_info), *outputs[1:]]
+
+    def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: _Scope, source_info) -> FlatAtom:
+        """The same array after a pin: an equation that changes nothing, in one sharding."""
+        if not self.pins or isinstance(x, SplatConstant):
+            return x
+        known = self._pinned.get((id(x), spec))
+        if known is None:
+            known = self._pinned[id(x), spec] = FlatVar(x.shape, x.dtype, x.unstacked)
+            self.append(*jaxprs.pinning(spec), [x], [known], place, source_info)
+        return known
+
+    def pin_gradient(self, eqn, inputs: list[FlatAtom], place: _Scope) -> list[FlatAtom]:
+        """The operands of a transposed equation: the gradient as its value was asked for.
+
+        A transposed equation keeps the line of its original, and under Explicit axes a gradient
+        has the sharding of its value. It is the first such operand; a residual follows.
+        """
+        if jaxprs.asked_of(eqn) is None or not self._asked:
+            return inputs
+        line = line_of(eqn.source_info)
+        for k, (variable, x) in enumerate(zip(eqn.invars, inputs, strict=True)):
+            spec = jaxprs.typed(variable)
+            if (line, x.shape, spec) in self._asked:
+                pinned = self.pin(x, spec, place, eqn.source_info)
+                return [*inputs[:k], pinned, *inputs[k + 1 :]]
+        return inputs
 
     def append(self, primitive, params, inputs, outputs, place: _Scope, source_info) -> None:
         self.check_length(1, place, source_info)

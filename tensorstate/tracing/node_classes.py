@@ -126,6 +126,8 @@ def _can_fuse(operator: Operator) -> bool:
     """
     if operator.kind != "elementwise" or len(operator.results) != 1 or not operator.sizes:
         return False
+    if operator.pin is not None:
+        return False
     num_full = sum(_has_all_labels(operator, use.labels) for use in operator.operands)
     is_full_sum = operator.primitive in ("add", "add_any") and num_full > 1
     return not is_full_sum or operator.phase == "optimizer"
@@ -233,7 +235,10 @@ def _node_signature(
         )
         reductions = tuple(operator.reductions.items())
         parts.append(
-            (operator.primitive, operator.sizes, inside, results, reductions, operator.linear)
+            (
+                *(operator.primitive, operator.sizes, inside, results),
+                *(reductions, operator.linear, operator.pin),
+            )
         )
     return (node.kind, node.phase, node.sizes, node.need_replication, tuple(parts))
 

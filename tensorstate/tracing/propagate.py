@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tensorstate.errors import PlanError
 from tensorstate.rules import AbstractArray, PrimitiveRule, ShardingRule, rule_of
-from tensorstate.tracing.inline import FlatAtom, FlatEqn, FlatVar, SplatConstant
+from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatVar, SplatConstant
 
 
 class UnalignedError(Exception):

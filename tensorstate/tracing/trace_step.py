@@ -22,14 +22,10 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
 from tensorstate.tracing.build import GraphParts, build
-from tensorstate.tracing.inline import drop_remat, inline_and_unroll
+from tensorstate.tracing.flat import drop_remat
+from tensorstate.tracing.inline import inline_and_unroll
 from tensorstate.tracing.node_classes import group_nodes
-
-_DATA_DEPENDENT = (
-    jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-)
+from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
 
 
 def trace(
@@ -39,6 +35,7 @@ def trace(
     updates: Mapping[int, int] | None = None,
     unknown: Literal["replicate", "refuse"] = "replicate",
     checkpoints: Literal["keep", "drop"] = "keep",
+    constraints: Literal["keep", "drop"] = "keep",
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -54,14 +51,18 @@ def trace(
             runs it on full arrays on every device (see ``Graph.replicated``), "refuse" raises.
         checkpoints: the treatment of ``jax.checkpoint``: "keep" its recomputation in the backward
             pass, or "drop" it, so that only the search decides which operators are recomputed.
+        constraints: the treatment of shardings that the step asks for, by
+            ``with_sharding_constraint``, ``reshard`` or ``out_sharding=``: "keep" them as pins of
+            the value and of its gradient, or "drop" them, so that the search decides.
 
     Raises:
         PlanError: the arguments are not arrays or do not fit the function; the function has side
-            effects, its own collectives or data-dependent shapes; a loop is too long to unroll;
-            updates do not fit; or a primitive without a rule is refused.
+            effects, its own collectives or data-dependent shapes, or returns nothing; a loop is too
+            long to unroll; updates do not fit; or a primitive without a rule is refused.
     """
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
+    checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
     checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
@@ -70,7 +71,11 @@ def trace(
         )
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
     with _gc_paused():
-        return _trace(step_fn, tuple(abstract_args), updates, unknown, checkpoints == "drop")
+        step = step_jaxpr(step_fn, abstract_args)
+        program = inline_and_unroll(step.closed, constraints == "keep")
+        program = drop_remat(program) if checkpoints == "drop" else program
+        names = _argument_names(step_fn, len(abstract_args))
+        return _graph_of(step, names, updates, unknown, program)
 
 
 @contextlib.contextmanager
@@ -85,72 +90,19 @@ def _gc_paused():
             gc.enable()
 
 
-def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str, drop: bool) -> Graph:
-    shapes = [jax.tree.map_with_path(_shape, arg) for arg in args]
-    closed, out_shape = _jaxpr(step_fn, shapes)
-    program = drop_remat(inline_and_unroll(closed)) if drop else inline_and_unroll(closed)
+def _graph_of(step: StepJaxpr, names: Sequence[str], updates, unknown: str, program) -> Graph:
     parts = build(program, unknown)
-
-    in_tree = jax.tree.structure(tuple(shapes))
-    out_tree = jax.tree.structure(out_shape)
-    results = _results(out_shape)
-    pairs = _leaf_updates(shapes, results, _updated_args(shapes, results, updates))
+    results = _results(step.out_shape)
+    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, updates))
     return _graph(
         parts,
-        _names(tuple(shapes), _argument_names(step_fn, len(args))),
-        _names(out_shape, None),
+        _names(step.shapes, names),
+        _names(step.out_shape, None),
         pairs,
-        [value for _, value in program.constants],
-        in_tree,
-        out_tree,
+        program.constants,
+        step,
+        tuple(names[i] for i in step.changed),
     )
-
-
-def _shape(path, leaf) -> jax.ShapeDtypeStruct:
-    try:
-        aval = jax.typeof(leaf)
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    except (TypeError, AttributeError, OverflowError):
-        pass
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        name = _path(path) or "the argument itself"
-        raise PlanError(
-            f"an abstract argument has {checks.shown(leaf)} at {name}, expected arrays or "
-            "jax.ShapeDtypeStruct: close over other values, as with functools.partial"
-        )
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _jaxpr(step_fn, shapes):
-    """The jaxpr of a function, and the shapes of its results."""
-    try:
-        return jax.make_jaxpr(step_fn, return_shape=True)(*shapes)
-    except _DATA_DEPENDENT as error:
-        raise PlanError(
-            "the step's control flow or shapes depend on the values of its arguments, expected a "
-            f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {error}"
-        ) from error
-    except NameError as error:
-        if "axis name" not in str(error):
-            raise
-        raise PlanError(
-            f"the step contains a collective, which plans add themselves ({error}): write the step "
-            "as for one device"
-        ) from error
-    except jax.errors.UnexpectedTracerError as error:
-        raise PlanError(
-            f"the step uses a value that leaked from an earlier trace, expected a pure function: "
-            f"{error}"
-        ) from error
-    except (TypeError, ValueError) as error:
-        given = ", ".join(str(jax.tree.map(_shape_text, shape)) for shape in shapes)
-        raise PlanError(
-            f"the step does not take these abstract arguments: {error} (given: {given[:500]})"
-        ) from error
-
-
-def _shape_text(shape: jax.ShapeDtypeStruct) -> str:
-    return f"{shape.dtype}{list(shape.shape)}"
 
 
 # ---------------------------------------------------------------------- updates
@@ -161,8 +113,9 @@ def _results(out_shape) -> list[Any]:
     return list(out_shape) if type(out_shape) is tuple else [out_shape]
 
 
-def _updated_args(args, results, updates: Mapping[int, int] | None) -> dict[int, int]:
+def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -> dict[int, int]:
     """Maps the number of every result that is the new value of an argument to the argument's."""
+    args = step.shapes
     if updates is None:
         return _infer_updated_args(args, results)
     for result, arg in updates.items():
@@ -201,7 +154,7 @@ def _first_difference(a, b) -> str | None:
         return "the structures differ"
     for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
         if x.shape != y.shape or x.dtype != y.dtype:
-            return f"{_shape_text(x)} is not {_shape_text(y)} at {_path(path) or 'the top'}"
+            return f"{shape_text(x)} is not {shape_text(y)} at {path_name(path) or 'the top'}"
     return None
 
 
@@ -236,15 +189,11 @@ def _names(tree, first: Sequence[str] | None) -> list[str]:
     """Paths of the leaves of a tree; ``first`` names its elements."""
     names = []
     for path, _ in jax.tree.leaves_with_path(tree):
-        parts = [_path((key,)) for key in path]
+        parts = [path_name((key,)) for key in path]
         if first is not None:
             parts[0] = first[int(parts[0])]
         names.append("/".join(parts) or "result")
     return names
-
-
-def _path(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 # ---------------------------------------------------------------------- graph
@@ -255,9 +204,9 @@ def _graph(
     input_names: Sequence[str],
     output_names: Sequence[str],
     updates: Mapping[int, int],
-    constants: Sequence[np.ndarray],
-    in_tree,
-    out_tree,
+    constants: Sequence[tuple[Any, np.ndarray]],
+    step: StepJaxpr,
+    changed: tuple[str, ...],
 ) -> Graph:
     """Tensors and operators with their roles and phases, and the nodes that they form."""
     tensors, operators = _with_phases(parts, input_names, updates)
@@ -271,14 +220,15 @@ def _graph(
         tensors=tuple(tensors),
         operators=tuple(operators),
         inputs=tuple(range(first)),
-        constants=tuple((first + i, value) for i, value in enumerate(constants)),
+        constants=tuple((first + i, value) for i, (_, value) in enumerate(constants)),
         outputs=outputs,
         factors=parts.factors,
         nodes=nodes,
         node_classes=node_classes,
         edges=edges,
-        in_tree=in_tree,
-        out_tree=out_tree,
+        in_tree=jax.tree.structure(step.shapes),
+        out_tree=jax.tree.structure(step.out_shape),
+        changed=changed,
     )
 
 

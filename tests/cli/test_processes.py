@@ -40,7 +40,7 @@ def test_doctor_says_what_is_missing():
 @pytest.mark.parametrize(
     ("package", "arguments", "said"),
     [
-        ("matplotlib", ["show", "ring:4", "-o", "x.png"], "pip install 'jaxcoll[draw]'"),
+        ("matplotlib", ["show", "ring:4", "-o", "x.png"], "pip install matplotlib"),
         ("jax", ["tune", "run", "-o", "t.json"], "pip install jax"),
         ("jax", ["targets"], "pip install jax"),
         ("jax", ["plan", "m:f", "f32[8]", "--mesh", "a=2", "--network", "ring:2"], "install jax"),

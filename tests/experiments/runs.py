@@ -8,11 +8,21 @@ import functools
 import io
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments import __main__ as command
+
+# Studies whose small run takes longer than ten seconds.
+SLOW = ("tensorstate-rediscovery", "tensorstate-quickstart", "autoccl-fig-11")
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """The names of studies as cases of a test that runs them."""
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in names]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,13 @@ import pytest
 from experiments.config import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.recording import records
-from experiments.study import publish
-from tests.experiments.runs import small_run
+from experiments.study import Rows, publish
+from tests.experiments.runs import marked, small_run
 
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
-SLOW = ("tensorstate-rediscovery", "tensorstate-quickstart")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STUDIES]
-)
+@pytest.mark.parametrize("name", marked(STUDIES))
 def test_a_study_runs_and_prints_what_is_recorded(name):
     """`python -m experiments.overview NAME` records it again; look at the difference first."""
     run = small_run(name)
@@ -37,6 +34,19 @@ def test_a_study_has_the_size_of_the_paper(name):
     assert config.size == "paper"
     with pytest.raises(ConfigError, match="unknown size 'huge'; known: ci, paper"):
         configure([f"experiment={name}", "size=huge"])
+
+
+def test_a_row_is_printed_when_it_is_made(capsys):
+    def made():
+        yield {"network": "ring", "time": 1.23456}
+        assert capsys.readouterr().out == "network ring, time 1.235\n"
+        yield {"network": "mesh", "time": None}
+
+    rows = Rows(made())
+    rows += ({"n": n} for n in range(2))
+    rows.append({"n": 2})
+    assert capsys.readouterr().out == "network mesh, time \nn 0\nn 1\nn 2\n"
+    assert [row.get("n") for row in rows] == [None, None, 0, 1, 2]
 
 
 def test_rows_are_published(tmp_path, capsys):

@@ -10,23 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jaxcoll as jc
+import tensorstate
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, multitree, nvidia_smi
+from jaxcoll.io import msccl, multitree, nccl_topology, nvidia_smi
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
+from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 from tensorstate.errors import PlanError
+from tensorstate.export import plan_json
+from tensorstate.export.plan_file import plan_file
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
+from tests.io.networks import hosts as dumps
+from tests.prove import programs
 from tests.tensorstate.report.test_hlo_check import TEXT
+from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
 from tests.tune.test_table import a_table
 
@@ -106,6 +113,14 @@ def _use_nvidia_smi(path: Path) -> None:
         nvidia_smi.topology(table, hosts=2 if table.nics else 1)
 
 
+def _use_nccl_topology(path: Path) -> None:
+    system = nccl_topology.load(path)
+    assert nccl_topology.loads(nccl_topology.dumps(system)) == system
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nccl_topology.topology(system, hosts=2 if system.hosts == 1 and system.nics else 1)
+
+
 def _use_frontiers(path: Path) -> None:
     for size in (read := finder.Frontiers.load(path)):
         for point in read.found(size, rates=False).points:
@@ -178,10 +193,22 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
             lambda path: jc.verify(msccl.load(path, RING)),
             refused,
         ),
+        "proved schedule": Kind(
+            _texts(io.dumps(routed), io.dumps(trees)), _as_json, prove_file, (NotRead, NotProved)
+        ),
+        "proved msccl": Kind(
+            _texts(program, programs.all_pairs(3)), _as_text, prove_file, (NotRead, NotProved)
+        ),
         "multitree": Kind(
             _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
         ),
         "nvidia_smi": Kind(_texts(nvidia_smi.dumps(SMI)), _as_text, _use_nvidia_smi, refused_smi),
+        "nccl topology": Kind(
+            _texts(dumps.a100(), dumps.rack(), dumps.clique({(0, 1): 2}), dumps.amd()),
+            _as_text,
+            _use_nccl_topology,
+            refused_smi,
+        ),
         "frontiers": Kind(
             ({"file": (scratch / "frontiers.json").read_bytes()},), _as_json, _use_frontiers
         ),
@@ -222,7 +249,14 @@ def _tuning() -> dict[str, Kind]:
 
 def _programs() -> dict[str, Kind]:
     loops = TEXT.replace("LOOPS", '{"known_trip_count":{"n":"5"}}')
+    step = graph("linear")
     return {
+        "plan": Kind(
+            _texts(_plan(step, None), _plan(step, RING)),
+            _as_json,
+            lambda path: tensorstate.load(path).on(step),
+            (FormatError, PlanError),
+        ),
         "hlo summary": Kind(
             _texts(TPU, GPU),
             _as_text,
@@ -235,6 +269,13 @@ def _programs() -> dict[str, Kind]:
             (FormatError, PlanError),
         ),
     }
+
+
+def _plan(step: tensorstate.Graph, topology: jc.Topology | None) -> str:
+    mesh = MeshShape.of({"data": 4})
+    network = None if topology else tensorstate.AlphaBetaCosts(mesh, (1e-6,), (1e9,))
+    found = tensorstate.search(step, mesh={"data": 4}, topology=topology, network=network)
+    return plan_json.dumps(plan_file(found.problem, found.result, found.options))
 
 
 def _unchecked() -> str:

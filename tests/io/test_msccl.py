@@ -17,6 +17,7 @@ import jaxcoll as jc
 from jaxcoll import FormatError, ScheduleError
 from jaxcoll.collective import Collective
 from jaxcoll.io import msccl
+from jaxcoll.prove import prove_text
 from jaxcoll.synth import Bfb
 from jaxcoll.topologies import generative as gen
 from tests.io.mutations import mutated_bytes
@@ -110,10 +111,10 @@ def test_a_program_is_the_same_after_its_text():
     program = msccl.lower(schedule, name="ring4", protocol="LL128")
     assert msccl.loads(msccl.dumps(program)) == program
     scatter = jc.synthesize(jc.topologies.ring(4), "reduce_scatter", synthesizer="ring")
-    text = {d: msccl.dumps(msccl.lower(scatter), dialect=d) for d in ("msccl", "executor")}
+    text = {d: msccl.dumps(msccl.lower(scatter), dialect=d) for d in ("msccl", "azure")}
     assert 'coll="reduce_scatter"' in text["msccl"]
-    assert 'coll="reducescatter"' in text["executor"]
-    assert msccl.loads(text["msccl"]) == msccl.loads(text["executor"])
+    assert 'coll="reducescatter"' in text["azure"]
+    assert msccl.loads(text["msccl"]) == msccl.loads(text["azure"])
 
 
 def accesses(program: msccl.Program, rank: int):
@@ -316,12 +317,82 @@ def test_schedules_that_no_program_holds_are_refused():
     three = jc.topologies.fully_connected(3)
     with pytest.raises(FormatError, match="all_to_all"):
         msccl.lower(jc.synthesize(three, "all_to_all", synthesizer="direct"))
-    long = gen.unidirectional_ring(1, 258).topology()
-    with pytest.raises(FormatError, match="257 instructions"):
-        msccl.lower(Bfb().synthesize(long, Collective("all_gather", 258)))
     full = jc.topologies.fully_connected(110)
-    with pytest.raises(FormatError, match="218 blocks"):
-        msccl.lower(Bfb().synthesize(full, Collective("all_gather", 110)))
+    crowded = Bfb().synthesize(full, Collective("all_gather", 110))
+    with pytest.raises(FormatError, match="218 blocks, msccl takes at most 216"):
+        msccl.lower(crowded)
+    assert len(msccl.lower(crowded, dialect="azure").ranks[0]) == 218
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edge_over_the_limit_has_channels_in_a_row(kind: str):
+    """The order on the edge and the schedule come back, and the checker proves the program."""
+    topology = jc.topologies.ring(3)
+    schedule = jc.synthesize(topology, kind, "tacos", chunks=300)
+    text = msccl.dumps(schedule)
+    assert prove_text(text, kind, 3, runtime="msccl").messages == schedule.num_sends
+    assert 'nchannels="1"' not in text
+    assert msccl.lift(msccl.loads(text), topology) == at_one_edge(schedule)
+
+
+def at_one_edge(schedule: jc.Schedule) -> jc.Schedule:
+    """The schedule with the provenance of a program."""
+    return schedule.with_provenance(jc.Provenance("msccl", {"name": "jaxcoll"}))
+
+
+@pytest.mark.parametrize("name", ["forestcoll", "tacos", "joint_trees", "hierarchical_ring"])
+def test_order_within_steps_and_paths_come_back(name: str):
+    topology = jc.topologies.nvswitch_hosts((3, 3), inside=300e9, network=50e9)
+    schedule = jc.synthesize(topology, "all_reduce", name, chunks=4)
+    again = msccl.lift(msccl.loads(msccl.dumps(schedule)), topology)
+    assert jc.simulate(again, 2**20).time == jc.simulate(schedule, 2**20).time
+    assert again == at_one_edge(schedule)
+
+
+def test_numbers_that_are_too_large_are_named():
+    ring = jc.topologies.ring(4)
+    schedule = jc.synthesize(ring, "all_reduce", "ring", chunks=800)
+    with pytest.raises(FormatError, match=r"of rank 0 [0-9]{4} elements are to be read, msccl"):
+        msccl.dumps(schedule)
+    with pytest.raises(FormatError, match="name has 300 characters"):
+        msccl.lower(schedule, name="a" * 300)
+    with pytest.raises(FormatError, match=r"RCCL removed its MSCCL runtime after ROCm 7\.2"):
+        msccl.dumps(schedule, dialect="rccl")
+    program = msccl.lower(jc.synthesize(ring, "all_gather", "ring"))
+    many = dataclasses.replace(
+        program, ranks=tuple(tuple(dataclasses.replace(b, channel=40) for b in blocks)
+                             for blocks in program.ranks)
+    )  # fmt: skip
+    with pytest.raises(FormatError, match="41 channels, msccl takes at most 32"):
+        msccl.dumps(many)
+
+
+def test_a_schedule_for_a_runtime_has_as_many_chunks_as_fit():
+    ring = jc.topologies.ring(4)
+    made = jc.io.synthesize_for(ring, "all_reduce", "ring", for_runtime="azure", nbytes=1e9)
+    assert prove_text(msccl.dumps(made, dialect="azure"), runtime="azure").ranks == 4
+    with pytest.raises(FormatError, match="elements"):
+        jc.io.synthesize_for(ring, "all_reduce", "ring", for_runtime="msccl", chunks=800)
+    with pytest.raises(FormatError, match="for_runtime"):
+        jc.io.synthesize_for(ring, "all_reduce", for_runtime="nccl")
+
+
+def test_what_no_runtime_reads_is_refused(tmp_path: Path):
+    rows = ring_program(1)
+    step = next(line for line in rows.splitlines() if "<step" in line)
+    with pytest.raises(FormatError, match="gpu 0 has 302 instructions in a block"):
+        msccl.loads(rows.replace(step, f"{step}\n" * 300, 1))
+    with pytest.raises(FormatError, match="chan of <tb>"):
+        msccl.loads(rows.replace('chan="0"', 'chan="1"', 1))
+    with pytest.raises(FormatError, match="longer than the 255 characters"):
+        msccl.loads(rows.replace('name="ring"', f'name="{"a" * 300}"'))
+    with pytest.raises(FormatError, match="nchannels"):
+        msccl.loads(rows.replace('nchannels="1"', 'nchannels="129"'))
+    with pytest.raises(FormatError, match="links of <tb>"):
+        msccl.loads(rows.replace('chan="0"', 'chan="0" links="a"', 1))
+    schedule = jc.synthesize(jc.topologies.ring(4), "all_gather", "ring")
+    msccl.save(tmp_path / "a.xml", schedule, dialect="azure", max_bytes=2**20)
+    assert 'maxBytes="1048576"' in (tmp_path / "a.xml").read_text()
 
 
 def test_files_are_written_whole(tmp_path: Path):

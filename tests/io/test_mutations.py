@@ -19,7 +19,8 @@ MANY, VERY_MANY = 150, 10_000
 NAMES = (
     *("schedule", "topology", "collective", "compact", "msccl", "multitree", "tuner table"),
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
-    *("execution costs", "hlo summary", "hlo check", "nvidia_smi"),
+    *("execution costs", "hlo summary", "hlo check", "nvidia_smi", "plan"),
+    *("proved schedule", "proved msccl", "nccl topology"),
 )
 
 

@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 import tensorstate as ts
 from jaxcoll import topologies
 from tensorstate.cost.cost import SearchOptions
+from tensorstate.export.plan_file import plan_file
+from tensorstate.saved_plan import SavedPlan
 from tests.misuse import fields_of
 
 ARGS = (
@@ -39,7 +41,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.trace,
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
-            "checkpoints": "keep",
+            "checkpoints": "keep", "constraints": "keep",
         },
     ),
     "ts.search": (ts.search, {"step": GRAPH, "abstract_args": None, **SEARCH}),
@@ -97,6 +99,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.Milp": (ts.Milp, {"gap": 0.1, "time_limit": 1.0}),
     "ts.CoordinateDescent": (ts.CoordinateDescent, {"gap": 0.1, "time_limit": 1.0}),
     "ts.Auto": (ts.Auto, {"gap": 0.1, "time_limit": 1.0}),
+    "ts.load": (ts.load, {"path": "/nowhere/to/read", "max_bytes": 1000}),
+    "ts.Plan.save": (PLAN.save, {"path": "/nowhere/to/write"}),
+    "ts.Plan.make_mesh": (PLAN.make_mesh, {"devices": None}),
+    "ts.Plan.constrain": (PLAN.constrain, {"step_fn": step, "mesh": None}),
+    "ts.Plan.rules": (PLAN.rules, {"names": {"w": ("in", "out")}, "solver": None}),
+    "ts.SavedPlan.on": (
+        SavedPlan(plan_file(PLAN.problem, PLAN.result, PLAN.options)).on,
+        {"step": step, "abstract_args": ARGS, "network": None, "hardware": None},
+    ),
     "ts.Plan.html": (PLAN.html, {"title": "Plan"}),
     "ts.Plan.explain": (PLAN.explain, {"tensor": "w"}),
     "ts.Plan.compare": (lambda **given: PLAN.compare(given["name"]), {"name": "ddp"}),
@@ -105,4 +116,4 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.scheduled_collectives": (ts.scheduled_collectives, {"schedule_for": NETWORK.schedule}),
 }  # fmt: skip
 
-REFUSED: set[str] = set()
+REFUSED: set[str] = {"ts.load", "ts.Plan.save"}

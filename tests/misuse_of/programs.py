@@ -101,14 +101,25 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.open_compact": (io.open_compact, {"folder": "/nowhere/to/read", "topology": RING}),
     "io.multitree.load": (io.multitree.load, {"path": "/nowhere/to/read"}),
     "io.multitree.save": (io.multitree.save, {"path": "/nowhere/to/write", "schedule": SCHEDULE}),
-    "io.msccl.lower": (msccl.lower, {"schedule": SCHEDULE, "name": "x", "protocol": "Simple"}),
+    "io.msccl.lower": (
+        msccl.lower, {"schedule": SCHEDULE, "name": "x", "protocol": "Simple", "dialect": "azure"}
+    ),
+    "io.synthesize_for": (
+        io.synthesize_for,
+        {
+            "topology": RING, "collective": "all_reduce", "synthesizer": "ring",
+            "for_runtime": "azure",
+        },
+    ),
     "io.msccl.dumps": (
         msccl.dumps, {"program": PROGRAM, "dialect": "msccl", "max_bytes": 2**20}
     ),
     "io.msccl.loads": (msccl.loads, {"text": msccl.dumps(PROGRAM)}),
     "io.msccl.lift": (msccl.lift, {"program": PROGRAM, "topology": RING}),
     "io.msccl.load": (msccl.load, {"path": "/nowhere/to/read", "topology": RING, "max_bytes": 9}),
-    "io.msccl.save": (msccl.save, {"schedule": SCHEDULE, "path": "/nowhere/to/write"}),
+    "io.msccl.save": (
+        msccl.save, {"schedule": SCHEDULE, "path": "/nowhere/to/write", "dialect": "msccl"}
+    ),
     "tune.Table.load": (tune.Table.load, {"path": "/nowhere/to/read", "machine": None}),
     "tune.Table.save": (tune.Table().save, {"path": "/nowhere/to/write"}),
     # ------------------------------------------------------------------ compiled programs

@@ -138,9 +138,7 @@ def _forest(seed: int):
     try:
         ensemble = importlib.import_module("sklearn.ensemble")
     except ImportError:
-        raise TuneError(
-            "AFNFA needs scikit-learn; install it, as pip install 'jaxcoll[experiments]' does"
-        ) from None
+        raise TuneError("AFNFA needs scikit-learn: pip install scikit-learn") from None
     return ensemble.RandomForestRegressor(_TREES, random_state=checks.seed(seed, TuneError))
 
 

@@ -37,8 +37,8 @@ from time import process_time
 from typing import Any
 
 from experiments.benchmarks.baselines import NETWORKS as TABLE_IV
-from experiments.benchmarks.report import printed, report
-from experiments.study import describe_machine
+from experiments.benchmarks.report import report
+from experiments.study import Rows, describe_machine
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
@@ -121,9 +121,7 @@ def main(argv: Sequence[str]) -> None:
             record(name, NETWORKS[name](), options.collectives, limits, missing=options.missing)
         return
     _compile(options.collectives)
-    rows = list(
-        printed(row for name in options.networks for row in measure(name, options.collectives))
-    )
+    rows = Rows(row for name in options.networks for row in measure(name, options.collectives))
     report("default", rows)
     print('Times by the link model "astra"; CPU s without compilation.')
     compared = [row for row in rows if "/ best" in row]

@@ -22,7 +22,8 @@ import networkx as nx
 import numpy as np
 
 from experiments.benchmarks.default.default import WITHIN, Limits, search
-from experiments.benchmarks.report import printed, report, write
+from experiments.benchmarks.report import report, write
+from experiments.study import printed
 from jaxcoll import executors, topologies
 from jaxcoll.bounds import bound
 from jaxcoll.simulation import simulate

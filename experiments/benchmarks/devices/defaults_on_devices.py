@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from experiments.benchmarks.devices.on_cpu_devices import in_processes, parser_of, with_devices
-from experiments.benchmarks.report import printed, report, write
+from experiments.benchmarks.report import report, write
+from experiments.study import printed
 from experiments.timing import compare
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -21,10 +21,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
 from experiments.forestcoll.tables import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
 from experiments.recording import pages, records
-from experiments.study import describe_machine
+from experiments.study import Rows, describe_machine
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.io.files import write_text
@@ -384,7 +384,7 @@ def main(argv: Sequence[str]) -> None:
         ]
         for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
             forest(make())
-        rows = list(printed(measure_scale(name, make()) for name, make in chosen))
+        rows = Rows(measure_scale(name, make()) for name, make in chosen)
         report("forestcoll-scale", rows)
         if options.record:
             record_scale(rows)

@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from experiments.timing import time_it
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
@@ -82,12 +83,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--repeat", type=int, default=5, help="calls to time (%(default)s)")
     options = parser.parse_args(argv)
     synthesizer = Tacos(options.rule, options.attempts)
-    rows = list(
-        printed(
-            measure(family(*size), synthesizer, options.seed, options.repeat)
-            for family, sizes in (ALL if options.all else SHOWN)
-            for size in sizes
-        )
+    rows = Rows(
+        measure(family(*size), synthesizer, options.seed, options.repeat)
+        for family, sizes in (ALL if options.all else SHOWN)
+        for size in sizes
     )
     report("tacos", rows)
     met = sum(row["steps"] == row["bound"] for row in rows)

@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from jaxcoll.bounds import bound, ideal
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
@@ -91,12 +92,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--attempts", type=int, help="as many as TACOS takes by itself")
     parser.add_argument("--skip-small", action="store_true", help="unequal links only")
     options = parser.parse_args(argv)
-    rows = list(
-        printed(
-            measure_unequal(speeds, side, options.seeds, options.attempts)
-            for speeds, sides in PEER_MICROSECONDS.items()
-            for side in sides
-        )
+    rows = Rows(
+        measure_unequal(speeds, side, options.seeds, options.attempts)
+        for speeds, sides in PEER_MICROSECONDS.items()
+        for side in sides
     )
     report("tacos-unequal", rows)
     slower = sum(row["ours us"] > row["peer us"] + 0.5 for row in rows)  # the peer's are rounded

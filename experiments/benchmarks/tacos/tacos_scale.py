@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from experiments.tacos.synthesis import growth, measure_mesh
 from experiments.timing import time_it
 from jaxcoll.bounds import bound
@@ -99,10 +100,8 @@ def main(argv: Sequence[str]) -> None:
     sizes = options.sides or [*SHOWN, *(PAPER if options.paper else ())]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure_mesh((4, 4), Path(folder), options.threads, options.seed)  # compiles
-        rows = list(
-            printed(
-                measure_mesh(sides, Path(folder), options.threads, options.seed) for sides in sizes
-            )
+        rows = Rows(
+            measure_mesh(sides, Path(folder), options.threads, options.seed) for sides in sizes
         )
     report("tacos-scale", rows)
     planar = [row for row in rows if str(row["network"]).count("x") == 1]

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import printed, report
+from experiments.benchmarks.report import report
+from experiments.study import Rows
 from jaxcoll.links import group_by
 from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     if any(ranks < 2 * CUBE or ranks % CUBE for ranks in options.ranks):
         parser.error(f"ranks come in cubes of {CUBE}, from {2 * CUBE}")
-    rows = list(printed(row for ranks in options.ranks for row in slices(ranks, options.trials)))
+    rows = Rows(row for ranks in options.ranks for row in slices(ranks, options.trials))
     report("tpu_slices", rows)
     rewired_rows = [row for row in rows if row["kind"] == "rewired cubes"]
     means = {over: _mean(row[over] for row in rewired_rows) for over in OVER}

@@ -24,7 +24,7 @@ from experiments.direct_connect.training.networks import (
 )
 from experiments.errors import ConfigError
 from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import Rows, publish, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.numerics.rational import as_fraction
@@ -116,8 +116,11 @@ class Run(NamedTuple):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each claim, then one for each model and network."""
-    runs = {name: run_panel(config, panel) for name, panel in config.panels.items()}
-    rows: list[dict[str, Any]] = []
+    runs = {}
+    for name, panel in config.panels.items():
+        runs[name] = run_panel(config, panel)
+        tell({"panel": name, "models": len(runs[name])})
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         lower = statistics.fmean(
             100 * (1 - _seconds(here[OURS], claim.what) / _seconds(here[claim.than], claim.what))

@@ -30,7 +30,7 @@ from experiments.direct_connect.training.networks import (
 )
 from experiments.errors import ConfigError
 from experiments.plots import stacked_bars
-from experiments.study import publish
+from experiments.study import Rows, publish, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
@@ -309,8 +309,11 @@ class Run(NamedTuple):
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each claim, then one for each case and network."""
-    runs = {(case.model, case.ranks): run_case(config, case) for case in config.cases}
-    rows: list[dict[str, Any]] = []
+    runs = {}
+    for case in config.cases:
+        runs[case.model, case.ranks] = run_case(config, case)
+        tell({"model": case.model, "ranks": case.ranks, "networks": len(NETWORKS)})
+    rows: list[dict[str, Any]] = Rows()
     for claim in config.claims:
         where = f"{claim.model}, {claim.ranks} ranks" if claim.ranks else "all"
         beside = f"{claim.of} / {OURS}" if claim.what in RATIOS else claim.of

@@ -1,5 +1,6 @@
 """MSCCL XML: schedules as the programs that MSCCL, its executor for NCCL and RCCL run.
 
+- ``runtimes``: who reads such programs, and their limits;
 - ``program``: a program as data, and its XML;
 - ``lowering``: the program of a schedule;
 - ``replay``: a program run message by message, and the schedule that it carries out.
@@ -23,22 +24,31 @@ def dumps(program: Program | Schedule, *, dialect: str = "msccl", max_bytes: int
     """The XML of a program, or of that of a schedule; see ``program.written`` and ``lower``.
 
     Raises:
-        FormatError: another dialect, a bound below 1, or a schedule that no program carries out.
+        FormatError: another dialect, a bound below 1, a schedule that no program carries out, or
+            one over the limits of the runtime.
     """
-    given = lower(program) if isinstance(program, Schedule) else program
+    given = lower(program, dialect=dialect) if isinstance(program, Schedule) else program
     return written(given, dialect=dialect, max_bytes=max_bytes)
 
 
 def save(
-    path: str | os.PathLike, schedule: Schedule, *, name: str = "jaxcoll", protocol: str = "Simple"
+    path: str | os.PathLike,
+    schedule: Schedule,
+    *,
+    name: str = "jaxcoll",
+    protocol: str = "Simple",
+    dialect: str = "msccl",
+    max_bytes: int = 2**30,
 ) -> None:
-    """Write the program of a schedule, all or nothing; see ``lower``.
+    """Write the program of a schedule, all or nothing; see ``lower`` and ``program.written``.
 
     Raises:
-        FormatError: a schedule that no program of this format carries out.
+        FormatError: a schedule that no program of this format carries out, or one over the limits
+            of the dialect's runtime, with the number that is too large.
         OSError: the file cannot be written.
     """
-    write_text(path, written(lower(schedule, name=name, protocol=protocol)))
+    program = lower(schedule, name=name, protocol=protocol, dialect=dialect)
+    write_text(path, written(program, dialect=dialect, max_bytes=max_bytes))
 
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:

@@ -3,8 +3,8 @@
 A rank runs blocks side by side. A block sends to one rank, receives from one, and runs its
 instructions in order. Ranks and blocks meet in two ways only: the n-th send over a connection
 (sender, receiver, channel) meets the n-th receive, and an instruction may wait for one of another
-block of its rank. Read by microsoft/msccl, Azure/msccl-executor-nccl and RCCL, whose parsers are
-written by hand: one space between attributes, one line per tag, no entities.
+block of its rank. Read by the runtimes of ``runtimes``, whose parser is written by hand: one space
+between attributes, one line per tag, no entities; attributes that it does not know are passed over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from jaxcoll.errors import FormatError
+from jaxcoll.io.msccl.runtimes import (
+    MOST_BLOCKS,
+    MOST_CHANNELS,
+    MOST_CHARACTERS,
+    MOST_ELEMENTS,
+    MOST_INSTRUCTIONS,
+    Runtime,
+    written_for,
+)
 from jaxcoll.numerics import checks
 
 # MSCCL's names of collectives, and of jaxcoll's kinds.
@@ -27,7 +36,7 @@ COLLECTIVES = {
 }
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}  # messages that a connection holds
 SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
-MOST_BLOCKS, MOST_INSTRUCTIONS, MOST_COUNT, MOST_AWAITED = 216, 256, 71, 127
+MOST_COUNT, MOST_AWAITED = 71, 127
 MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
 _NOT_READ = {"re", "rrs", "ra"}
@@ -46,8 +55,9 @@ class Instruction:
         count: chunks.
         after: (block, instruction) of the same rank that must have ended, or None.
         awaited: whether another one waits for it.
-        step: of the schedule, for a send: the attribute ``at``, which runtimes ignore as they do
-            all that they do not know; None in the files of others.
+        step: of the schedule, for a send: the attribute ``at``, which runtimes pass over; None in
+            the files of others.
+        place: of the send among those of its step: the attribute ``no``.
     """
 
     type: str
@@ -57,16 +67,21 @@ class Instruction:
     after: tuple[int, int] | None = None
     awaited: bool = False
     step: int | None = None
+    place: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A thread block: the ranks it sends to and receives from, None for neither; its channel."""
+    """A thread block: the ranks it sends to and receives from, None for neither; its channel.
+
+    ``path`` are the links that its sends take: the attribute ``links``, which runtimes pass over.
+    """
 
     send: int | None
     receive: int | None
     channel: int
     instructions: tuple[Instruction, ...]
+    path: tuple[int, ...] | None = None
 
     def connections(self, rank: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """The connection that a block of a rank receives over, and the one that it sends over.
@@ -104,20 +119,21 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
     """The XML of a program.
 
     Args:
-        dialect: ``msccl`` for microsoft/msccl, ``executor`` for Azure's executor and RCCL, which
-            call reduce_scatter ``reducescatter``. Other collectives have one spelling.
+        dialect: ``msccl`` for microsoft/msccl, ``azure`` for Azure's executor, which calls
+            reduce_scatter ``reducescatter``. Other collectives have one spelling.
         max_bytes: the largest call for which the runtime is to choose the program.
 
     Raises:
-        FormatError: another dialect, a bound below 1.
+        FormatError: another dialect, a bound below 1, or a program over the runtime's limits.
     """
     checks.instance(program, Program, "program", FormatError)
-    checks.choice(dialect, ("msccl", "executor"), "dialect", FormatError)
+    runtime = written_for(dialect)
     max_bytes = checks.integer(max_bytes, "max_bytes", FormatError, least=1)
+    check_limits(program, runtime)
     collective = program.collective.replace("_", "")
-    if program.collective == "reduce_scatter" and dialect == "msccl":
-        collective = "reduce_scatter"
-    channels = 1 + max((b.channel for rank in program.ranks for b in rank), default=0)
+    if program.collective == "reduce_scatter":
+        collective = runtime.reduce_scatter
+    channels = _channels(program)
     here, other = str(int(program.in_place)), str(int(not program.in_place))
     lines = [
         _tag("algo", name=program.name, proto=program.protocol, nchannels=channels,
@@ -129,11 +145,49 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
         lines.append("  " + _tag("gpu", id=rank, **sizes) + ">")
         for number, block in enumerate(blocks):
             ends = {"send": _or_minus(block.send), "recv": _or_minus(block.receive)}
-            lines.append("    " + _tag("tb", id=number, **ends, chan=block.channel) + ">")
+            path = ",".join(map(str, block.path or ()))
+            links = {"links": path} if 0 < len(path) <= MOST_CHARACTERS else {}
+            lines.append("    " + _tag("tb", id=number, **ends, chan=block.channel, **links) + ">")
             lines += [_step(s, each) for s, each in enumerate(block.instructions)]
             lines.append("    </tb>")
         lines.append("  </gpu>")
     return "\n".join([*lines, "</algo>", ""])
+
+
+def _channels(program: Program) -> int:
+    return 1 + max((b.channel for rank in program.ranks for b in rank), default=0)
+
+
+def check_limits(program: Program, runtime: Runtime) -> None:
+    """Refuse a program that a runtime would not read.
+
+    Raises:
+        FormatError: with the number that is too large.
+    """
+    ranks = len(program.ranks)
+    found = [
+        (len(program.name), MOST_CHARACTERS, "the name has {} characters"),
+        (_channels(program), runtime.channels, "the program has {} channels"),
+    ]
+    for rank, blocks in enumerate(program.ranks):
+        longest = max((len(block.instructions) for block in blocks), default=0)
+        elements = 1 + ranks + len(blocks) + sum(len(block.instructions) for block in blocks)
+        awaited = max(
+            (b for b, block in enumerate(blocks) if any(i.awaited for i in block.instructions)),
+            default=0,
+        )
+        found += [
+            (len(blocks), runtime.blocks, f"rank {rank} has {{}} blocks"),
+            (longest, runtime.instructions, f"a block of rank {rank} has {{}} instructions"),
+            (elements, MOST_ELEMENTS, f"of rank {rank} {{}} elements are to be read"),
+            (awaited, MOST_AWAITED, f"block {{}} of rank {rank} is waited for"),
+        ]
+    for number, most, text in found:
+        if number > most:
+            raise FormatError(
+                f"{text.format(number)}, {runtime.name} takes at most {most}; take fewer chunks "
+                "per shard (--for-runtime chooses them), or fewer links per rank"
+            )
 
 
 def _tag(tag: str, /, **attributes: object) -> str:
@@ -151,7 +205,8 @@ def _step(s: int, each: Instruction) -> str:
         dstoff=each.dst[1], cnt=each.count, depid=block, deps=instruction, hasdep=int(each.awaited),
     )  # fmt: skip
     at = "" if each.step is None else f' at="{each.step}"'
-    return f"      {tag}{at}/>"
+    no = "" if each.place is None else f' no="{each.place}"'
+    return f"      {tag}{at}{no}/>"
 
 
 def _buffer_sizes(program: Program, blocks: tuple[Block, ...]) -> dict[str, int]:
@@ -181,7 +236,9 @@ def loads(text: str) -> Program:
     collective = COLLECTIVES[checks.choice(_text(root, "coll"), COLLECTIVES, "coll", FormatError)]
     protocol = checks.choice(_text(root, "proto"), PROTOCOLS, "proto", FormatError)
     ranks = _integer(root, "ngpus", 1, MOST_RANKS)
-    _integer(root, "nchannels", 1, 2**10)
+    channels = _integer(root, "nchannels", 1, MOST_CHANNELS)
+    if len(_text(root, "name")) > MOST_CHARACTERS:
+        raise FormatError(f"the name is longer than the {MOST_CHARACTERS} characters of a runtime")
     chunks = _integer(root, "nchunksperloop", 1, MOST_CHUNKS)
     in_place = bool(_integer(root, "inplace", 0, 1)) if "inplace" in root.attrib else False
     blocks: dict[int, tuple[Block, ...]] = {}
@@ -189,7 +246,7 @@ def loads(text: str) -> Program:
         number = _integer(gpu, "id", 0, ranks - 1)
         if number in blocks:
             raise FormatError(f"gpu {number} is given twice; give it once")
-        blocks[number] = _blocks(gpu, ranks, number)
+        blocks[number] = _blocks(gpu, ranks, number, channels)
     if len(blocks) < ranks:
         missing = next(r for r in range(ranks) if r not in blocks)
         raise FormatError(f"the program of {ranks} ranks has no gpu {missing}; add it")
@@ -231,8 +288,17 @@ def _parsed(text: str) -> ElementTree.Element:
     return builder.close()
 
 
-def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...]:
+def _blocks(gpu: ElementTree.Element, ranks: int, rank: int, channels: int) -> tuple[Block, ...]:
     found: dict[int, Block] = {}
+    longest = max(map(len, gpu), default=0)
+    elements = 1 + ranks + len(gpu) + sum(map(len, gpu))
+    for number, most, what in (
+        (len(gpu), MOST_BLOCKS, "blocks"),
+        (longest, MOST_INSTRUCTIONS, "instructions in a block"),
+        (elements, MOST_ELEMENTS, "elements to read"),
+    ):
+        if number > most:
+            raise FormatError(f"gpu {rank} has {number} {what}; runtimes take at most {most}")
     for tb in gpu:
         number = _integer(tb, "id", 0, len(gpu) - 1)
         if number in found:
@@ -241,9 +307,10 @@ def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...
         if rank in peers:
             raise FormatError(f"block {number} of gpu {rank} has its own rank as a peer")
         send, receive = (None if peer < 0 else peer for peer in peers)
-        channel = _integer(tb, "chan", 0, 2**10)
+        channel = _integer(tb, "chan", 0, channels - 1)
         instructions = tuple(_instruction(step, len(gpu)) for step in tb)
-        found[number] = Block(send, receive, channel, instructions)
+        path = _path(tb) if "links" in tb.attrib else None
+        found[number] = Block(send, receive, channel, instructions, path)
         for each in instructions:
             if (each.type in SENDS and send is None) or (each.type in RECEIVES and receive is None):
                 raise FormatError(f"block {number} of gpu {rank} has no peer for {each.type!r}")
@@ -257,6 +324,13 @@ def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...
                 f"each its own channel"
             )
     return blocks
+
+
+def _path(tb: ElementTree.Element) -> tuple[int, ...]:
+    words = tb.attrib["links"].split(",")
+    if not all(re.fullmatch("[0-9]{1,9}", word, re.ASCII) for word in words):
+        raise FormatError(f"links of <tb> are numbers with commas, got {checks.shown(words)}")
+    return tuple(map(int, words))
 
 
 def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
@@ -277,7 +351,8 @@ def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
     awaited = bool(_integer(step, "hasdep", 0, 1))
     after = (block, instruction) if block >= 0 else None
     at = _integer(step, "at", 0, MOST_STEPS) if "at" in step.attrib else None
-    return Instruction(kind, places[0], places[1], count, after, awaited, at)
+    no = _integer(step, "no", 0, MOST_STEPS) if "no" in step.attrib else None
+    return Instruction(kind, places[0], places[1], count, after, awaited, at, no)
 
 
 def _text(element: ElementTree.Element, key: str) -> str:

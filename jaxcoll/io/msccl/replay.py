@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
@@ -52,8 +53,9 @@ def lift(program: Program, topology: Topology) -> Schedule:
     instructions that nothing orders. A program of ``lower`` has none.
 
     Args:
-        topology: the network; a connection goes over the link between its ranks, channel k over the
-            k-th of several, or over a shortest path where there is none.
+        topology: the network; a connection goes over the links that the program states, or over
+            the link between its ranks, channel k over the k-th of several, or over a shortest path
+            where there is none.
 
     Raises:
         FormatError: the program stops before its end, reads what was never written, adds unlike
@@ -74,14 +76,16 @@ def lift(program: Program, topology: Topology) -> Schedule:
     run = _Run(program)
     run.to_end()
     connections = sorted({connection for connection, *_ in run.sent})
-    edges = _edges(topology, connections)
-    number = {connection: i for i, connection in enumerate(connections)}
-    columns = [(step, number[connection], chunk) for connection, step, chunk in run.sent]
+    edges, number = _edges(topology, connections, _stated_paths(program, topology))
+    columns = [(step, number[connection], chunk) for connection, step, chunk, _ in run.sent]
     step, edge, chunk = np.asarray(columns, np.int64).reshape(-1, 3).T
+    # Within a step in the order that the program states, else in the order of this run.
+    order = np.lexsort((np.asarray([place for *_, place in run.sent]), step))
     collective = Collective(program.collective, ranks, program.chunks // ranks)
     counts = collective.num_chunks, collective.num_deliveries, len(columns)
     fields.check_claims("the program", ranks, *counts)
     reduce = np.asarray([run.added.get(i, False) for i in range(len(columns))], bool)
+    step, edge, chunk, reduce = (column[order] for column in (step, edge, chunk, reduce))
     schedule = Schedule.from_sends(
         topology,
         collective,
@@ -96,20 +100,47 @@ def lift(program: Program, topology: Topology) -> Schedule:
     return schedule
 
 
-def _edges(topology: Topology, connections: list[Connection]) -> Edges:
-    """An edge per connection: the link of its channel, or a shortest path."""
+def _stated_paths(program: Program, topology: Topology) -> dict[Connection, tuple[int, ...]]:
+    """The links of connections that a program states, where this network has them in a row."""
+    found: dict[Connection, tuple[int, ...]] = {}
+    src, dst = topology.src, topology.dst
+    for rank, blocks in enumerate(program.ranks):
+        for block in blocks:
+            path = block.path or ()
+            if block.send is None or not path or max(path) >= len(src):
+                continue
+            ends = (int(src[path[0]]), int(dst[path[-1]])) == (rank, block.send)
+            if ends and all(dst[a] == src[b] for a, b in itertools.pairwise(path)):
+                found[rank, block.send, block.channel] = path
+    return found
+
+
+def _edges(
+    topology: Topology,
+    connections: list[Connection],
+    stated: dict[Connection, tuple[int, ...]],
+) -> tuple[Edges, dict[Connection, int]]:
+    """An edge per path, and the edge of each connection."""
     links: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for link, ends in enumerate(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)):
         links[ends].append(link)
-    src, dst = np.asarray([c[:2] for c in connections], np.int64).reshape(-1, 2).T
+    rest = [c for c in connections if c not in stated and c[:2] not in links]
+    src, dst = np.asarray([c[:2] for c in rest], np.int64).reshape(-1, 2).T
     routed = shortest_routes(topology, src, dst)
-    paths = [
-        (between[channel % len(between)],) if (between := links.get((a, b))) else routed.path(e)
-        for e, (a, b, channel) in enumerate(connections)
-    ]
-    ptr = np.concatenate([[0], np.cumsum([len(path) for path in paths])])
-    flat = np.asarray([link for path in paths for link in path], np.int64)
-    return Edges(src, dst, ptr, flat)
+    paths = {connection: routed.path(e) for e, connection in enumerate(rest)} | stated
+    for a, b, channel in connections:
+        if (a, b, channel) not in paths:
+            paths[a, b, channel] = (links[a, b][channel % len(links[a, b])],)
+    # Channels into which one edge was split are one edge again.
+    edge_of: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    number = {
+        (a, b, channel): edge_of.setdefault((a, b, tuple(paths[a, b, channel])), len(edge_of))
+        for a, b, channel in connections
+    }
+    ends = np.asarray([key[:2] for key in edge_of], np.int64).reshape(-1, 2).T
+    ptr = np.concatenate([[0], np.cumsum([len(path) for *_, path in edge_of])]).astype(np.int64)
+    flat = np.asarray([link for *_, path in edge_of for link in path], np.int64)
+    return Edges(ends[0], ends[1], ptr, flat), number
 
 
 class _Run:
@@ -121,7 +152,7 @@ class _Run:
         self.ended = [[-1 for _ in blocks] for blocks in program.ranks]  # last awaited that ended
         self.wires: defaultdict[Connection, deque[_Message]] = defaultdict(deque)
         self.last: dict[Connection, int] = {}
-        self.sent: list[tuple[Connection, int, int]] = []
+        self.sent: list[tuple[Connection, int, int, int]] = []  # with step, chunk and place
         self.added: dict[int, bool] = {}
         # Those that the program has touched: a short one may claim very many.
         self.cells: list[dict[Cell, _Value]] = [{} for _ in program.ranks]
@@ -212,7 +243,8 @@ class _Run:
             if len(self.sent) >= _MOST_MESSAGES:
                 raise FormatError(f"a program of more than {_MOST_MESSAGES} messages is not read")
             self.wires[out].append(_Message(value.chunk, step, len(self.sent)))
-            self.sent.append((out, step, value.chunk))
+            place = len(self.sent) if each.place is None else each.place + i
+            self.sent.append((out, step, value.chunk, place))
 
     def _cell(self, rank: int, place: tuple[str, int], i: int) -> Cell:
         """A cell, the buffers that are one in place having one name."""

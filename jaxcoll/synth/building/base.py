@@ -185,6 +185,7 @@ class Synthesizer(abc.ABC):
         tried_by_auto: whether auto tries it unasked; not where the search may take minutes, or
             another is known to be as fast.
         put_off: by how much its work counts more than it is in the order in which auto tries.
+        counts_are_costly: whether auto tries every second of its counts of chunks alone.
     """
 
     name: ClassVar[str]
@@ -193,6 +194,7 @@ class Synthesizer(abc.ABC):
     has_nbytes: ClassVar[bool] = False
     tried_by_auto: ClassVar[bool] = True
     put_off: ClassVar[float] = 1.0
+    counts_are_costly: ClassVar[bool] = False
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

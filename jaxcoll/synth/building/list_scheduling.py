@@ -25,6 +25,10 @@ from jaxcoll.topology import Topology
 
 # A run of all sends one after another fits 64 bits, with times of 40 bits for the longest.
 _FINE, _HORIZON = 2**40, 2**62
+# Two rounds one after the other that each shorten the plan by less end its improvement. Of plans
+# for twelve networks, each in up to sixteen rounds, later ones gained 0.3 % at most; after one such
+# round another gained up to 0.5 %. On tori the first round gains all there is.
+_LEAST_GAIN = 0.0005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,8 @@ def improved(
     Args:
         urgencies: orders to start from, of which the best is improved; ticks, int64 (sends,).
         busy, delay: of each link, as ``link_ticks`` gives them.
-        rounds: how often the plan is made backwards and forwards.
+        rounds: how often the plan is made backwards and forwards at most; after a round of little
+            gain more gain nothing.
 
     Returns:
         The best plan last.
@@ -127,14 +132,17 @@ def improved(
     plans = [_run(sends, urgency, busy, delay) for urgency in urgencies]
     least = min(end for _, end in plans)
     begin = next(begin for begin, end in plans if end == least)
-    found = [begin]
+    found, idle = [begin], 0
     for _ in range(rounds):
         # What ends last starts first in the plan from the end.
         late, span = _run(mirrored, -(begin + took), busy, delay)
         begin, end = _run(sends, span - late - took, busy, delay)
-        if end < least:
-            least = end
+        gain, least = least - end, min(least, end)
+        if gain > 0:
             found.append(begin)
+        idle = idle + 1 if gain < _LEAST_GAIN * least else 0
+        if idle == 2:
+            break
     return found
 
 

@@ -10,6 +10,11 @@ guessed (``pairings``), and a guess counts only once flows have verified it. Whe
 splits that a flow objects to are taken back until the others hold, and the rest is paired again;
 what no guess pairs is split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
 
+Three ranks at one switch, with ports for two trees each way: splitting (0, w), (w, 1), then
+(1, w), (w, 2) and (2, w), (w, 0) leaves a ring of capacity 2, and splitting one tree of each port
+towards each other rank leaves all six links of capacity 1. Both keep the optimum, and the second
+keeps trees low. Splitting (0, w), (w, 0) would not: rank 0 would have lost a tree in and out.
+
 Pairings of a switch's ports: guesses that often keep the optimum. Flows must verify them.
 
 Capacity into higher switches comes from below, and capacity out of them goes below ("levels").
@@ -25,7 +30,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-import networkx as nx
 import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling, check_balanced
@@ -87,14 +91,21 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
 
 def levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
     """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
-    graph = nx.Graph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    ranks = set(range(topology.num_ranks))
-    found = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
-    hops = {int(v): int(h) for v, h in found.items()}
+    near: list[set[int]] = [set() for _ in range(topology.num_vertices)]
+    for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
+        near[u].add(v)
+        near[v].add(u)
+    hops = dict.fromkeys(range(topology.num_ranks), 0)
+    queue = list(hops)
+    for u in queue:  # which grows while it is read: breadth first
+        for v in near[u]:
+            if v not in hops:
+                hops[v] = hops[u] + 1
+                queue.append(v)
     tiers: dict[tuple[int, int], list[int]] = {}
     for w in range(topology.num_ranks, topology.num_vertices):
         if w in hops:
-            tiers.setdefault((hops[w], graph.degree(w)), []).append(w)
+            tiers.setdefault((hops[w], len(near[w])), []).append(w)
     return hops, [tiers[key] for key in sorted(tiers)]
 
 
@@ -166,15 +177,16 @@ def _split_exactly(network: Capacities, switches: Iterable[int]) -> list[str]:
 def _split_off(network: Capacities, w: int) -> None:
     into, out = network.ports([w])[w]
     cuts = _Cuts(network)
-    for t in out:
-        # The way back last: the capacity that it splits off is lost.
+    for t in out:  # "foreach egress edge f = (w, t)"
+        # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
         for u in sorted(into, key=lambda u: (u == t, u)):
             if (w, t) not in network.capacity:
                 break
             if (u, w) in network.capacity:
-                amount = cuts.most(u, w, t)
+                amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
                 if amount:
-                    network.route(u, w, t, amount)
+                    network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
+        # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced network.
         if (w, t) in network.capacity:
             raise TopologyError(
                 f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "

@@ -20,8 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import networkx as nx
 import numpy as np
+import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
@@ -70,11 +70,14 @@ def _hosts(topology: Topology, scaling: Scaling, outer: np.ndarray) -> Hosts | N
     """The hosts that are left without the outer switches, if they are equal."""
     n, src, dst = topology.num_ranks, topology.src, topology.dst
     crosses = outer[src] | outer[dst]
-    graph = nx.Graph()
-    graph.add_nodes_from(np.flatnonzero(~outer).tolist())
-    graph.add_edges_from(zip(src[~crosses].tolist(), dst[~crosses].tolist(), strict=True))
-    parts = sorted(sorted(part) for part in nx.connected_components(graph))
-    parts = [np.asarray(part, np.int64) for part in parts if part[0] < n]
+    inside = np.ones(int((~crosses).sum()), np.int8), (src[~crosses], dst[~crosses])
+    joined = sp.csr_matrix(inside, shape=(topology.num_vertices, topology.num_vertices))
+    _, label = sp.csgraph.connected_components(joined, directed=False)
+    kept = np.flatnonzero(~outer)
+    together = kept[np.argsort(label[kept], kind="stable")]
+    first = np.flatnonzero(np.diff(label[together])) + 1
+    parts = sorted(np.split(together, first), key=lambda part: int(part[0]))
+    parts = [part for part in parts if part[0] < n]
     ranks = [part[part < n] for part in parts]
     if len(parts) < 2 or len({len(r) for r in ranks}) > 1 or len({len(p) for p in parts}) > 1:
         return None

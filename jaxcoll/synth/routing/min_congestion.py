@@ -1,4 +1,14 @@
-"""Minimum congestion: data for single ranks over paths that share the load among the links."""
+"""Minimum congestion: data for single ranks over paths that share the load among the links.
+
+Chunk after chunk takes the path that is cheapest at the loads so far, and a link costs more the
+nearer it is to being the fullest. Then every chunk is taken out and routed again, as the first ones
+saw nothing of the later ones. Then the order on links is chosen: the chunk with the longest way to
+go leaves first, since a run is as long as its slowest chunk.
+
+On a ring of 3 ranks each pair is joined by a link, and nobody forwards. Without the link from 0 to
+1, chunks from 0 to 1 go over 2, on one link with those from 0 to 2 and on one with those from 2
+to 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""All-to-all at nearly the rate of the maximum concurrent flow, in steps of equal length."""
+"""All-to-all at nearly the rate of the maximum concurrent flow, in steps of equal length.
+
+A linear program says at which rate all ranks can send to one another at once, and what of every
+source's data then crosses each link (``concurrent_flow``). A flow may split a byte, a schedule only
+a shard into chunks. So there are three parts: every chunk follows the flow along one path, from its
+destination back, where the flow is furthest ahead of the chunks so far; what rounding piled onto
+single links is rerouted; and links send a fixed number of chunks in each step.
+
+The rate is lost to rounding and to the first and last steps, in which not all links have work: both
+shrink as shards are cut into more chunks, and every step costs alpha.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Van de Geijn's broadcast: a scatter, and an all_gather of the shards."""
+"""Van de Geijn's broadcast: a scatter, and an all_gather of the shards.
+
+Down a tree of whole messages every byte leaves the root once per child, and links outside the tree
+stay idle. Here the root sends every rank another share, and then all ranks pass their shares on,
+each over all of its links.
+
+With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from 0 and
+exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it again, nor
+anything to a rank that a share crossed on its way.
+"""
 
 from __future__ import annotations
 

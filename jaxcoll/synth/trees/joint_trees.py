@@ -94,7 +94,7 @@ class JointTrees(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
         tries: roots that are tried for each chunk of an all_reduce.
-        rounds: how often the order of sends is improved.
+        rounds: how often the order of sends is improved at most; fewer where that gains little.
 
     Raises:
         CollectiveError: a field out of range.
@@ -102,11 +102,13 @@ class JointTrees(Synthesizer):
 
     nbytes: float = BUCKET_BYTES
     tries: int = 4
-    rounds: int = 4
+    rounds: int = 8
 
     name: ClassVar[str] = "joint_trees"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce", "all_gather", "broadcast"})
     put_off: ClassVar[float] = FIRST
+    # All counts before the last take as long as that: seconds on some tens of ranks.
+    counts_are_costly: ClassVar[bool] = True
     has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -244,13 +246,14 @@ class _Growth:
         # With links of one speed the price of a hop leaves none unused.
         hops = (_HOP, _LOW_HOP) if np.ptp(self.seconds) > 0 else (_HOP,)
         for hop in hops:
+            tried = roots
             trees, load = self._blank(self.chunks), np.zeros(self.links, np.int64)
             steepness, failures = _FIRST_STEEPNESS, 0
             below = self.least * (1 if hop == _HOP else _LESS_LOAD)
             for number in range(_PASSES):
                 grown = self.chunks if number else 0
                 doublings = steepness / self.even
-                self._pass(trees, grown, roots, load, doublings, hop + self.latency)
+                self._pass(trees, grown, tried, load, doublings, hop + self.latency)
                 self.passes += 1
                 busiest = float((load * self.seconds).max())
                 failures += 1
@@ -260,7 +263,11 @@ class _Growth:
                     kept = kernel.Trees(*(column.copy() for column in trees))
                 if failures == _FAILURES:
                     break
-                roots = np.concatenate([trees.root[:, None], roots[:, 1:]], axis=1)
+                # A chunk keeps its root or takes one of the others, which have turns: all of them
+                # in every pass take half as long again and lower no load.
+                turn = number % max(1, roots.shape[1] - 1)
+                other = roots[:, 1:][:, turn : turn + 1]
+                tried = np.concatenate([trees.root[:, None], other], axis=1)
                 steepness *= _STEEPER
         return kept
 

@@ -127,13 +127,15 @@ def replace(
                 while paid < 0:
                     paid = _grow(
                         graph, against, member[group[c]], size, roots[c, t], rises, hop_price,
-                        most_links, search, link, way_ptr, spare.rank[0, side],
+                        most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
                     )  # fmt: skip
                     # With equal prices that stay, every way is a shortest one.
                     if paid < 0:
                         search.price[:] = 1.0
                         rises = level
                 cost += paid
+                if cost >= best:
+                    break
             if cost < best:
                 best = cost
                 trees.root[c] = roots[c, t]
@@ -162,11 +164,13 @@ def _add_load(trees, c, size, load, sign):
 
 @kernel(cache=True, nogil=True)
 def _grow(
-    graph, against, member, size, root, rise, hop_price, most_links, search, link, way_ptr, rank
+    graph, against, member, size, root, rise, hop_price, most_links, most, search, link, way_ptr,
+    rank,
 ):  # fmt: skip
     """Grow one tree from its root; the prices paid, or -1 where a rank was out of reach.
 
-    That happens where a way became longer than ``most_links`` as a part of it was replaced.
+    That happens where a way became longer than ``most_links`` as a part of it was replaced. A tree
+    whose prices reach ``most`` is given up, for infinitely much.
     """
     cost, by, depth, inside = search.cost, search.by, search.depth, search.inside
     price, keys, items = search.price, search.keys, search.items
@@ -230,6 +234,8 @@ def _grow(
             depth[u] += hop_price[e]
             price[e] = min(price[e] * rise[e], _DEAREST)
             at = graph.tail[e]
+        if paid >= most:
+            return np.inf
         inside[u] = True
         for i in range(used - links, used - 1):
             waiting = _offer_again(graph.head[link[i]], against, hop_price, search, waiting)

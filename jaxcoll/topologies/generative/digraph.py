@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import scipy.sparse as sp
 
@@ -15,6 +15,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
+
+if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+    import networkx as nx
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -215,6 +218,8 @@ class Digraph:
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The same digraph as a ``MultiDiGraph``, self-loops and parallel arcs included."""
+        import networkx as nx
+
         graph = nx.MultiDiGraph(name=self.name)
         graph.add_nodes_from(range(self.size))
         graph.add_edges_from(zip(self.tails.tolist(), self.heads.tolist(), strict=True))

@@ -164,6 +164,7 @@ def test_a_process_that_fails_is_named():
 # ---------------------------------------------------------------------- Table 8, Fig. 11 and 12
 
 
+@pytest.mark.slow
 def test_a_model_trains_with_every_tuner():
     *compared, way = rows_of("fig-11")
     assert [row["tuner"] for row in compared] == TUNERS

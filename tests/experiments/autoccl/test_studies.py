@@ -19,14 +19,14 @@ from experiments.autoccl.tasks import ddp_buckets
 from experiments.autoccl.workflow import next_threads
 from experiments.recording import records
 from jaxcoll.tune import Config, Parameter, Space
-from tests.experiments.runs import small_run
+from tests.experiments.runs import marked, small_run
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
     return small_run(f"autoccl-{name}").rows
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", marked(EXPERIMENTS))
 def test_every_row_says_how_it_came_about(name):
     assert {row["row"] for row in small_run(name).rows} <= set(LABELS)
 

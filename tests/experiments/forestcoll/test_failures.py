@@ -16,12 +16,12 @@ def test_the_claims_of_the_small_run():
     rows = small_run("forestcoll-failures").rows
     assert {row["failures"] for row in rows} == {1, 2}
     for row in rows:
-        ways = [row[f"{name} %"] for name in ("joint trees", "two phases", "ring")]
+        ways = [row[f"{name} %"] for name in ("joint trees", "ForestColl", "ring")]
         assert max(ways) <= 1.0001 * row["bound %"]
         assert row["ring %"] < row["joint trees %"]
         assert row["worst joint / bound"] >= 0.9999
     tori = [row for row in rows if row["network"].startswith("torus")]
-    assert all(row["two phases %"] < row["joint trees %"] for row in tori)
+    assert all(row["ForestColl %"] < row["joint trees %"] for row in tori)
 
 
 def test_failures_are_wires_both_ways_and_never_cut_the_network():

@@ -260,7 +260,7 @@ def referring(x):
             lambda x: lax.while_loop(lambda c: c[0, 0] < 1, shared, x),
             "map over devices 'shard_map'",
         ),
-        (lambda x: lax.psum(x, "i"), "contains a collective.*as for one device"),
+        (lambda x: lax.psum(x, "i"), "contains the collective 'psum'.*as for one device"),
         (lambda x: lax.rng_uniform(0.0, 1.0, (4,)) + x[0, 0], "without a key.*use jax.random"),
         (referring, "expected a pure function"),
         (EXAMPLES["io_callback"][0], "side effect.*expected a pure function"),

@@ -289,13 +289,13 @@ def _pack(left, roots, weights, neighbour):
     depth = np.full((room, n), -1, np.int64)  # by rank; -1 outside the tree
     joined = np.zeros(room, np.int64)
     at = np.zeros((room, 2), np.int64)  # the next pair to try: place of its ends in the lists
-    for i in range(count):
+    for i in range(count):  # "R_u,1 = {u}, m(R_u,1) = k"
         root[i] = vertex[i, 0] = roots[i]
         weight[i] = weights[i]
         depth[i, roots[i]] = 0
         joined[i] = 1
     layer, unfinished = 0, True
-    while unfinished:
+    while unfinished:  # "while there exists R_u,i != V_c"
         added, unfinished = True, False
         while added:
             added = False
@@ -306,6 +306,7 @@ def _pack(left, roots, weights, neighbour):
                 unfinished |= joined[i] < n
                 if y < 0:
                     continue
+                # "a new copy of R_u,i" for the trees that the edge has no room for.
                 if most < weight[i]:
                     if count == room:
                         room *= 2
@@ -325,7 +326,7 @@ def _pack(left, roots, weights, neighbour):
                 parent[i, joined[i]] = x
                 depth[i, y] = layer + 1
                 joined[i] += 1
-                left[x, y] -= most
+                left[x, y] -= most  # "g(x, y) - mu"
                 added = True
         layer += 1
         unfinished &= layer < n
@@ -348,7 +349,7 @@ def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, lay
             continue
         at[i, 1] += 1
         y = neighbour[x, k]
-        if depth[i, y] < 0 and left[x, y] > 0:
+        if depth[i, y] < 0 and left[x, y] > 0:  # "x in R_u,i, y not in R_u,i"
             most = _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y)
             if most > 0:
                 return x, y, most

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 
 from jaxcoll import executors
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.io.resumed_rows import completed
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import simulate
@@ -20,6 +23,8 @@ from jaxcoll.topology import Topology
 # Exact searches: minutes for nine ranks, so they are run where they are named.
 SEARCHES = ("sccl", "step_milp")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+# Of the table: which network, collective, sizes and charges a row is of, as a digest; and the row.
+_COLUMNS = ("problem", "synthesizer", "nbytes", "bound_seconds", "seconds", "refusal")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,6 +72,7 @@ def compare(
     synthesizers: Iterable[str] | None = None,
     seed: int = 0,
     execution: str | ExecutionCosts | None = None,
+    path: str | os.PathLike | None = None,
     executor: Executor | None = None,
     progress: Wanted = None,
 ) -> Iterator[Compared]:
@@ -79,6 +85,8 @@ def compare(
         synthesizers: names; all but the exact searches, which take minutes, when None.
         seed: of random choices.
         execution: charges of the machine beside the links, see ``simulate``.
+        path: of a table to write, as CSV. Rows that an earlier, interrupted call has written there
+            are kept, and only the others are made.
         executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
             this process when None.
         progress: True for a line in the terminal, or a function called with a
@@ -92,6 +100,8 @@ def compare(
         TopologyError: no network, an unknown synthesizer, or no size.
         CollectiveError: an unknown collective.
         ScheduleError: a size that is not a number of bytes.
+        FormatError: ``path`` holds another table, or rows of another comparison.
+        OSError: the table cannot be read or written.
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     executors.checked(executor, TopologyError)
@@ -107,12 +117,41 @@ def compare(
     with reporting(progress, "finding bounds", TopologyError):
         least = [(nbytes, bound(topology, collective, nbytes).time) for nbytes in counts]
     timed = functools.partial(_timed, topology, collective, least, seed, costs)
-    return _rows(timed, names, executor, progress)
+    if path is None:
+        made = executors.ordered(timed, names, executor)
+    else:
+        problem = f"{topology.digest} {collective} {counts} {seed} {costs}".encode()
+        made = _kept(path, hashlib.sha256(problem).hexdigest()[:16], timed, names, executor)
+    return _reported(made, names, progress)
 
 
-def _rows(timed, names, executor: Executor | None, progress: Wanted) -> Iterator[Compared]:
+def _kept(
+    path: str | os.PathLike, problem: str, timed, names: Sequence[str], executor: Executor | None
+) -> Iterator[list[Compared]]:
+    """The rows of each synthesizer, by the table where it has them."""
+    jobs = {(problem, name): name for name in names}
+    make = functools.partial(_texts, problem, timed)
+    for _, rows in completed(path, _COLUMNS, jobs, make, executor, only=True):
+        yield [
+            Compared(
+                row["synthesizer"], _number(row["nbytes"]), float(row["bound_seconds"]),
+                float(row["seconds"]) if row["seconds"] else None, row["refusal"] or None,
+            )
+            for row in rows
+        ]  # fmt: skip
+
+
+def _texts(problem: str, timed, name: str) -> list[dict[str, object]]:
+    return [{"problem": problem, **dataclasses.asdict(row)} for row in timed(name)]
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _reported(made: Iterator, names: Sequence[str], progress: Wanted) -> Iterator[Compared]:
     with reporting(progress, f"making a schedule by {names[0]}", TopologyError) as report:
-        for done, rows in enumerate(executors.ordered(timed, names, executor), 1):
+        for done, rows in enumerate(made, 1):
             if report is not None:
                 ahead = f", next {names[done]}" if done < len(names) else ""
                 report(Progress(done, len(names), f"synthesizers{ahead}"))

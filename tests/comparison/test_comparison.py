@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import jaxcoll as jc
+from jaxcoll import comparison
 from tests.elsewhere import Pickling
 
 NAMES = ("ring", "c_cube", "direct")
@@ -41,6 +42,28 @@ def test_the_workers_do_not_change_the_rows():
     with ThreadPoolExecutor(4) as threads:
         assert rows() == rows(executor=executor) == rows(executor=threads)
     assert executor.jobs == len(NAMES)
+
+
+def test_a_table_that_was_interrupted_is_gone_on_with(tmp_path, monkeypatch):
+    table, asked, stop = tmp_path / "rows.csv", [], [NAMES[-1]]
+    synthesize = comparison.synthesize
+
+    def counted(topology, kind, name, **options):
+        asked.append(name)
+        if name in stop:
+            raise KeyboardInterrupt
+        return synthesize(topology, kind, name, **options)
+
+    monkeypatch.setattr(comparison, "synthesize", counted)
+    with pytest.raises(KeyboardInterrupt):
+        rows(path=table)
+    stop.clear()
+    asked.clear()
+    assert rows(path=table) == rows()
+    assert asked[:2] == [NAMES[-1]] * 2  # the others are read
+    assert len(table.read_text().splitlines()) == 1 + 2 * len(NAMES)
+    with pytest.raises(jc.FormatError, match=r"rows of another job, .*; give another file"):
+        rows(path=table, seed=1)
 
 
 def test_bad_arguments_are_refused_before_any_row():

@@ -1,0 +1,1 @@
+"""Plans: their ways out of the library."""

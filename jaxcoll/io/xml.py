@@ -1,0 +1,181 @@
+"""XML that is not trusted: elements with their lines, within bounds, and nothing that is resolved.
+
+A document type may be named, as hwloc does; it is not read, and one that declares anything is
+refused, for a few lines of entities grow to any size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from xml.parsers import expat
+
+from jaxcoll.errors import FormatError, shown
+from jaxcoll.numerics import checks
+
+_MOST_DEPTH, _MOST_ATTRIBUTES, _MOST_CHARACTERS = 64, 32, 2**12
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """A tag with its attributes and the elements in it; ``line`` where it was read.
+
+    Elements are equal where all but their lines are.
+    """
+
+    tag: str
+    said: dict[str, str]
+    children: tuple[Element, ...] = ()
+    line: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def place(self) -> str:
+        """The element as errors name it."""
+        return f"line {self.line}: <{self.tag[:40]}>" if self.line else f"<{self.tag[:40]}>"
+
+    def text(self, key: str) -> str:
+        """An attribute.
+
+        Raises:
+            FormatError: it has none of this name.
+        """
+        if key not in self.said:
+            raise FormatError(f"{self.place} lacks the attribute {key!r}")
+        return self.said[key]
+
+    def integer(self, key: str, least: int, most: int, default: int | None = None) -> int:
+        """An attribute as an integer between bounds; ``default`` where it is left out.
+
+        Raises:
+            FormatError: it is missing, or no such integer.
+        """
+        if default is not None and key not in self.said:
+            return default
+        text = self.text(key)
+        if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
+            raise FormatError(
+                f"{self.place}: {key} must be an integer from {least} to {most}, got {shown(text)}"
+            )
+        return int(text)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """An attribute as a number of at least 0; ``default`` where it is left out.
+
+        Raises:
+            FormatError: it is missing, or no such number.
+        """
+        if default is not None and key not in self.said:
+            return default
+        text = self.text(key)
+        if not _NUMBER.fullmatch(text):
+            raise FormatError(f"{self.place}: {key} must be a number from 0, got {shown(text)}")
+        return float(text)
+
+    def each(self, *tags: str) -> Iterator[Element]:
+        """The children of some kinds."""
+        return (child for child in self.children if child.tag in tags)
+
+
+class _Reader:
+    """An element under construction for every tag that is open."""
+
+    def __init__(self, most: int):
+        self.parser = expat.ParserCreate("utf-8")
+        self.open: list[tuple[str, dict[str, str], list[Element], int]] = []
+        self.root: Element | None = None
+        self.left = most
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.characters
+        self.parser.EntityDeclHandler = self.refuse
+        self.parser.ProcessingInstructionHandler = self.refuse
+        self.parser.SkippedEntityHandler = self.refuse
+
+    def start(self, tag: str, said: dict[str, str]) -> None:
+        """Open a tag."""
+        line, self.left = self.parser.CurrentLineNumber, self.left - 1
+        longest = max(map(len, (tag, *said, *said.values())))
+        for number, most, what in (
+            (len(self.open), _MOST_DEPTH, "deep"),
+            (len(said), _MOST_ATTRIBUTES, "attributes"),
+            (longest, _MOST_CHARACTERS, "characters of a name or value"),
+        ):
+            if number > most:
+                raise FormatError(f"line {line}: <{tag[:40]}>: more than {most} {what}")
+        if self.left < 0:
+            raise FormatError(f"line {line}: more elements than are read")
+        self.open.append((tag, said, [], line))
+
+    def end(self, _: str) -> None:
+        """Close the innermost tag."""
+        tag, said, children, line = self.open.pop()
+        made = Element(tag, said, tuple(children), line)
+        if self.open:
+            self.open[-1][2].append(made)
+        else:
+            self.root = made
+
+    def characters(self, text: str) -> None:
+        """Only white space stands between tags."""
+        if text.strip():
+            raise FormatError(
+                f"line {self.parser.CurrentLineNumber}: text inside <{self.open[-1][0][:40]}>, "
+                f"{shown(text.strip())}; only tags are read"
+            )
+
+    def refuse(self, *_: object) -> None:
+        """Refuse everything that could grow, run or read another file."""
+        raise FormatError(
+            f"line {self.parser.CurrentLineNumber}: entities and instructions are not read"
+        )
+
+
+def parsed(text: str, root: str, most: int = 2**16) -> Element:
+    """The root element of XML text.
+
+    Args:
+        root: the tag that it must have.
+        most: elements.
+
+    Raises:
+        FormatError: not XML, cut short, another root, more elements or deeper than are read, text
+            between tags, entities.
+    """
+    checks.text(text, "text", FormatError)
+    reader = _Reader(most)
+    try:
+        reader.parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise FormatError(f"not XML, or cut short: {error}") from None
+    except UnicodeEncodeError:
+        raise FormatError("not XML: it has characters that no file holds") from None
+    if reader.root is None or reader.root.tag != root:
+        found = "nothing" if reader.root is None else f"<{reader.root.tag[:40]}>"
+        raise FormatError(f"expected <{root}>, got {found}")
+    return reader.root
+
+
+_ESCAPES = {"&": "&amp;", "<": "&lt;", '"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"}
+
+
+def written(element: Element) -> str:
+    """The text of an element, an element to a line, as NCCL's own parser reads it."""
+    lines: list[str] = []
+
+    def write(each: Element, depth: int) -> None:
+        said = "".join(
+            f' {key}="{"".join(_ESCAPES.get(c, c) for c in value)}"'
+            for key, value in each.said.items()
+        )
+        indent = "  " * depth
+        lines.append(f"{indent}<{each.tag}{said}{'' if each.children else '/'}>")
+        for child in each.children:
+            write(child, depth + 1)
+        if each.children:
+            lines.append(f"{indent}</{each.tag}>")
+
+    write(element, 0)
+    return "\n".join(lines) + "\n"

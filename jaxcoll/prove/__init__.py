@@ -1,0 +1,74 @@
+"""Proofs of files by a second opinion: the standard library, and nothing else of this package.
+
+``jc.verify`` proves schedules in memory, with the types that synthesizers use. This package reads a
+file as its runtime does, replays it and believes nothing of ours: a mistake of the verifier, of
+``jc.io`` or of a type is not repeated. Shown of a file: every rank ends with all that the
+collective asks for, every contribution once; nothing stops, however few messages a connection
+holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
+
+- ``contents``: what buffers hold, as a chunk and the set of its contributions;
+- ``native``: schedules of ``jaxcoll.schedule/1``;
+- ``msccl``: programs in MSCCL XML, of three runtimes;
+- ``plans``: execution plans of MSCCL++.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from jaxcoll.prove import msccl, native, plans
+from jaxcoll.prove.contents import KINDS, Asked, NotProved, NotRead, Proof
+
+__all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
+
+MAX_BYTES = 2**27
+
+
+def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | None = None, *,
+               root: int = 0, runtime: str | None = None) -> Proof:  # fmt: skip
+    """Prove a file; see ``prove_text``.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    name = os.fspath(path)
+    if not stat.S_ISREG(os.stat(name).st_mode):
+        raise NotRead("not a regular file; give the path of one")
+    with open(name, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise NotRead(f"more than the {MAX_BYTES} bytes that are read at most")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotRead(f"not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return prove_text(text, kind, ranks, root=root, runtime=runtime)
+
+
+def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, root: int = 0,
+               runtime: str | None = None) -> Proof:  # fmt: skip
+    """Prove a schedule, a program or a plan, told apart by its content.
+
+    Args:
+        kind: the collective that it must be, one of ``KINDS``; the file's own where omitted.
+        ranks: how many ranks it must have; the file's own where omitted.
+        root: of a broadcast or reduce in XML, which does not name it.
+        runtime: of MSCCL XML: ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; one of
+            them, whichever, where omitted.
+
+    Raises:
+        NotRead: no such file, one that is cut short, of another version, or too large.
+        NotProved: it is read and does not do what is asked, naming rank and chunk where one is
+            wrong.
+    """
+    if kind is not None and kind not in KINDS:
+        raise NotRead(f"no collective is called {kind!r:.40}; known: {', '.join(KINDS)}")
+    asked = Asked(kind, ranks, root, runtime)
+    start = text[:4096].lstrip("\ufeff \t\r\n")
+    if start.startswith("<"):
+        return msccl.prove(text, asked)
+    if start.startswith("{"):
+        fields = native.parsed(text)
+        return plans.prove(fields, asked) if "gpus" in fields else native.prove(fields, asked)
+    raise NotRead("neither XML nor a JSON object; give a schedule, an MSCCL program or a plan")

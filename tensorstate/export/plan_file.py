@@ -1,0 +1,222 @@
+"""The content of a plan's file: its decisions, without devices and without the step.
+
+A file describes every argument, result and operator of the step, so that only the same step takes
+over the decisions; for another one the first difference is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.errors import PlanError
+from tensorstate.execution.placement_table import PlacementTable
+from tensorstate.execution.sharded_step import partition_specs
+from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.ir.graph import Graph, Phase
+from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
+from tensorstate.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """An argument or a result of the step: its path, type, and sharding."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    spec: PartitionSpec | None
+
+    @property
+    def type(self) -> str:
+        """Dtype and shape."""
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorKey:
+    """An operator: primitive, phase, sizes of its labels, and the class of its node."""
+
+    primitive: str
+    phase: Phase
+    sizes: tuple[int, ...]
+    node_class: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlanFile:
+    """The content of a plan's file.
+
+    Attributes:
+        mesh: the device mesh.
+        inputs, outputs: leaves of the arguments and of the result.
+        input_classes: node class of every argument and of every constant.
+        operators: in the order of execution.
+        decisions, options: of the plan.
+        found: objective, bound, method and seconds of the search.
+        microbatches, batch: as for ``search``.
+        hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
+        predicted: seconds and bytes of a step, to be read by people.
+    """
+
+    mesh: MeshShape
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    input_classes: tuple[int, ...]
+    operators: tuple[OperatorKey, ...]
+    decisions: Decisions
+    options: SearchOptions
+    found: Mapping[str, Any]
+    microbatches: int
+    batch: str | None
+    hardware: Hardware | None
+    network: CollectiveCostModel | None
+    predicted: Mapping[str, float]
+
+    def leaf_difference(self, graph: Graph) -> str | None:
+        """The first argument or result in which another step differs, or ``None``."""
+        leaves = _leaves(graph, [None] * len(graph.inputs), [None] * len(graph.outputs))
+        pairs = zip(("argument", "result"), (self.inputs, self.outputs), leaves, strict=True)
+        for kind, planned, given in pairs:
+            if (text := _leaf_difference(kind, planned, given)) is not None:
+                return text
+        return None
+
+    def operator_difference(self, graph: Graph) -> str | None:
+        """The first operator in which another step differs, in one microbatch, or ``None``."""
+        operators = _operators(graph)
+        for number, (planned, given) in enumerate(zip(self.operators, operators, strict=False)):
+            if _what(planned) != _what(given):
+                source = graph.operators[number].source
+                return (
+                    f"operator {number} is {_operator_text(given)} ({source}), the plan has "
+                    f"{_operator_text(planned)} there"
+                )
+        if len(operators) != len(self.operators):
+            return f"it has {len(operators)} operators, the plan {len(self.operators)}"
+        return None
+
+    def check_decisions(self, problem: Problem) -> None:
+        """Refuse decisions that are none of the problem's.
+
+        Raises:
+            PlanError: naming the first.
+        """
+        graph, strategies = problem.graph, self.decisions.strategies
+        classes = [operator.node_class for operator in _operators(graph)]
+        if (
+            classes != [operator.node_class for operator in self.operators]
+            or self.input_classes != _input_classes(graph)
+            or len(strategies) != len(graph.node_classes)
+        ):
+            raise PlanError(
+                "the plan groups the step's operators in other classes: it was made by another "
+                f"version of jax ({jax.__version__} here) or of tensorstate; search again"
+            )
+        for class_id, strategy in enumerate(strategies):
+            if strategy not in problem.strategies[class_id].all:
+                raise PlanError(f"class {class_id} of the step has no strategy {strategy}")
+        if not self.decisions.recomputed <= set(range(len(graph.nodes))):
+            raise PlanError("the plan recomputes nodes that the step does not have")
+        copies = (*self.decisions.saved.items(), *self.decisions.loop_resident.items())
+        for tensor, placements in copies:
+            if not _is_possible(problem, tensor, placements):
+                raise PlanError(f"tensor {tensor} of the step has no copy in {placements}")
+
+
+def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) -> str | None:
+    types = {leaf.name: leaf.type for leaf in planned}
+    for leaf in given:
+        if leaf.name not in types:
+            return f"its {kind} {leaf.name} of {leaf.type} is not in the plan"
+        if types[leaf.name] != leaf.type:
+            return f"its {kind} {leaf.name} is {leaf.type}, the plan is for {types[leaf.name]}"
+    missing = types.keys() - {leaf.name for leaf in given}
+    if missing:
+        return f"it has no {kind} {min(missing)}, for which the plan is"
+    if [leaf.name for leaf in planned] != [leaf.name for leaf in given]:
+        return f"its {kind}s come in another order"
+    return None
+
+
+def _what(operator: OperatorKey) -> tuple[str, str, tuple[int, ...]]:
+    return operator.primitive, operator.phase, operator.sizes
+
+
+def _operator_text(operator: OperatorKey) -> str:
+    return f"{operator.primitive} of {list(operator.sizes)} in {operator.phase}"
+
+
+def _is_possible(problem: Problem, tensor: int, placements: Placements) -> bool:
+    """Whether a tensor can have placements: sums may be open, and shards are of equal size."""
+    if not 0 <= tensor < len(problem.graph.tensors):
+        return False
+    sizes = problem.graph.tensors[tensor].sizes
+    return all(MIN <= p < len(sizes) for p in placements) and divides_evenly(
+        placements, sizes, problem.mesh
+    )
+
+
+# ---------------------------------------------------------------------- from a plan
+
+
+def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) -> PlanFile:
+    """The content of a plan's file."""
+    table = PlacementTable(problem, result.decisions, result.cost)
+    inputs, outputs = _leaves(problem.traced, *partition_specs(table))
+    return PlanFile(
+        problem.mesh,
+        inputs,
+        outputs,
+        _input_classes(problem.graph),
+        _operators(problem.graph),
+        result.decisions,
+        options,
+        {name: getattr(result, name) for name in ("objective", "bound", "method", "seconds")},
+        problem.microbatches,
+        problem.batch,
+        problem.hardware,
+        problem.network,
+        {
+            "compute": result.cost.compute,
+            "communication": result.cost.communication,
+            "memory": result.cost.memory.peak,
+        },
+    )
+
+
+def _leaves(graph: Graph, in_specs, out_specs) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...]]:
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    shapes = [
+        tuple(math.prod(tensor.sizes[p] for p in dim) for dim in tensor.array_dims or ())
+        for tensor in tensors
+    ]
+    inputs = tuple(
+        Leaf(tensor.name, str(tensor.dtype), shape, spec)
+        for tensor, shape, spec in zip(tensors, shapes, in_specs, strict=True)
+    )
+    outputs = tuple(
+        Leaf(out.name, str(out.view.dtype), out.view.shape, spec)
+        for out, spec in zip(graph.outputs, out_specs, strict=True)
+    )
+    return inputs, outputs
+
+
+def _operators(graph: Graph) -> tuple[OperatorKey, ...]:
+    classes = {m.operator: node.class_id for node in graph.nodes for m in node.members}
+    return tuple(
+        OperatorKey(operator.primitive, operator.phase, operator.sizes, classes[operator.index])
+        for operator in graph.operators
+    )
+
+
+def _input_classes(graph: Graph) -> tuple[int, ...]:
+    of = {node.tensor: node.class_id for node in graph.nodes if node.tensor is not None}
+    return tuple(of[tensor] for tensor in (*graph.inputs, *(t for t, _ in graph.constants)))

@@ -1,0 +1,355 @@
+"""Plans as versioned JSON.
+
+The network and the hardware that priced the plan are in the file too, unless they are classes or
+charges of the user's own, of which a file could hold nothing.
+
+Files are not trusted (see ``jaxcoll.io.json``): what no search could have decided is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from jaxcoll import fields as readers
+from jaxcoll.errors import FormatError, JaxcollError, shown
+from jaxcoll.io import dumps as dump_network
+from jaxcoll.io import loads as load_network
+from jaxcoll.synth.registry import REGISTRY
+from jaxcoll.topology import Topology
+from tensorstate.cost.cost import SearchOptions
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.export.plan_file import Leaf, OperatorKey, PlanFile
+from tensorstate.hardware import (
+    HARDWARE,
+    AlphaBetaCosts,
+    CollectiveCostModel,
+    Hardware,
+    ScheduleCosts,
+)
+from tensorstate.ir.graph import Phase
+from tensorstate.ir.placements import MeshShape, Placements
+
+FORMAT = "tensorstate.plan/1"
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+# Mesh axes of a plan that is read; and microbatches, sizes and numbers of tensors.
+MOST_AXES, MOST = 16, 2**40
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def dumps(content: PlanFile) -> str:
+    """The JSON of a plan, one line per field. The same plan always gives the same bytes."""
+    decisions, options = content.decisions, content.options
+    names = sorted({operator.primitive for operator in content.operators})
+    number = {name: k for k, name in enumerate(names)}
+    written = {
+        "format": FORMAT,
+        "mesh": {"names": content.mesh.names, "sizes": content.mesh.sizes},
+        "predicted": content.predicted,
+        "options": {
+            "recompute": options.recompute,
+            "memory_limit": _finite(options.memory_limit),
+            "objective": options.objective,
+        },
+        "found": {**content.found, "bound": _finite(content.found["bound"])},
+        "microbatches": content.microbatches,
+        "batch": content.batch,
+        "hardware": _write_hardware(content.hardware),
+        "network": _write_network(content.network, content.hardware),
+        "inputs": [_write_leaf(leaf) for leaf in content.inputs],
+        "outputs": [_write_leaf(leaf) for leaf in content.outputs],
+        "input_classes": content.input_classes,
+        "primitives": names,
+        "operators": [
+            [number[o.primitive], PHASES.index(o.phase), o.node_class, *o.sizes]
+            for o in content.operators
+        ],
+        "strategies": decisions.strategies,
+        "recomputed": sorted(decisions.recomputed),
+        "saved": [[tensor, *p] for tensor, p in sorted(decisions.saved.items())],
+        "loop_resident": [[tensor, *p] for tensor, p in sorted(decisions.loop_resident.items())],
+    }
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for key, value in written.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value
+
+
+def _write_leaf(leaf: Leaf) -> list:
+    spec = None if leaf.spec is None else [_names(axes) for axes in leaf.spec]
+    return [leaf.name, leaf.dtype, leaf.shape, spec]
+
+
+def _names(axes) -> list[str]:
+    return [] if axes is None else [axes] if isinstance(axes, str) else list(axes)
+
+
+def _write_hardware(hardware: Hardware | None) -> str | dict | None:
+    if hardware is None:
+        return None
+    if HARDWARE.get(hardware.name) == hardware:
+        return hardware.name
+    if hardware.execution is not None:  # measured charges have a file of their own
+        return None
+    return {
+        "name": hardware.name,
+        "flops": sorted([size, float(rate)] for size, rate in hardware.flops.items()),
+        "memory_bandwidth": float(hardware.memory_bandwidth),
+        "memory": float(hardware.memory),
+    }
+
+
+def _write_network(network: CollectiveCostModel | None, hardware: Hardware | None) -> dict | None:
+    """A cost model of this library, of parameters that a file can hold; else ``None``."""
+    if type(network) is AlphaBetaCosts:
+        return {"alpha": list(network.alpha), "bandwidth": list(network.bandwidth)}
+    if type(network) is not ScheduleCosts:
+        return None
+    known = hardware is not None and HARDWARE.get(hardware.name) == hardware
+    charged = network.execution is not None
+    if charged and not (known and hardware is not None and network.execution == hardware.execution):
+        return None
+    if any(REGISTRY.get(each.name) is not type(each) for each, _ in network.candidates):
+        return None
+    # The network was relabeled to the mesh's order; the file has it as it was given.
+    topology = network.topology.relabel(network.device_order)
+    return {
+        "topology": json.loads(dump_network(topology)),
+        "device_order": list(network.device_order),
+        "seed": network.seed,
+        "candidates": [
+            [each.name, chunks, readers.encode(_parameters(each), "candidates")]
+            for each, chunks in network.candidates
+        ],
+        "charged": charged,
+    }
+
+
+def _parameters(synthesizer: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(synthesizer)
+    return {field.name: getattr(synthesizer, field.name) for field in fields if field.init}
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def loads(text: str) -> PlanFile:
+    """What ``dumps`` has written.
+
+    Raises:
+        FormatError: anything but one well-formed plan of a known version.
+    """
+    value = readers.parse(text)
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        given = value.get("format") if isinstance(value, dict) else value
+        raise FormatError(
+            f'expected a JSON object whose "format" is {FORMAT!r}, got {readers.glimpse(given)}: '
+            "plans are written by Plan.save"
+        )
+    try:
+        return _read(readers.Fields(value, "plan"))
+    except FormatError:
+        raise
+    except JaxcollError as error:
+        raise FormatError(f"a plan with content that is refused: {error}") from error
+
+
+_whole = readers.whole(0, MOST)
+
+
+def _read(fields: readers.Fields) -> PlanFile:
+    fields.take("format", readers.text)
+    mesh = fields.take("mesh", _read_mesh)
+    hardware = fields.optional("hardware", _read_hardware)
+    network = fields.optional("network", lambda v, name: _read_network(v, name, mesh, hardware))
+    primitives = fields.take("primitives", readers.list_of(readers.text))
+    axes = len(mesh.sizes)
+    content = PlanFile(
+        mesh=mesh,
+        predicted=fields.take("predicted", _numbers("compute", "communication", "memory")),
+        options=fields.take("options", _read_options),
+        found=fields.take("found", _read_found),
+        microbatches=fields.take("microbatches", readers.whole(1, MOST)),
+        batch=fields.optional("batch", readers.text),
+        hardware=hardware,
+        network=network,
+        inputs=fields.take("inputs", readers.list_of(_leaf_reader(mesh))),
+        outputs=fields.take("outputs", readers.list_of(_leaf_reader(mesh))),
+        input_classes=fields.take("input_classes", readers.list_of(_whole)),
+        operators=fields.take("operators", readers.list_of(_operator_reader(primitives))),
+        decisions=Decisions(
+            fields.take("strategies", readers.list_of(_placements(axes))),
+            frozenset(fields.take("recomputed", readers.list_of(_whole))),
+            fields.take("saved", _copies(axes)),
+            fields.take("loop_resident", _copies(axes)),
+        ),
+    )
+    fields.end()
+    return content
+
+
+def _read_mesh(value: object, where: str) -> MeshShape:
+    fields = readers.Fields(value, where)
+    names = fields.take("names", readers.list_of(readers.text))
+    sizes = fields.take("sizes", readers.list_of(readers.whole(1, MOST)))
+    fields.end()
+    if len(names) != len(sizes) or len(set(names)) < len(names) or len(names) > MOST_AXES:
+        raise FormatError(f"{where} must have a size for every of at most {MOST_AXES} axes")
+    return MeshShape.of(dict(zip(names, sizes, strict=True)))
+
+
+def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
+    def read(value: object, where: str) -> dict[str, float]:
+        fields = readers.Fields(value, where)
+        numbers = {name: fields.take(name, readers.number) for name in names}
+        fields.end()
+        return numbers
+
+    return read
+
+
+def _read_options(value: object, where: str) -> SearchOptions:
+    fields = readers.Fields(value, where)
+    options = SearchOptions(
+        fields.take("recompute", readers.flag),
+        fields.optional("memory_limit", readers.number),
+        fields.take("objective", readers.text),
+    )
+    fields.end()
+    return options
+
+
+def _read_found(value: object, where: str) -> dict[str, Any]:
+    fields = readers.Fields(value, where)
+    bound = fields.optional("bound", readers.number)
+    found = {
+        "objective": fields.take("objective", readers.number),
+        "bound": -math.inf if bound is None else bound,
+        "method": fields.take("method", readers.text),
+        "seconds": fields.take("seconds", readers.number),
+    }
+    fields.end()
+    return found
+
+
+def _read_hardware(value: object, where: str) -> Hardware:
+    if isinstance(value, str):
+        if value not in HARDWARE:
+            raise FormatError(f"{where} must be one of {', '.join(HARDWARE)}, got {shown(value)}")
+        return HARDWARE[value]
+    fields = readers.Fields(value, where)
+    name = fields.take("name", readers.text)
+    pairs = fields.take("flops", readers.list_of(readers.list_of(readers.number)))
+    if any(len(pair) != 2 or not pair[0].is_integer() for pair in pairs):
+        raise FormatError(f"{where}.flops must be pairs of bytes and rate")
+    bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
+    fields.end()
+    return Hardware(name, {int(size): rate for size, rate in pairs}, bandwidth, memory)
+
+
+def _read_network(
+    value: object, where: str, mesh: MeshShape, hardware: Hardware | None
+) -> CollectiveCostModel:
+    fields = readers.Fields(value, where)
+    numbers = readers.list_of(readers.number)
+    if "alpha" in fields.left:
+        costs = AlphaBetaCosts(
+            mesh, fields.take("alpha", numbers), fields.take("bandwidth", numbers)
+        )
+        fields.end()
+        return costs
+    topology = fields.take("topology", lambda v, name: _read_topology(v, name))
+    order = fields.take("device_order", readers.column(readers.INT32)).tolist()
+    seed = fields.take("seed", _whole)
+    candidates = fields.take("candidates", readers.list_of(_read_candidate))
+    charged = fields.take("charged", readers.flag)
+    fields.end()
+    execution = hardware.execution if charged and hardware is not None else None
+    return ScheduleCosts(
+        topology, mesh, device_order=order, candidates=candidates, seed=seed, execution=execution
+    )
+
+
+def _read_topology(value: object, where: str) -> Topology:
+    topology = load_network(json.dumps(value))
+    if not isinstance(topology, Topology):
+        raise FormatError(f"{where} must be a network, got {type(topology).__name__}")
+    return topology
+
+
+def _read_candidate(value: object, where: str) -> tuple[Any, int]:
+    parts = readers.items(value, where)
+    if len(parts) != 3:
+        raise FormatError(f"{where} must be a name, chunks and parameters")
+    name, chunks = readers.text(parts[0], where), readers.whole(1, readers.INT32)(parts[1], where)
+    if name not in REGISTRY:
+        raise FormatError(f"{where}: no synthesizer is called {shown(name)}")
+    parameters = readers.decode_object(parts[2], where)
+    try:
+        return REGISTRY[name](**parameters), chunks
+    except TypeError as error:
+        raise FormatError(f"{where}: {name} does not take these parameters: {error}") from None
+
+
+def _leaf_reader(mesh: MeshShape) -> Callable[[object, str], Leaf]:
+    def read(value: object, where: str) -> Leaf:
+        parts = readers.items(value, where)
+        if len(parts) != 4:
+            raise FormatError(f"{where} must be a name, dtype, shape and sharding")
+        shape = readers.list_of(_whole)(parts[2], where)
+        spec = None if parts[3] is None else _read_spec(parts[3], where, mesh, len(shape))
+        return Leaf(readers.text(parts[0], where), readers.text(parts[1], where), shape, spec)
+
+    return read
+
+
+def _read_spec(value: object, where: str, mesh: MeshShape, dims: int) -> PartitionSpec:
+    axes = readers.list_of(readers.list_of(readers.text))(value, where)
+    named = [name for of_dim in axes for name in of_dim]
+    if len(axes) > dims or len(set(named)) < len(named) or not set(named) <= set(mesh.names):
+        raise FormatError(f"{where} must shard its {dims} dimensions along axes of the mesh, once")
+    one = (names if len(names) > 1 else names[0] if names else None for names in axes)
+    return PartitionSpec(*one)
+
+
+def _operator_reader(primitives: Sequence[str]) -> Callable[[object, str], OperatorKey]:
+    def read(value: object, where: str) -> OperatorKey:
+        row: tuple[int, ...] = readers.list_of(_whole)(value, where)
+        if len(row) < 3 or row[0] >= len(primitives) or row[1] >= len(PHASES):
+            raise FormatError(f"{where} must be a primitive, a phase, a class, and sizes")
+        return OperatorKey(primitives[row[0]], PHASES[row[1]], row[3:], row[2])
+
+    return read
+
+
+def _placements(axes: int) -> Callable[[object, str], Placements]:
+    def read(value: object, where: str) -> Placements:
+        row = readers.list_of(readers.whole(-(2**16), 2**16))(value, where)
+        if len(row) != axes:
+            raise FormatError(f"{where} must have a placement for each of {axes} mesh axes")
+        return row
+
+    return read
+
+
+def _copies(axes: int) -> Callable[[object, str], dict[int, Placements]]:
+    def read(value: object, where: str) -> dict[int, Placements]:
+        rows = readers.list_of(_placements(axes + 1))(value, where)
+        copies = {tensor: tuple(placements) for tensor, *placements in rows}
+        if len(copies) < len(rows):
+            raise FormatError(f"{where} names a tensor twice")
+        return copies
+
+    return read

@@ -1,0 +1,70 @@
+"""The shardings of a plan as trees of ``PartitionSpec``: whole, and independent of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions, has_no_partial
+from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
+from tensorstate.execution.sharded_step import partition_specs
+from tensorstate.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlanSpecs:
+    """The shardings of a plan.
+
+    Under ``jax.set_mesh(plan.make_mesh())`` they are arguments of ``jax.jit(step, in_shardings=,
+    out_shardings=)``, with which the compiler decides all that is not said here.
+
+    Attributes:
+        arguments, results: ``PartitionSpec`` in the structure of the step's arguments and of its
+            result.
+        activations: of results of operators of the forward pass, as their first reader gets them,
+            by primitive, name stack and line. Where a line runs several times with different
+            shardings, they are numbered from the second. Sharded minor factors of a dimension have
+            no ``PartitionSpec``, and are left out.
+    """
+
+    arguments: Any
+    results: Any
+    activations: Mapping[str, PartitionSpec]
+
+
+def plan_specs(problem: Problem, decisions: Decisions, cost: Cost) -> PlanSpecs:
+    """The shardings of a plan's decisions."""
+    table = PlacementTable(problem, decisions, cost)
+    arguments, results = partition_specs(table)
+    return PlanSpecs(
+        jax.tree.unflatten(table.graph.in_tree, arguments),
+        jax.tree.unflatten(table.graph.out_tree, results),
+        _activations(table),
+    )
+
+
+def _activations(table: PlacementTable) -> dict[str, PartitionSpec]:
+    graph = table.graph
+    by_line: dict[str, dict[PartitionSpec, None]] = defaultdict(dict)
+    for operator in graph.operators:
+        if operator.phase != "forward":
+            continue
+        for use, view in zip(operator.results, operator.eqn.outputs, strict=True):
+            read = graph.tensors[use.tensor].consumers
+            placements = [table.operand_placements(c.operator, c.operand) for c in read]
+            placements.append(table.produced_placements(use.tensor))
+            first = next((p for p in placements if p is not None and has_no_partial(p)), None)
+            spec = None if first is None else to_partition_spec(view, first, table.mesh)
+            if spec is not None and view.shape:
+                by_line[f"{operator.primitive} {operator.source}"][spec] = None
+    named = {}
+    for name, specs in by_line.items():
+        for number, spec in enumerate(specs, 1):
+            named[name if number == 1 else f"{name} #{number}"] = spec
+    return named

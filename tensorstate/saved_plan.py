@@ -1,0 +1,121 @@
+"""Plans that were saved, in another process or on another machine, and the steps they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from jaxcoll.io.files import MAX_BYTES, load_text
+from jaxcoll.numerics import checks
+from tensorstate.cost.cost import SearchResult, estimate_cost
+from tensorstate.errors import PlanError
+from tensorstate.export.plan_file import PlanFile
+from tensorstate.export.plan_json import loads
+from tensorstate.hardware import CollectiveCostModel, Hardware
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import Plan
+from tensorstate.problem.problem import Problem
+from tensorstate.report import text as report
+from tensorstate.tracing.trace_step import trace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """A plan without its step. ``saved.on(step, abstract_args)`` is the plan.
+
+    Attributes:
+        content: all that the file says.
+    """
+
+    content: PlanFile
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The device mesh."""
+        return self.content.mesh
+
+    @property
+    def specs(self) -> Mapping[str, PartitionSpec]:
+        """The sharding of every argument by its path (``params/layers/0/up/kernel``)."""
+        leaves = self.content.inputs
+        return {leaf.name: leaf.spec for leaf in leaves if leaf.spec is not None}
+
+    def on(
+        self,
+        step: Callable[..., Any] | Graph,
+        abstract_args: Sequence[Any] | None = None,
+        *,
+        network: CollectiveCostModel | None = None,
+        hardware: Hardware | None = None,
+    ) -> Plan:
+        """The plan for its step, as ``search`` returned it.
+
+        Args:
+            step, abstract_args: as for ``search``; a graph if the step was traced with options.
+            network, hardware: those of the search, if they are classes or charges of your own, of
+                which a file holds nothing; or others, by which the plan is then priced.
+
+        Raises:
+            PlanError: another step, with the first difference; decisions that the step does not
+                have; a network that is not given, or of another mesh.
+        """
+        if isinstance(step, Graph):
+            if abstract_args is not None:
+                raise PlanError("a graph has its arguments; do not give abstract_args again")
+            graph = step
+        else:
+            graph = trace(step, () if abstract_args is None else abstract_args)
+        content = self.content
+        network = content.network if network is None else network
+        hardware = content.hardware if hardware is None else hardware
+        if network is None or hardware is None:
+            raise PlanError(
+                "the file does not hold the network and the hardware of the search, which were the "
+                "user's own: give network= and hardware="
+            )
+        checks.instance(network, CollectiveCostModel, "network", PlanError)
+        checks.instance(hardware, Hardware, "hardware", PlanError)
+        if network.mesh != content.mesh:
+            raise PlanError(f"the plan is for {content.mesh}, the network prices {network.mesh}")
+        # Arguments first: a step with others may not split into these microbatches.
+        difference = content.leaf_difference(graph)
+        if difference is None:
+            problem = Problem(graph, network, hardware, content.microbatches, content.batch)
+            difference = content.operator_difference(problem.graph)
+        if difference is not None:
+            raise PlanError(f"the plan was made for another step: {difference}")
+        content.check_decisions(problem)
+        cost = estimate_cost(problem, content.decisions)
+        return Plan(
+            problem, SearchResult(content.decisions, cost, **content.found), content.options
+        )
+
+    def __str__(self) -> str:
+        content, predicted = self.content, self.content.predicted
+        pairs = zip(content.mesh.names, content.mesh.sizes, strict=True)
+        sizes = " x ".join(f"{name} {size}" for name, size in pairs)
+        device = "devices" if content.hardware is None else content.hardware.name
+        return (
+            f"a plan of {len(content.operators)} operators and {len(content.inputs)} arguments on "
+            f"{content.mesh.num_devices} x {device}, mesh {sizes}: "
+            f"{report.seconds(predicted['compute'] + predicted['communication'])} per step, "
+            f"{report.size(predicted['memory'])} per device. saved.on(step, abstract_args) is it"
+        )
+
+
+def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> SavedPlan:
+    """A plan that ``Plan.save`` has written.
+
+    Args:
+        max_bytes: larger files are refused unread.
+
+    Raises:
+        FormatError: naming the file: no plan, or one that says something impossible.
+        OSError: the file cannot be read.
+    """
+    return SavedPlan(load_text(path, loads, max_bytes))

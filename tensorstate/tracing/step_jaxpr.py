@@ -1,0 +1,202 @@
+"""Runs the user's function on abstract arguments, and says what is wrong with it in his own words.
+
+A function may change an argument in place, as steps on ``flax.nnx`` models do. Under ``jax.jit``
+such a change would be lost; here the changed arguments become the first results of the step, as if
+it had been written with ``nnx.split`` and ``nnx.merge``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AxisType
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+
+_DATA_DEPENDENT = (
+    jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+)
+_JAX = str(Path(jax.__file__).parent)
+
+
+class StepJaxpr(NamedTuple):
+    """A traced function.
+
+    Attributes:
+        closed: its jaxpr.
+        shapes: the abstract arguments, with ``jax.ShapeDtypeStruct`` for arrays.
+        out_shape: the result likewise; a tuple that starts with the arguments changed in place.
+        changed: numbers of the arguments that the function changes in place.
+    """
+
+    closed: Any
+    shapes: tuple[Any, ...]
+    out_shape: Any
+    changed: tuple[int, ...]
+
+
+def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
+    """The jaxpr of a function of abstract arguments.
+
+    Raises:
+        PlanError: arguments that are not arrays or do not fit; a function that returns nothing, has
+            its own collectives, or data-dependent control flow or shapes.
+    """
+    shapes = tuple(jax.tree.map_with_path(_shape, arg) for arg in args)
+    changed: list[int] = []
+
+    def pure(*given):
+        before = [jax.tree.leaves(arg) for arg in given]
+        result = step_fn(*given)
+        changed[:] = [i for i, arg in enumerate(given) if _is_mutable(arg) and _new(arg, before[i])]
+        if not changed:
+            return result
+        rest = () if result is None else result if type(result) is tuple else (result,)
+        return (*(given[i] for i in changed), *rest)
+
+    closed, out_shape = _jaxpr(pure, shapes)
+    if not jax.tree.leaves(out_shape):
+        raise PlanError(
+            "the step returns no array and changes no flax.nnx object among its arguments, so "
+            "there is nothing to plan: return the new parameters, the new optimizer state and the "
+            "loss. With nnx: def pure(state, batch): model, optimizer = nnx.merge(graphdef, "
+            "state); step(model, optimizer, batch); return nnx.state((model, optimizer))"
+        )
+    return StepJaxpr(closed, shapes, out_shape, tuple(changed))
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _shape(path, leaf) -> jax.ShapeDtypeStruct:
+    try:
+        aval = jax.typeof(leaf)
+        return _struct(aval.shape, aval.dtype, getattr(aval, "sharding", None))
+    except (TypeError, AttributeError, OverflowError):
+        pass
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        name = path_name(path) or "the argument itself"
+        remedy = "close over other values, as with functools.partial"
+        if _nnx_kinds() and isinstance(leaf, _nnx_kinds()):
+            remedy = "give its state, graphdef, state = nnx.split(model), and merge it in the step"
+        raise PlanError(
+            f"an abstract argument has {checks.shown(leaf)} at {name}, expected arrays or "
+            f"jax.ShapeDtypeStruct: {remedy}"
+        )
+    return _struct(leaf.shape, leaf.dtype, getattr(leaf, "sharding", None))
+
+
+def _struct(shape, dtype, sharding: Any) -> jax.ShapeDtypeStruct:
+    """The type of an array; its sharding is part of it under Explicit axes only."""
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or AxisType.Explicit not in getattr(mesh, "axis_types", ()):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def path_name(path) -> str:
+    """The path of a leaf in a tree, its parts joined by slashes."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def shape_text(shape: jax.ShapeDtypeStruct) -> str:
+    """Dtype and shape, as in ``float32[4, 6]``."""
+    return f"{shape.dtype}{list(shape.shape)}"
+
+
+def _nnx_kinds() -> tuple[type, ...]:
+    """The classes of Flax whose objects steps change in place, if Flax is loaded."""
+    nnx = sys.modules.get("flax.nnx")
+    names = ("Pytree", "Object", "Variable")
+    return tuple(getattr(nnx, name) for name in names if hasattr(nnx, name))
+
+
+def _is_mutable(arg: Any) -> bool:
+    """Whether a tree holds objects whose changes the caller would see: others are temporary."""
+    kinds = _nnx_kinds()
+    if not kinds:
+        return False
+    nodes = jax.tree.leaves(arg, is_leaf=lambda node: isinstance(node, kinds))
+    return any(isinstance(node, kinds) for node in nodes)
+
+
+def _new(arg: Any, before: list[Any]) -> bool:
+    after = jax.tree.leaves(arg)
+    pairs = zip(after, before, strict=False)
+    return len(after) != len(before) or any(x is not y for x, y in pairs)
+
+
+# ---------------------------------------------------------------------- the call
+
+
+def _jaxpr(function, shapes):
+    """The jaxpr of a function, and the shapes of its results."""
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(*shapes)
+    except _DATA_DEPENDENT as error:
+        raise PlanError(
+            "the step's control flow or shapes depend on the values of its arguments, expected a "
+            f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {error}"
+        ) from error
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise PlanError(
+            f"the step contains {_collective(error)}, which plans add themselves ({error}): write "
+            "the step as for one device, with the mean over the whole batch"
+        ) from error
+    except jax.errors.UnexpectedTracerError as error:
+        raise PlanError(
+            f"the step uses a value that leaked from an earlier trace, expected a pure function: "
+            f"{error}"
+        ) from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        given = ", ".join(str(jax.tree.map(shape_text, shape)) for shape in shapes)
+        raise PlanError(
+            f"the step does not take these abstract arguments: {error} (given: {given[:500]})"
+        ) from error
+    except Exception as error:
+        # Of JAX's Explicit axes, and of Flax, which may not be installed.
+        if type(error).__name__ == "ShardingTypeError":
+            raise PlanError(f"the step does not fit the types of its arguments: {error}") from error
+        if type(error).__name__ != "TraceContextError":
+            raise
+        raise PlanError(
+            f"the step changes a flax.nnx object that it closes over: pass it as an argument of "
+            f"the step, as in step(model, optimizer, batch) ({error})"
+        ) from error
+
+
+def _collective(error: NameError) -> str:
+    """The collective whose axis has no name here, with the user's line that calls it.
+
+    JAX removes its own frames from tracebacks by default; then the line itself names the function.
+    """
+    frames = [*_frames(error.__traceback__)]
+    of_user = [k for k, (file, _, _) in enumerate(frames) if not file.startswith(_JAX)]
+    if not of_user:
+        return "a collective"
+    file, line, _ = frames[of_user[-1]]
+    called = re.search(r"\b(?:lax|jax)\.(\w+)\(", linecache.getline(file, line))
+    inside = [name for _, _, name in frames[of_user[-1] + 1 :]]
+    name = called[1] if called else next(iter(inside), "")
+    return f"the collective {name!r} ({file}:{line})" if name else f"a collective ({file}:{line})"
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        yield code.co_filename, traceback.tb_lineno, code.co_name
+        traceback = traceback.tb_next

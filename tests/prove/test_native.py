@@ -1,0 +1,118 @@
+"""Schedules proved by the checker that shares nothing with the verifier, and where both differ."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxcoll as jc
+from jaxcoll import io
+from jaxcoll.prove import NotProved, NotRead, prove_file, prove_text
+from tests.prove.second_opinion import MANY, VERY_MANY, differences, sound
+
+ROOT = Path(__file__).parents[2]
+CHECKER = sorted((ROOT / "jaxcoll/prove").glob("*.py"))
+
+
+def test_sound_schedules_of_all_kinds_are_proved():
+    for schedule in sound():
+        what = schedule.collective
+        proof = prove_text(io.dumps(schedule), what.kind, what.num_ranks)
+        assert (proof.chunks, proof.messages) == (what.num_chunks, schedule.num_sends)
+
+
+def test_no_mutant_is_refused_by_one_and_taken_by_the_other():
+    *found, (_, counts) = differences(MANY)
+    assert found == []
+    assert not counts.startswith("0 of")
+
+
+@pytest.mark.slow
+def test_of_very_many_mutants_none_either():
+    command = [sys.executable, "-m", "tests.prove.second_opinion", "--count", str(VERY_MANY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_checker_is_small_enough_to_be_read():
+    """Of each format, the lines that its proof rests on."""
+    lines = {path.stem: len(path.read_text().splitlines()) for path in CHECKER}
+    assert lines["native"] + lines["contents"] <= 600
+    assert lines["msccl"] + lines["contents"] + lines["order"] <= 600
+
+
+def test_the_checker_imports_nothing_of_ours():
+    for path in CHECKER:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                first = name.split(".")[0]
+                assert name.startswith("jaxcoll.prove") or first in sys.stdlib_module_names, name
+
+
+def test_what_is_asked_must_be_what_the_file_says():
+    text = io.dumps(jc.synthesize(jc.topologies.ring(4), "all_reduce", "ring"))
+    with pytest.raises(NotProved, match="of 4 ranks, asked was for 5"):
+        prove_text(text, "all_reduce", 5)
+    with pytest.raises(NotProved, match="said to be all_reduce, asked was for all_gather"):
+        prove_text(text, "all_gather")
+    with pytest.raises(NotRead, match="no collective is called 'sum'"):
+        prove_text(text, "sum")
+
+
+def edited(**changes: object) -> str:
+    text = io.dumps(jc.synthesize(jc.topologies.ring(4), "all_gather", "ring"))
+    return json.dumps({**json.loads(text), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "neither XML nor"),
+        ("[1]", "neither XML nor"),
+        ("{", "not JSON, or cut short"),
+        ("{" * 100_000, "not JSON, or cut short|too deeply"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "too deeply"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"a": 1, "a": 2}', "repeats a key"),
+        (f'{{"a": {"9" * 5000}}}', "more digits"),
+        (edited(format="jaxcoll.schedule/2"), "must be .jaxcoll.schedule/1"),
+        (edited(edge=[99]), "must be an integer from 0"),
+        (edited(chunk="x"), "must be a list"),
+        (edited(chunk=[True]), "must be an integer"),
+        (edited(step_ptr=[0, 5, 2]), "must rise"),
+        (edited(collective=None), "num_ranks"),
+        (edited(collective={"kind": "sum", "num_ranks": 4}), "kind"),
+        (edited(collective={"kind": "all_to_all", "num_ranks": 60_000, "chunks_per_shard": 1}),
+         "shards"),
+        (edited(topology=[]), "num_vertices"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_read_are_refused(text: str, message: str):
+    with pytest.raises(NotRead, match=message) as caught:
+        prove_text(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_edges_must_be_paths_of_links():
+    text = io.dumps(jc.synthesize(jc.topologies.ring(4), "all_gather", "ring"))
+    fields = json.loads(text)
+    fields["edges"]["path_link"] = [*fields["edges"]["path_link"][1:], 0]
+    with pytest.raises(NotProved, match="is not a path of links"):
+        prove_text(json.dumps(fields))
+
+
+def test_only_regular_files_of_text_are_read(tmp_path: Path):
+    with pytest.raises(NotRead, match="regular file"):
+        prove_file(tmp_path)
+    (tmp_path / "x").write_bytes(b"\xff\xfe")
+    with pytest.raises(NotRead, match="not UTF-8"):
+        prove_file(tmp_path / "x")
+    with pytest.raises(OSError, match="No such file"):
+        prove_file(tmp_path / "none")

@@ -1,0 +1,108 @@
+"""Plans as sharding constraints: the same values, and the collectives of the plan."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+
+import tensorstate as ts
+from experiments.models import load_model
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.errors import PlanError
+from tensorstate.export.constrained_step import constrained_step
+from tests.tensorstate.execution.test_sharded_step import drawn
+from tests.tensorstate.oracle import assert_alike, jitted
+from tests.tensorstate.steps import s
+
+SIZES = {"data": 2, "model": 2}
+NETWORK = ts.AlphaBetaCosts(ts.MeshShape.of(SIZES), (1e-9, 1e-9), (1e12, 1e12))
+DEVICES = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+
+def attention(params, x):
+    """Heads folded into a dimension, with a bias: plans may shard heads and their width."""
+
+    def loss(params):
+        q = (x @ params["q"] + params["bias"]).reshape(4, 8, 4, 4)
+        return jnp.mean(jnp.tanh(jnp.einsum("bshd,bthd->bhst", q, q)) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+ARGS = {"q": s(8, 16), "bias": s(16)}, s(4, 8, 8)
+GRAPH = ts.trace(attention, ARGS)
+
+
+def planned(**options):
+    return ts.search(GRAPH, mesh=SIZES, network=NETWORK, hardware="CPU", **options)
+
+
+def values():
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    return jax.tree.map(lambda shape: jax.random.normal(next(keys), shape.shape), ARGS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drawn_decisions_give_the_values_of_one_device(seed):
+    problem = planned().problem
+    decisions = drawn(problem, seed)
+    cost = estimate_cost(problem, decisions)
+    step = constrained_step(problem, decisions, cost, DEVICES)
+    found = jitted(step)(*jax.device_put(values(), step.in_shardings))
+    assert_alike(jax.device_get(found), jax.device_get(attention(*values())), 1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": True, "memory_limit": 4000.0}])
+def test_the_bytes_are_the_plans(options):
+    """XLA on CPU leaves all-reduces where the plan has reduce-scatters, of equal bytes."""
+    plan = planned(**options)
+    found = plan.check(step=plan.constrain(attention, DEVICES), mesh=DEVICES)
+    compiled, predicted = (
+        sum(getattr(row, f"{which}_bytes") for row in found.rows)
+        for which in ("compiled", "predicted")
+    )
+    assert predicted > 0
+    assert compiled <= 1.1 * predicted
+    assert found.predicted_seconds == plan.cost.communication
+    assert all(row.predicted_bytes != row.compiled_bytes for row in found.by_tensor)
+
+
+def test_what_a_tensor_costs_beyond_the_plan_is_named():
+    """Under the shardings of arguments and results alone, nothing is named."""
+    plan = planned()
+    applied = plan.apply(DEVICES)
+    alone = jax.jit(
+        attention, in_shardings=applied.in_shardings, out_shardings=applied.out_shardings
+    )
+    found = plan.check(step=alone, mesh=DEVICES)
+    assert {row.tensor for row in found.by_tensor} >= {""}
+    assert "of no tensor of the plan" in str(found)
+    assert "time of collectives on the network" in str(found)
+
+
+def test_what_has_no_form_as_constraints():
+    with pytest.raises(PlanError, match="2 microbatches has no form as constraints"):
+        planned(microbatches=2, batch="x").constrain()
+    with pytest.raises(PlanError, match="made for another step"):
+        planned().constrain(lambda params, x: attention(params, 2 * x), DEVICES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe", "vit", "gpt_scan", "vgg"])
+def test_models_keep_the_plans_bytes_and_memory(name):
+    model = load_model(name)
+    graph = ts.trace(model.step, model.abstract_args)
+    sizes = {"data": 2, "model": 4}
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(sizes), (1e-6, 1e-6), (5e10, 5e10))
+    solver = ts.Auto(gap=0.05, time_limit=30)
+    plan = ts.search(graph, mesh=sizes, network=network, hardware="CPU", solver=solver)
+    found = plan.check(step=plan.constrain())
+    compiled, predicted = (
+        sum(getattr(row, f"{which}_bytes") for row in found.rows)
+        for which in ("compiled", "predicted")
+    )
+    assert compiled <= 1.1 * predicted
+    assert found.compiled_temporaries <= 1.25 * plan.check().compiled_temporaries

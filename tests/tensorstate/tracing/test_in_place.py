@@ -1,0 +1,109 @@
+"""Steps that change ``flax.nnx`` models in place, and steps of which nothing would be left."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import tensorstate as ts
+from tensorstate.errors import PlanError
+from tensorstate.execution.placement_table import lax_collectives
+from tests.tensorstate.oracle import assert_alike, jitted
+from tests.tensorstate.steps import s
+
+nnx = pytest.importorskip("flax.nnx")
+MESH = ts.MeshShape.of({"data": 2, "model": 2})
+NETWORK = ts.AlphaBetaCosts(MESH, (1e-6, 1e-6), (1e9, 1e9))
+
+
+class Model(nnx.Module):
+    """Two layers, with statistics and random numbers that every call changes."""
+
+    def __init__(self, rngs):
+        self.up = nnx.Linear(8, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.down = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(self.norm(nnx.relu(self.up(x)))))
+
+
+@nnx.jit
+def train(model, optimizer, x, y):
+    value, gradients = nnx.value_and_grad(lambda model: jnp.mean((model(x) - y) ** 2))(model)
+    optimizer.update(model, gradients)
+    return value
+
+
+def silent(model, optimizer, x, y):
+    train(model, optimizer, x, y)
+
+
+def init():
+    model = Model(nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (8, 8))
+    return model, nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param), x, jnp.sin(x[:, :4])
+
+
+@pytest.mark.parametrize("step", [train, silent])
+def test_steps_in_place_return_what_they_change(step):
+    args = init()
+    plan = ts.search(step, args, mesh={"data": 2, "model": 2}, network=NETWORK, hardware="CPU")
+    assert plan.graph.changed == ("model", "optimizer")
+    assert "changes them in place: model, optimizer" in str(plan)
+    assert sum(tensor.role == "parameter" for tensor in plan.graph.tensors) >= 6
+    model, optimizer, x, y = args
+    applied = plan.apply(None, lax_collectives)
+    run = jitted(applied)
+    first, state = jax.device_put(nnx.clone((model, optimizer)), applied.in_shardings[:2])
+    for _ in range(3):
+        first, state, *_ = run(first, state, x, y)
+        train(model, optimizer, x, y)
+    assert_alike(jax.device_get(nnx.state(first)), jax.device_get(nnx.state(model)), 1e-4)
+
+
+def nothing(x):
+    jnp.sin(x)
+
+
+def only_temporary(batch):
+    batch["x"] = batch["x"] / 2
+
+
+def closing(x):
+    model, optimizer, *_ = INIT
+    return train(model, optimizer, x, x[:, :4])
+
+
+INIT = init()
+
+
+def averaged(x):
+    return jax.lax.pmean(x, "batch")
+
+
+def mapped(x):
+    total = functools.partial(jax.lax.psum, axis_name="i")
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("i",))
+    return jax.shard_map(total, mesh=mesh, in_specs=P("i"), out_specs=P())(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (nothing, [s(4)], "returns no array.*nnx.merge"),
+        (only_temporary, [{"x": s(4)}], "returns no array"),
+        (closing, [s(8, 8)], "closes over: pass it as an argument"),
+        (averaged, [s(4)], r"the collective 'pmean' \(.*test_in_place.py:\d+\).*whole batch"),
+        (mapped, [s(4)], r"'shard_map' with the collective 'psum\w*' \(.*test_in_place.py:\d+"),
+    ],
+)
+def test_steps_that_cannot_be_planned(function, args, message):
+    with pytest.raises(PlanError, match=message):
+        ts.trace(function, args)
