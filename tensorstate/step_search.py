@@ -223,7 +223,8 @@ def _options(
 ) -> SearchOptions:
     """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
-    return SearchOptions(recompute, None if limit == math.inf else limit, objective)
+    is_none = isinstance(limit, float) and limit == math.inf
+    return SearchOptions(recompute, None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:
