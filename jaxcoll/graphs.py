@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxcoll.errors import TopologyError, shown
+from jaxcoll.numerics import checks
 
 if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
     import networkx as nx
@@ -46,6 +47,9 @@ def describe_graph(
     graph: nx.Graph, alpha: float | None, bandwidth: float | Fraction | None
 ) -> dict:
     """The arguments of ``Topology`` for a graph; see ``Topology.from_networkx``."""
+    import networkx as nx
+
+    checks.instance(graph, nx.Graph, "graph", TopologyError)
     nodes = list(graph.nodes)
     if all(isinstance(node, (int, np.integer)) for node in nodes):
         nodes.sort()

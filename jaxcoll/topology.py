@@ -416,12 +416,8 @@ class Topology:
             bandwidth: bytes per second, for edges without a ``bandwidth`` attribute.
 
         Raises:
-            TopologyError: an edge lacks an attribute and no default is given, a kind is neither
-                "rank" nor "switch", or the links are refused by ``Topology``.
+            TopologyError: no graph, an edge without a value, an unknown kind, or refused links.
         """
-        import networkx as nx
-
-        checks.instance(graph, nx.Graph, "graph", TopologyError)
         return cls(**describe_graph(graph, alpha, bandwidth))
 
     # ------------------------------------------------------------------ devices

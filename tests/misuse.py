@@ -16,7 +16,7 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.io import json, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import astra_sim, json, multitree, nccl_topology, nvidia_smi, tpu_slices
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
@@ -206,6 +206,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.nvidia_smi.dumps": (nvidia_smi.dumps, {"table": SMI}),
     "io.nvidia_smi.load": (nvidia_smi.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.nvidia_smi.save": (nvidia_smi.save, {"path": "table.txt", "table": SMI}),
+    "io.astra_sim.loads": (
+        astra_sim.loads,
+        {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},
+    ),
+    "io.astra_sim.load": (astra_sim.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.tpu_slices.sides": (tpu_slices.sides, {"name": "v5p-128"}),
     "io.nccl_topology.loads": (nccl_topology.loads, {"text": hosts.clique({(0, 1): 2}, 2)}),
     "io.nccl_topology.dumps": (nccl_topology.dumps, {"system": SYSTEM}),
     "io.nccl_topology.load": (nccl_topology.load, {"path": "/nowhere", "max_bytes": 1000}),

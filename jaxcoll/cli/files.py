@@ -9,7 +9,8 @@ import click
 
 # By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
-    "json": (".json",), "msccl": (".xml",), "azure": (), "multitree": (".txt", ".tables"),
+    "json": (".json",), "msccl": (".xml",), "azure": (), "mscclpp": (),
+    "multitree": (".txt", ".tables"),
 }  # fmt: skip
 
 
@@ -31,8 +32,10 @@ def open_schedule(path: str, network: Any = None):
     """
     import jaxcoll as jc
 
-    if os.path.isdir(path) or is_xml(path):
+    if os.path.isdir(path) or is_xml(path) or is_plan(path):
         kind, load = ("MSCCL XML", jc.io.msccl.load)
+        if is_plan(path):
+            kind, load = ("an MSCCL++ plan", jc.io.mscclpp.load)
         if os.path.isdir(path):
             kind, load = ("a folder, read as a schedule on disk", jc.io.open_compact)
         if network is None:
@@ -64,6 +67,17 @@ def check_network(path: str, found: Any, network: Any) -> None:
             f"{path} is of {own.name or 'a network of its own'}, not of {network.name}; leave "
             "--network out"
         )
+
+
+def is_plan(path: str) -> bool:
+    """Whether a file begins as a plan of MSCCL++ does, and not as JSON of this library."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        start = file.read(4096)
+    return start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (
+        b'"gpus"' in start and b'"format"' not in start
+    )
 
 
 def is_xml(path: str) -> bool:
@@ -135,8 +149,9 @@ def write(path: str, obj: Any, form: str) -> None:
     """
     import jaxcoll as jc
 
-    module: Any = {"json": jc.io, "multitree": jc.io.multitree}.get(form, jc.io.msccl)
-    options = {} if form in ("json", "multitree") else {"dialect": form}
+    modules = {"json": jc.io, "multitree": jc.io.multitree, "mscclpp": jc.io.mscclpp}
+    module: Any = modules.get(form, jc.io.msccl)
+    options = {} if form in modules else {"dialect": form}
     if form != "json" and not isinstance(obj, jc.Schedule):
         raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
     try:

@@ -121,7 +121,12 @@ class _Chip:
 def network_names() -> list[str]:
     """The short forms, as help and errors list them."""
     forms = [_form(name, family.numbers) for name, family in FAMILIES.items()]
-    return [*forms, *(f"{name}:AxB[xC]" for name in SLICES), "product:NETWORK,NETWORK"]
+    return [
+        *forms,
+        *(f"{name}:AxB[xC]" for name in SLICES),
+        "v5p-128, tpu7x-4x4x4",
+        "product:NETWORK,NETWORK",
+    ]
 
 
 def _form(name: str, numbers: str) -> str:
@@ -151,6 +156,11 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
         return jc.topologies.product(*(named_network(part, alpha, bandwidth) for part in parts))
     if os.path.exists(text) or os.sep in text or text.endswith(".json"):
         return _of_file(text, (alpha, bandwidth))
+    if re.match("(tpu7x|v[0-9][a-z]*)-", text):
+        from jaxcoll.io import tpu_slices
+
+        kind, sides = tpu_slices.sides(text)
+        return _chips(kind, sides, (alpha, bandwidth))
     near = difflib.get_close_matches(name, [*FAMILIES, *SLICES], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise click.UsageError(
@@ -229,10 +239,6 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _slice(name: str, sides: tuple[int, ...], speeds: Speeds):
-    import itertools
-
-    import jaxcoll as jc
-
     flat = name in ("v5e", "v6e")
     if len(sides) not in ((2,) if flat else (2, 3)) or 0 in sides:
         example = "4x8" if flat else "4x4x8"
@@ -241,9 +247,17 @@ def _slice(name: str, sides: tuple[int, ...], speeds: Speeds):
         )
     if math.prod(sides) > _MOST_RANKS:
         raise click.UsageError(f"a slice has at most {_MOST_RANKS} chips")
+    return _chips(SLICES[name], sides, speeds)
+
+
+def _chips(kind: str, sides: tuple[int, ...], speeds: Speeds):
+    import itertools
+
+    import jaxcoll as jc
+
     whole = (*sides, *(1,) * (3 - len(sides)))
-    chips = [_Chip(SLICES[name], at) for at in itertools.product(*map(range, whole))]
-    alpha, bandwidth = (_single(name, each) for each in speeds)
+    chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
+    alpha, bandwidth = (_single(kind, each) for each in speeds)
     return jc.Topology.from_devices(chips, **_given(alpha=alpha, bandwidth=bandwidth))
 
 
@@ -254,6 +268,8 @@ def _of_file(path: str, speeds: Speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     if is_nvidia_smi(path) or is_nccl_topology(path):
         return described_network(path, None, None, None, ((), ()))
+    if path.endswith((".yml", ".yaml")):
+        return jc.io.astra_sim.load(path)
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology

@@ -11,6 +11,7 @@ from jaxcoll.cli.files import (
     FORMATS,
     check_network,
     check_target,
+    is_plan,
     is_xml,
     open_schedule,
     read_schedule,
@@ -30,7 +31,11 @@ from jaxcoll.cli.terminal import Table, print_json
 from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.progress import working
 
-FOR_RUNTIMES = ("msccl", "azure")  # of ``jc.io.synthesize_for``, which help does not load
+FOR_RUNTIMES = (
+    "msccl",
+    "azure",
+    "mscclpp",
+)  # of ``jc.io.synthesize_for``, which help does not load
 KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
     "broadcast", "reduce", "gather", "scatter",
@@ -115,7 +120,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     import jaxcoll as jc
 
     form = check_target(output, form, as_json=as_json)
-    if for_runtime and form == "msccl":
+    if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
         form = for_runtime
     make = jc.synthesize
     if for_runtime:
@@ -318,9 +323,10 @@ def _source(source: str, network_name: str | None):
 
     import jaxcoll as jc
 
-    if is_xml(source) or os.path.isdir(source):
+    if is_xml(source) or is_plan(source) or os.path.isdir(source):
         return read_schedule(source, _network(network_name))
-    found = jc.io.load(source) if os.path.exists(source) else named_network(source)
+    is_json = os.path.exists(source) and not source.endswith((".yml", ".yaml"))
+    found = jc.io.load(source) if is_json else named_network(source)
     check_network(source, found, _network(network_name))
     return found
 

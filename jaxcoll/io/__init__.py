@@ -4,28 +4,33 @@
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
+- ``mscclpp``: execution plans of MSCCL++, in JSON;
 - ``nvidia_smi``: how the GPUs and NICs of a host are joined, as ``nvidia-smi topo -m`` prints it;
 - ``nccl_topology``: hosts as ``NCCL_TOPO_DUMP_FILE`` describes them; ``link_types``: the speeds of
   their links;
+- ``astra_sim``: networks of ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``);
 - ``synthesize_for``: a schedule with as many chunks as the file of a runtime holds;
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 
 from jaxcoll.compact import open_compact
-from jaxcoll.io import msccl, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import astra_sim, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, tpu_slices
 from jaxcoll.io.fitting import synthesize_for
 from jaxcoll.io.json import dumps, load, loads, save
 
 __all__ = [
+    "astra_sim",
     "dumps",
     "load",
     "loads",
     "msccl",
+    "mscclpp",
     "multitree",
     "nccl_topology",
     "nvidia_smi",
     "open_compact",
     "save",
     "synthesize_for",
+    "tpu_slices",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxcoll.errors import FormatError
-from jaxcoll.io import msccl
+from jaxcoll.io import msccl, mscclpp
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesize
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _LOWERED: dict[str, Callable[[Schedule], object]] = {
     "msccl": lambda schedule: msccl.lower(schedule, dialect="msccl"),
     "azure": lambda schedule: msccl.lower(schedule, dialect="azure"),
+    "mscclpp": mscclpp.lower,
 }
 FOR_RUNTIMES = tuple(_LOWERED)
 
@@ -38,7 +39,7 @@ def synthesize_for(
 
     Args:
         collective: a kind.
-        for_runtime: ``msccl`` or ``azure``.
+        for_runtime: ``msccl``, ``azure`` or ``mscclpp``.
         options: of ``jc.synthesize``; ``chunks`` fixes them, so that nothing is left to choose.
 
     Raises:

@@ -9,7 +9,7 @@ holds; uses of a chunk are ordered where one writes; the runtime's parser takes 
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``native``: schedules of ``jaxcoll.schedule/1``;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
-- ``plans``: execution plans of MSCCL++.
+- ``plans``: execution plans of MSCCL++ 0.8 and later.
 """
 
 from __future__ import annotations

@@ -65,6 +65,11 @@ class ShardedStep:
     compiler_options: Mapping[str, str | bool]
     not_expressible: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        arguments, results = map(jax.tree.leaves, (self.in_shardings, self.out_shardings))
+        name = getattr(self.step, "__name__", "step")
+        return f"ShardedStep({name}: {len(arguments)} arguments, {len(results)} results)"
+
     def jit(self, donate: bool = True) -> Callable[..., Any]:
         """The step, jitted with these shardings and options.
 

@@ -37,6 +37,13 @@ class PlanSpecs:
     results: Any
     activations: Mapping[str, PartitionSpec]
 
+    def __repr__(self) -> str:
+        arguments, results = map(len, map(jax.tree.leaves, (self.arguments, self.results)))
+        return (
+            f"PlanSpecs({arguments} arguments, {results} results, "
+            f"{len(self.activations)} activations)"
+        )
+
 
 def plan_specs(problem: Problem, decisions: Decisions, cost: Cost) -> PlanSpecs:
     """The shardings of a plan's decisions."""

@@ -5,15 +5,15 @@ equation on one device's shards. Primitives that only rename dimensions are view
 see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
 
 In reading order: ``sharding_rule`` (the parts of a rule, and the shard of one device in one
-microbatch), ``elementwise``, ``products``, ``shapes``, ``indexing`` (the written rules, by family),
-``inferred`` (rules read from ``vmap``).
+microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing`` (the written
+rules, by family), ``inferred`` (rules read from ``vmap``).
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules import elementwise, indexing, products, shapes
+from tensorstate.rules import elementwise, grouped, indexing, products, shapes
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
@@ -30,6 +30,7 @@ RULES: dict[str, PrimitiveRule] = {
     **elementwise.RULES,
     **products.RULES,
     **products.REDUCTIONS,
+    **grouped.RULES,
     **indexing.RULES,
     **shapes.RULES,
     **shapes.RANDOM,
@@ -45,7 +46,9 @@ def rule_of(
 ) -> PrimitiveRule:
     """The rule of an equation: written for its primitive, or else inferred."""
     written = RULES.get(primitive.name)
-    return written or infer(primitive, arguments, results, params)
+    if written is not None and written.applies(arguments, params):
+        return written
+    return infer(primitive, arguments, results, params)
 
 
 __all__ = [

@@ -215,6 +215,10 @@ def bind_with(equation: LocalEqn, arrays: Sequence[Any], **changed: Any) -> Sequ
     return out if equation.primitive.multiple_results else [out]
 
 
+def _always(arguments: Sequence[AbstractArray], params: Mapping[str, Any]) -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrimitiveRule:
     """How a primitive is sharded and run.
@@ -224,11 +228,13 @@ class PrimitiveRule:
         run_local: computes its results on one device's shards.
         origin: "written" by hand; inferred as "elementwise", or by "dimensions" that JAX's own
             batching rules prove independent; or "replicated", if no rule could be inferred.
+        applies: whether it is for an equation of these arguments and parameters.
     """
 
     sharding_rule: DescribeRule
     run_local: RunLocal = bind
     origin: Literal["written", "elementwise", "dimensions", "replicated"] = "written"
+    applies: Callable[[Sequence[AbstractArray], Mapping[str, Any]], bool] = _always
 
 
 def num_elements(argument: AbstractArray) -> int:

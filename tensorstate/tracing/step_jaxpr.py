@@ -26,6 +26,7 @@ _DATA_DEPENDENT = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
 )
+_SHOWN = 4  # leaves of an argument in an error
 _JAX = str(Path(jax.__file__).parent)
 
 
@@ -114,6 +115,15 @@ def shape_text(shape: jax.ShapeDtypeStruct) -> str:
     return f"{shape.dtype}{list(shape.shape)}"
 
 
+def _argument_text(argument: Any) -> str:
+    """An argument in a few words: its type and some of its leaves, however deep it is."""
+    leaves = [shape_text(leaf) for leaf in jax.tree.leaves(argument)]
+    if isinstance(argument, jax.ShapeDtypeStruct):
+        return leaves[0]
+    more = [f"and {len(leaves) - _SHOWN} more"] if len(leaves) > _SHOWN else []
+    return f"{type(argument).__name__} of {', '.join(leaves[:_SHOWN] + more) or 'no arrays'}"
+
+
 def _nnx_kinds() -> tuple[type, ...]:
     """The classes of Flax whose objects steps change in place, if Flax is loaded."""
     nnx = sys.modules.get("flax.nnx")
@@ -163,9 +173,9 @@ def _jaxpr(function, shapes):
     except (TypeError, ValueError) as error:
         if isinstance(error, PlanError):
             raise
-        given = ", ".join(str(jax.tree.map(shape_text, shape)) for shape in shapes)
         raise PlanError(
-            f"the step does not take these abstract arguments: {error} (given: {given[:500]})"
+            f"the step does not take these abstract arguments: {error} (given: "
+            f"{', '.join(map(_argument_text, shapes))})"
         ) from error
     except Exception as error:
         # Of JAX's Explicit axes, and of Flax, which may not be installed.

@@ -45,7 +45,7 @@ STEP = ("users_step:step", "f32[8,8]", "f32[4,8]")
 CASES = {
     "synth": Case(("ring:4", "all_gather"), ("-s", "ring", "-o", "made.json"), writes=True),
     "verify": Case(("schedule.json",)),
-    "prove": Case(("schedule.json",)),
+    "prove": Case(("schedule.json",), ("--as", "all_gather", "--ranks", "4")),
     "simulate": Case(("schedule.json",), ("--size", "1KiB")),
     "convert": Case(("schedule.json", "made.xml"), writes=True, takes=frozenset({"target"})),
     "compare": Case(

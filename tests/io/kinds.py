@@ -15,7 +15,7 @@ from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, 
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
@@ -30,8 +30,8 @@ from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
-from tests.io.networks import hosts as dumps
-from tests.prove import programs
+from tests.io.networks import hosts
+from tests.prove import plans, programs
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
@@ -171,6 +171,7 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
     routed = jc.synthesize(topologies.switch(4), "all_reduce", "tacos", chunks=2)
     trees = jc.synthesize(RING, "all_reduce", "multitree")
     program = msccl.dumps(msccl.lower(jc.synthesize(RING, "all_reduce", synthesizer="ring")))
+    execution_plan = mscclpp.dumps(jc.synthesize(RING, "all_reduce", synthesizer="ring"))
     finder.frontiers(12, 2).save(scratch / "frontiers.json")
     refused, refused_smi = (FormatError, ScheduleError), (FormatError, TopologyError)
     return {
@@ -203,8 +204,14 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
             _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
         ),
         "nvidia_smi": Kind(_texts(nvidia_smi.dumps(SMI)), _as_text, _use_nvidia_smi, refused_smi),
+        "mscclpp": Kind(
+            _texts(execution_plan), _as_json, lambda path: mscclpp.load(path, RING), refused
+        ),
+        "proved plan": Kind(
+            _texts(execution_plan, plans.packets()), _as_json, prove_file, (NotRead, NotProved)
+        ),
         "nccl topology": Kind(
-            _texts(dumps.a100(), dumps.rack(), dumps.clique({(0, 1): 2}), dumps.amd()),
+            _texts(hosts.a100(), hosts.rack(), hosts.clique({(0, 1): 2}), hosts.amd()),
             _as_text,
             _use_nccl_topology,
             refused_smi,

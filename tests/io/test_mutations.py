@@ -20,7 +20,7 @@ NAMES = (
     *("schedule", "topology", "collective", "compact", "msccl", "multitree", "tuner table"),
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
     *("execution costs", "hlo summary", "hlo check", "nvidia_smi", "plan"),
-    *("proved schedule", "proved msccl", "nccl topology"),
+    *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
 )
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import aot, io, topologies, tune
 from jaxcoll.execute.buckets import in_buckets, plan_buckets
-from jaxcoll.io import msccl
+from jaxcoll.io import msccl, mscclpp
 from tests.aot.test_aot import GPU
 
 RANKS = 4
@@ -111,6 +111,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "for_runtime": "azure",
         },
     ),
+    "io.mscclpp.lower": (
+        mscclpp.lower, {"schedule": SCHEDULE, "name": "x", "ranks_per_host": 2}
+    ),
+    "io.mscclpp.dumps": (mscclpp.dumps, {"schedule": SCHEDULE}),
+    "io.mscclpp.save": (mscclpp.save, {"path": "/nowhere/to/write", "schedule": SCHEDULE}),
+    "io.mscclpp.loads": (mscclpp.loads, {"text": mscclpp.dumps(SCHEDULE), "topology": RING}),
+    "io.mscclpp.load": (mscclpp.load, {"path": "/nowhere/to/read", "topology": RING}),
     "io.msccl.dumps": (
         msccl.dumps, {"program": PROGRAM, "dialect": "msccl", "max_bytes": 2**20}
     ),

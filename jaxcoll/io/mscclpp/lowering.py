@@ -1,0 +1,338 @@
+"""MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
+
+A plan has thread blocks per rank, each with the chunks of its own on every rank: chunks do not
+depend on each other, so blocks never wait for blocks of their rank. Between ranks of a host copies
+are put into the other's memory and sums read from it, over a memory channel; between hosts both are
+put over a port channel, sums into scratch. Before anything is put, both ends of every channel say
+that they have begun: until then the other's buffer may be in use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxcoll.errors import FormatError, ScheduleError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+
+# Of the executor: operations of a block, channel ids of an operation, channels of a type and block.
+MOST_OPERATIONS, MOST_IDS, MOST_CHANNELS = 64, 8, 16
+MOST_BLOCKS = 108  # streaming multiprocessors of an A100: all blocks must run at the same time
+MOST_BYTES = 2**32 - 16  # its offsets are of 32 bits
+NAMES = {"all_gather": "allgather", "reduce_scatter": "reducescatter", "all_reduce": "allreduce"}
+_BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
+
+Plan = dict[str, Any]  # the JSON object
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Neighbouring chunks of a message; ``place`` of the first among the sends of its step."""
+
+    step: int
+    place: int
+    src: int
+    dst: int
+    first: int
+    count: int
+    reduce: bool
+    path: tuple[int, ...]
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Keys that the runtime passes over and reading back needs."""
+        return {"step": self.step, "place": self.place, "links": list(self.path)}
+
+
+def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | None = None) -> Plan:
+    """The plan of a schedule, in place, with as few blocks as hold its operations.
+
+    Args:
+        schedule: an all_gather, reduce_scatter or all_reduce of all ranks with equal shards.
+        name: of the plan; an executor tells plans apart by it.
+        ranks_per_host: ranks of a host, in order; those of different hosts meet in port channels.
+            When None as many as the names of the network say ("host 1 gpu 0"), else all.
+
+    Raises:
+        FormatError: another collective; groups; ranks that the hosts do not divide; a rank with
+            more peers than a block has channels; more blocks than run at the same time, with the
+            number.
+    """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.text(name, "name", FormatError)
+    what = schedule.collective
+    if what.kind not in NAMES or what.is_grouped or what.shares is not None:
+        raise FormatError(
+            f"MSCCL++ plans are written of {', '.join(NAMES)} of all ranks with equal shards, not "
+            f"of {what}"
+        )
+    ranks = what.num_ranks
+    per_host = _per_host(schedule) if ranks_per_host is None else ranks_per_host
+    per_host = checks.integer(per_host, "ranks_per_host", FormatError, least=1)
+    if ranks % per_host:
+        raise FormatError(f"{ranks} ranks are not of hosts of {per_host}; state ranks_per_host")
+    return _plan(schedule, name, _blocks(schedule, per_host))
+
+
+def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
+    """As few blocks as hold the operations of their chunks.
+
+    Raises:
+        FormatError: more than can run at the same time.
+    """
+    chunks = schedule.collective.num_chunks
+    most_blocks = min(MOST_BLOCKS, chunks)
+    count = most_blocks  # most first: what does not fit is refused at once
+    while True:
+        cuts = [b * chunks // count for b in range(count + 1)]
+        made = [_Block(schedule, range(a, b), per_host) for a, b in itertools.pairwise(cuts)]
+        most = max(len(ops) for block in made for ops in block.operations)
+        if most > MOST_OPERATIONS and count == most_blocks:
+            raise FormatError(
+                f"a block has {most} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
+                f"{count} blocks per rank; take fewer chunks per shard (--for-runtime mscclpp)"
+            )
+        fewer = -(-count * most // MOST_OPERATIONS)
+        if most <= MOST_OPERATIONS and (fewer >= count or count < most_blocks):
+            return made
+        count = min(most_blocks, max(count + 1, fewer)) if most > MOST_OPERATIONS else fewer
+
+
+def _per_host(schedule: Schedule) -> int:
+    """Ranks per host by the names of the network's vertices; all where they do not say it."""
+    ranks = schedule.collective.num_ranks
+    found = [re.match("host ([0-9]+) ", name) for name in schedule.topology.vertex_names[:ranks]]
+    hosts = [match[1] for match in found if match]
+    if len(hosts) < ranks:
+        return ranks
+    per_host = hosts.count(hosts[0])
+    rows = [set(hosts[i : i + per_host]) for i in range(0, ranks, per_host)]
+    return per_host if all(len(row) == 1 for row in rows) and not ranks % per_host else ranks
+
+
+def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
+    what = schedule.collective
+    share, whole = what.chunks_per_shard, what.num_chunks
+    scratch = [0] * what.num_ranks
+    for way in ways:
+        way.place_scratch(scratch)
+    sizes = {
+        "input_chunks": share if what.kind == "all_gather" else whole,
+        "output_chunks": share if what.kind == "reduce_scatter" else whole,
+    }
+    gpus = [
+        {"id": rank, **sizes, "scratch_chunks": scratch[rank], **_gpu(ways, rank)}
+        for rank in range(what.num_ranks)
+    ]
+    return {
+        "name": name,
+        "collective": NAMES[what.kind],
+        "protocol": "Simple",
+        "inplace": True,
+        "reuse_resources": False,
+        "gpus": gpus,
+        "num_threads_per_block": 1024,
+        "use_double_scratch_buffer": False,
+        "buffer_alignment": 16,
+        "min_message_size": 0,
+        "max_message_size": MOST_BYTES,
+    }
+
+
+def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
+    """The blocks of a rank, and the lists that they refer to."""
+    channels: dict[str, list[int]] = {"memory": [], "port": []}
+    remote: list[tuple[int, str, str]] = []  # rank, buffer, type of channel
+    blocks = []
+    for number, way in enumerate(ways):
+        own, refs = [], []
+        for kind, peers in way.peers[rank].items():
+            first = len(channels[kind])
+            channels[kind] += peers
+            ids = list(range(first, first + len(peers)))
+            own.append({"channel_type": kind, "channel_ids": ids})
+        for kind, buffers in way.remote[rank].items():
+            for peer, buffer in buffers:
+                if (peer, buffer, kind) not in remote:
+                    remote.append((peer, buffer, kind))
+            ids = [remote.index((peer, buffer, kind)) for peer, buffer in buffers]
+            refs.append({"access_channel_type": kind, "remote_buffer_ids": ids})
+        blocks.append({
+            "id": number, "ops": way.operations[rank], "channels": own, "remote_buffer_refs": refs,
+        })  # fmt: skip
+    return {
+        "threadblocks": blocks,
+        "channels": [
+            {"channel_type": kind, "connected_to": peers}
+            for kind, peers in channels.items()
+            if peers
+        ],
+        "remote_buffers": [
+            {"rank": peer, "type": buffer, "access_channel_types": [kind]}
+            for peer, buffer, kind in remote
+        ],
+        "semaphores": [],
+    }
+
+
+class _Block:
+    """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
+
+    def __init__(self, schedule: Schedule, chunks: range, per_host: int):
+        self.kind, self.per_host = schedule.collective.kind, per_host
+        self.buffer = _BUFFER[self.kind]
+        ranks = schedule.collective.num_ranks
+        runs = _runs(schedule, chunks)
+        self.peers = [self._peers(runs, rank) for rank in range(ranks)]
+        self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
+        self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
+        by_time: defaultdict[tuple[int, int], list[_Run]] = defaultdict(list)
+        for run in runs:
+            by_time[run.src, 2 * run.step].append(run)
+            by_time[run.dst, 2 * run.step + 1].append(run)
+        self.operations: list[list[dict]] = [self._opening(rank) for rank in range(ranks)]
+        landing: dict[_Run, dict] = {}
+        for (rank, time), each in sorted(by_time.items(), key=lambda item: item[0][::-1]):
+            make = self._receive if time % 2 else self._send
+            self.operations[rank] += make(rank, each, landing)
+        for rank in range(ranks):
+            self.operations[rank] += self._closing(rank)
+
+    def _type(self, a: int, b: int) -> str:
+        return "memory" if a // self.per_host == b // self.per_host else "port"
+
+    def _peers(self, runs: Sequence[_Run], rank: int) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        others = {run.dst if run.src == rank else run.src
+                  for run in runs if rank in (run.src, run.dst)}  # fmt: skip
+        for other in sorted(others):
+            found.setdefault(self._type(rank, other), []).append(other)
+        for kind, peers in found.items():
+            if len(peers) > MOST_CHANNELS:
+                raise FormatError(
+                    f"a block of rank {rank} has {len(peers)} {kind} channels, MSCCL++ takes at "
+                    f"most {MOST_CHANNELS}; take a network of fewer links per rank"
+                )
+        return found
+
+    def _meet(self, rank: int, name: str, others: set[int]) -> list[dict]:
+        """An operation on the channels to some ranks, by type, as many as one takes."""
+        made = []
+        for kind, peers in self.peers[rank].items():
+            ids = [at for at, peer in enumerate(peers) if peer in others]
+            made += [
+                {"name": name, "channel_ids": ids[i : i + MOST_IDS], "channel_type": kind}
+                for i in range(0, len(ids), MOST_IDS)
+            ]
+        return made
+
+    def _foreign(self, rank: int, other: int, buffer: str) -> int:
+        """The place of another rank's buffer in the list of this block."""
+        known = self.remote[rank].setdefault(self._type(rank, other), [])
+        if (other, buffer) not in known:
+            known.append((other, buffer))
+        return known.index((other, buffer))
+
+    def _opening(self, rank: int) -> list[dict]:
+        all_ = {peer for peers in self.peers[rank].values() for peer in peers}
+        if not all_:
+            return []
+        signals, waits = (self._meet(rank, name, all_) for name in ("rlxsignal", "rlxwait"))
+        return [*signals, *waits, {"name": "nop"}]
+
+    def _send(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+        """Copies, and sums to other hosts, put; then signals to all that receive."""
+        ops: list[dict] = []
+        for run in runs:
+            kind = self._type(rank, run.dst)
+            if run.reduce and kind == "memory":
+                continue  # the receiver reads it
+            at = {"index": run.first, "size": run.count}
+            target = dict(at)
+            if run.reduce:
+                landing[run] = slot = {"type": "s", "index": 0, "size": run.count}
+                self.slots[run.dst].append((slot, run.count, rank))
+                target = slot
+            buffer = "s" if run.reduce else self.buffer
+            ops.append({
+                "name": "put", "src_buff": [{"type": self.buffer, **at}],
+                "dst_buff": [{"buffer_id": self._foreign(rank, run.dst, buffer), "of": target}],
+                "channel_ids": [self.peers[rank][kind].index(run.dst)], "channel_type": kind,
+                **run.said,
+            })  # fmt: skip
+        return [
+            *ops, *([{"name": "nop"}] if ops else []),
+            *self._meet(rank, "signal", {run.dst for run in runs}),
+        ]  # fmt: skip
+
+    def _receive(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+        """Waits for all that send; then sums, of the other's memory or of scratch."""
+        ops = [*self._meet(rank, "wait", {run.src for run in runs}), {"name": "nop"}]
+        for run in runs:
+            if not run.reduce:
+                continue
+            here = {"type": self.buffer, "index": run.first, "size": run.count}
+            if run in landing:
+                ops.append({
+                    "name": "re", "src_buff": [here, landing[run]], "dst_buff": [here],
+                    **run.said, "from": run.src,
+                })  # fmt: skip
+                continue
+            there = {"buffer_id": self._foreign(rank, run.src, self.buffer), "index": run.first,
+                     "size": run.count}  # fmt: skip
+            ops.append({
+                "name": "rre", "src_buff": [here, there], "dst_buff": [here],
+                "channel_type": "memory", **run.said, "from": run.src,
+            })  # fmt: skip
+        return [*ops, *([{"name": "nop"}] if any(run.reduce for run in runs) else [])]
+
+    def _closing(self, rank: int) -> list[dict]:
+        """The other may still read what a rank gave, until it says that it does not."""
+        peers = self.peers[rank]
+        near = set(peers.get("memory", ())) if self.kind == "reduce_scatter" else set()
+        signals, waits = (self._meet(rank, name, near) for name in ("signal", "wait"))
+        flush = self._meet(rank, "flush", set(peers.get("port", ())))
+        return [*signals, *waits, *flush]
+
+    def place_scratch(self, used: list[int]) -> None:
+        """Give every sum from another host a place of its own in scratch."""
+        for rank, slots in enumerate(self.slots):
+            for slot, count, _ in slots:
+                slot["index"] = used[rank]
+                used[rank] += count
+        for ops in self.operations:
+            for op in ops:
+                for end in op.get("dst_buff", ()):
+                    target = end.pop("of", None)
+                    if target is not None:
+                        end |= {"index": target["index"], "size": target["size"]}
+
+
+def _runs(schedule: Schedule, chunks: range) -> list[_Run]:
+    """The sends of some chunks, neighbours of one message together."""
+    mine = np.flatnonzero((schedule.chunk >= chunks.start) & (schedule.chunk < chunks.stop))
+    step = np.asarray(schedule.step, np.int64)
+    place = np.arange(len(step)) - np.asarray(schedule.step_ptr)[step]
+    columns = (step, place, schedule.edge, schedule.chunk, schedule.reduce)
+    rows = zip(*(np.asarray(column)[mine].tolist() for column in columns), strict=True)
+    edges = schedule.edges
+    ends = [(int(a), int(b), edges.path(e))
+            for e, (a, b) in enumerate(zip(edges.src, edges.dst, strict=True))]  # fmt: skip
+    found: list[_Run] = []
+    for t, at, edge, chunk, adds in rows:
+        a, b, path = ends[edge]
+        if found:
+            last = found[-1]
+            after = (last.step, last.place + last.count, last.first + last.count)
+            if after == (t, at, chunk) and (last.path, last.reduce) == (path, bool(adds)):
+                found[-1] = dataclasses.replace(last, count=last.count + 1)
+                continue
+        found.append(_Run(t, at, a, b, chunk, 1, bool(adds), path))
+    return found

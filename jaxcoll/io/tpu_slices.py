@@ -1,0 +1,99 @@
+"""TPU slices by their names, ``v5p-128`` or ``tpu7x-4x4x4``, without the TPU compiler.
+
+The number counts cores of v4, v5p and tpu7x, which have two per chip, and chips of v5e and v6e.
+From cloud.google.com/tpu/docs (2026). A rank is a chip, also of tpu7x, whose chips are two devices
+each. ``n x n x 2n`` slices of v4 and v5p also exist twisted, with other wires under the same name;
+those are not given here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBES = (
+    (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
+    (8, 8, 16), (8, 16, 16), (16, 16, 16), (16, 16, 24),
+)  # fmt: skip
+_NAME = re.compile(r"([a-z0-9]+)-([0-9]{1,6}(?:x[0-9]{1,4}){0,2})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """Slices of a generation.
+
+    Attributes:
+        kind: ``device_kind`` of its devices.
+        cores: that the number of a name counts per chip.
+        shapes: that a number stands for.
+        most: chips of a slice.
+    """
+
+    kind: str
+    cores: int
+    shapes: tuple[tuple[int, ...], ...]
+    most: int
+
+
+GENERATIONS: Mapping[str, Generation] = {
+    "v4": Generation("TPU v4", 2, _CUBES, 4096),
+    "v5litepod": Generation("TPU v5 lite", 1, _FLAT, 256),
+    "v5e": Generation("TPU v5 lite", 1, _FLAT, 256),
+    "v5p": Generation("TPU v5", 2, _CUBES, 6144),
+    "v6e": Generation("TPU v6 lite", 1, _FLAT, 256),
+    "tpu7x": Generation("TPU7x", 2, _CUBES, 9216),
+}
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is written as the name of a slice of a known generation."""
+    found = _NAME.fullmatch(text.lower())
+    return bool(found) and found[1] in GENERATIONS
+
+
+def sides(name: str) -> tuple[str, tuple[int, ...]]:
+    """The ``device_kind`` of a slice and its sides in chips.
+
+    Raises:
+        TopologyError: no known generation; a number that no slice has, with the nearest that do;
+            sides of another number of dimensions, or more chips than a slice has.
+    """
+    checks.text(name, "name", TopologyError)
+    found = _NAME.fullmatch(name.lower())
+    generation = GENERATIONS.get(found[1]) if found else None
+    if found is None or generation is None:
+        raise TopologyError(
+            f"no slice is called {checks.shown(name)}; generations: {', '.join(GENERATIONS)}, as "
+            "in v5p-128 or v6e-4x4"
+        )
+    numbers = [int(number) for number in found[2].split("x")]
+    if len(numbers) > 1:
+        dimensions = len(generation.shapes[0])
+        if len(numbers) != dimensions or 0 in numbers or _chips(tuple(numbers)) > generation.most:
+            raise TopologyError(
+                f"{name}: slices of {found[1]} have {dimensions} sides and at most "
+                f"{generation.most} chips"
+            )
+        return generation.kind, tuple(numbers)
+    counts = {_chips(shape) * generation.cores: shape for shape in generation.shapes}
+    counts = {n: s for n, s in counts.items() if n <= generation.most * generation.cores}
+    if numbers[0] not in counts:
+        near = sorted(counts, key=lambda count: abs(count - numbers[0]))[:3]
+        what = "cores" if generation.cores > 1 else "chips"
+        raise TopologyError(
+            f"no slice of {found[1]} has {numbers[0]} {what}; the nearest are "
+            f"{', '.join(map(str, sorted(near)))}; other shapes are named by their sides"
+        )
+    return generation.kind, counts[numbers[0]]
+
+
+def _chips(shape: tuple[int, ...]) -> int:
+    count = 1
+    for side in shape:
+        count *= side
+    return count

@@ -1,0 +1,103 @@
+"""MSCCL++ plans in the styles of other tools, made here: packets, semaphores, barriers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def plan(collective: str, gpus: Sequence[dict], **said: Any) -> str:
+    whole = {"name": "a", "collective": collective, "protocol": "Simple", "inplace": True,
+             "reuse_resources": False, "gpus": list(gpus), **said}  # fmt: skip
+    return json.dumps(whole, indent=1)
+
+
+def gpu(rank: int, sizes: tuple[int, int, int], blocks: Sequence[Sequence[dict]], **lists) -> dict:
+    """A GPU whose blocks share all of its channels and foreign buffers, of one peer each."""
+    peers, remote = lists.get("peers", []), lists.get("remote", [])
+    near = [{"channel_type": "memory", "connected_to": peers}]
+    return {
+        "id": rank,
+        "input_chunks": sizes[0],
+        "output_chunks": sizes[1],
+        "scratch_chunks": sizes[2],
+        "threadblocks": [
+            {
+                "id": at,
+                "ops": list(ops),
+                "channels": [{"channel_type": "memory", "channel_ids": list(range(len(peers)))}],
+                "remote_buffer_refs": [{
+                    "access_channel_type": "memory", "remote_buffer_ids": list(range(len(remote))),
+                }],
+            }
+            for at, ops in enumerate(blocks)
+        ],
+        "channels": near if peers else [],
+        "remote_buffers": [
+            {"rank": other, "type": buffer, "access_channel_types": ["memory"]}
+            for other, buffer in remote
+        ],
+        "semaphores": [{"init_value": value} for value in lists.get("semaphores", [])],
+    }  # fmt: skip
+
+
+def op(name: str, src=None, dst=None, **said: Any) -> dict:
+    """An operation; ends are (buffer, index), a buffer being a type or a foreign one's place."""
+    made: dict[str, Any] = {"name": name, **said}
+    for key, ends in (("src_buff", src), ("dst_buff", dst)):
+        if ends is not None:
+            made[key] = [
+                {"type" if isinstance(buffer, str) else "buffer_id": buffer, "index": at, "size": 1}
+                for buffer, at in ends
+            ]
+    return made
+
+
+MEMORY = {"channel_type": "memory"}
+
+
+def packets() -> str:
+    """An all_gather of two ranks by packets: put, copied, read and passed on from scratch."""
+    first = [
+        [op("ppkt", [("o", 0)], [(0, 0)], **MEMORY)],
+        [op("upkt", [("s", 1)], [("o", 1)])],
+    ]
+    second = [
+        [op("cpkt", [("o", 1)], [("s", 1)])],
+        [op("rppkt", [("s", 1)], [(0, 1)], **MEMORY)],
+        [op("upkt", [("s", 0)], [("o", 0)])],
+    ]
+    return plan("allgather", [
+        gpu(0, (1, 2, 2), first, peers=[1], remote=[(1, "s")]),
+        gpu(1, (1, 2, 2), second, peers=[0], remote=[(0, "s")]),
+    ], protocol="LL", use_double_scratch_buffer=True)  # fmt: skip
+
+
+def pair(*, between: str = "semaphore") -> str:
+    """An all_reduce of two ranks: each reads the other's half, and puts the sum.
+
+    Args:
+        between: how a second block, which puts, learns that the first one has added.
+    """
+    gpus = []
+    for rank in range(2):
+        meet = {"channel_ids": [0], **MEMORY}
+        barrier = op("barrier", barrier_id=0, num_threadblocks=2)
+        end = {"semaphore": op("sem_release", semaphore_ids=[0]), "barrier": barrier,
+               "none": op("nop")}  # fmt: skip
+        begin = {"semaphore": op("sem_acquire", semaphore_ids=[0]), "barrier": barrier,
+                 "none": op("nop")}  # fmt: skip
+        adds = [
+            op("signal", **meet), op("wait", **meet), op("nop"),
+            op("rre", [("i", rank), (0, rank)], [("i", rank)], **MEMORY), op("nop"),
+end[between],
+        ]  # fmt: skip
+        puts = [
+            begin[between], op("put", [("i", rank)], [(0, rank)], **meet), op("nop"),
+            op("signal", channel_ids=[1], **MEMORY), op("wait", channel_ids=[1], **MEMORY),
+        ]  # fmt: skip
+        other = 1 - rank
+        gpus.append(gpu(rank, (2, 2, 0), [adds, puts], peers=[other, other],
+                        remote=[(other, "i")], semaphores=[0]))  # fmt: skip
+    return plan("allreduce", gpus)

@@ -1,0 +1,155 @@
+"""MSCCL++ plans: ours written, proved and read back; those of other styles; wrong ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxcoll as jc
+from jaxcoll import FormatError
+from jaxcoll.io import mscclpp
+from jaxcoll.prove import NotProved, NotRead, prove_text
+from tests.cli.calls import called
+from tests.io.networks import hosts
+from tests.prove import plans
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+OURS = mscclpp.dumps(jc.synthesize(jc.topologies.ring(3), "all_reduce", "ring"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (plans.packets(), "all_gather"),
+        (plans.pair(), "all_reduce"),
+        (plans.pair(between="barrier"), "all_reduce"),
+    ],
+)
+def test_plans_in_the_styles_of_others_are_proved(text: str, kind: str):
+    proof = prove_text(text, kind, 2)
+    assert (proof.format, proof.messages) == ("MSCCL++ plan", 4 if kind == "all_reduce" else 2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_schedules_are_written_proved_and_read_back(data):
+    networks = [
+        jc.topologies.torus(2, 3), jc.topologies.switch(4), jc.topologies.ring(5),
+        jc.topologies.nvswitch_hosts((3, 3), inside=300e9, network=50e9),
+    ]  # fmt: skip
+    topology, kind = data.draw(st.sampled_from(networks)), data.draw(st.sampled_from(KINDS))
+    name, chunks = data.draw(st.sampled_from(["tacos", "ring"])), data.draw(st.integers(1, 3))
+    schedule = jc.synthesize(topology, kind, name, chunks=chunks)
+    text = mscclpp.dumps(schedule, ranks_per_host=data.draw(st.sampled_from([None, 1])))
+    assert prove_text(text, kind, topology.num_ranks).messages == schedule.num_sends
+    again = mscclpp.loads(text, topology)
+    assert sends(again) == sends(schedule)
+    assert jc.simulate(again, 2**20).time == jc.simulate(schedule, 2**20).time
+
+
+def sends(schedule: jc.Schedule) -> list[tuple]:
+    """Every send in order, with its path."""
+    return [
+        (int(step), schedule.edges.path(int(edge)), int(chunk), bool(reduce))
+        for step, edge, chunk, reduce in zip(
+            schedule.step, schedule.edge, schedule.chunk, schedule.reduce, strict=True
+        )
+    ]
+
+
+def test_hosts_meet_in_port_channels_and_sums_in_scratch():
+    network = jc.topologies.nvswitch_hosts((2, 2), inside=300e9, network=50e9)
+    plan = mscclpp.lower(jc.synthesize(network, "all_reduce", "ring", chunks=1))
+    kinds = {c["channel_type"] for gpu in plan["gpus"] for c in gpu["channels"]}
+    assert kinds == {"memory", "port"}
+    assert any(gpu["scratch_chunks"] for gpu in plan["gpus"])
+    entry = json.loads(mscclpp.registry(plan, "p.json"))["plans"][0]
+    assert (entry["world_size"], entry["nranks_per_node"]) == (4, 2)
+
+
+def changed(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (plans.pair(between="none"), "no certain order"),
+        (plans.packets().replace('"index": 1', '"index": 0'), "slot twice|chunk|holds|waits"),
+        (changed(plans.pair(), ('"signal"', '"nop"')), "stops: operation"),
+        (changed(plans.pair(), ('"wait"', '"nop"')), "no certain order|nothing waits|chunk"),
+        (changed(plans.pair(), ('"rre"', '"get"')), "2 sources for 1 targets"),
+        (changed(plans.pair(), ('"put"', '"nop"')), "lacks the contribution of rank"),
+        (OURS.replace('"wait"', '"rlxwait"'), "may end before chunk . of buffer 'i' has"),
+        (changed(plans.pair(), ('"index": 0', '"index": 7')), "uses chunk 7 of buffer 'i' of 2"),
+        (OURS.replace('"signal"', '"nop"'), "stops"),
+    ],
+)
+def test_wrong_plans_are_not_proved(text: str, message: str):
+    with pytest.raises(NotProved, match=message) as caught:
+        prove_text(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (changed(OURS, ('"input_chunks"', '"inputChunks"')), "MSCCL.. 0.7 or older"),
+        (changed(OURS, ('"allreduce"', '"sendrecv"')), "collective"),
+        (changed(OURS, ('"rlxsignal"', '"pipeline"')), "'pipeline' is not replayed"),
+        (changed(OURS, ('"channel_type": "memory"', '"channel_type": "switch"')), "channel_type"),
+        (changed(OURS, ('"id": 0', '"id": 1')), "must have the id 0|must be an integer"),
+        (changed(OURS, ('"protocol": "Simple"', '"protocol": "LL128"')), "protocol"),
+        (changed(OURS, ('"inplace": true', '"inplace": 1')), "inplace"),
+        (plans.plan("allreduce", []), "gpus"),
+    ],
+)
+def test_files_that_are_no_such_plans_are_refused(text: str, message: str):
+    with pytest.raises(NotRead, match=message):
+        prove_text(text)
+
+
+def test_limits_of_the_executor_are_kept_or_named(tmp_path: Path):
+    ring = jc.topologies.ring(4)
+    with pytest.raises(FormatError, match=r"operations, MSCCL.. takes at most 64, with 108 blocks"):
+        mscclpp.lower(jc.synthesize(ring, "all_reduce", "ring", chunks=3000))
+    made = jc.io.synthesize_for(ring, "all_reduce", "ring", for_runtime="mscclpp", nbytes=1e9)
+    mscclpp.save(tmp_path / "p.json", made, name="mine")
+    plan = json.loads((tmp_path / "p.json").read_text())
+    assert max(len(b["ops"]) for gpu in plan["gpus"] for b in gpu["threadblocks"]) <= 64
+    assert json.loads((tmp_path / "p.json.registry.json").read_text())["plans"][0]["id"] == "mine"
+    with pytest.raises(FormatError, match="hosts of 3"):
+        mscclpp.lower(made, ranks_per_host=3)
+    crowd = jc.synthesize(jc.topologies.star(18), "all_gather", "direct")
+    with pytest.raises(FormatError, match=r"17 memory channels, MSCCL.. takes at most 16"):
+        mscclpp.lower(crowd)
+    with pytest.raises(FormatError, match="all_to_all"):
+        mscclpp.lower(jc.synthesize(ring, "all_to_all"))
+
+
+def test_plans_of_others_are_proved_and_not_read():
+    with pytest.raises(FormatError, match="a plan of another tool; prove it instead"):
+        mscclpp.loads(plans.pair(), jc.topologies.ring(2))
+    with pytest.raises(FormatError, match="of 3 ranks"):
+        mscclpp.loads(OURS, jc.topologies.ring(4))
+    with pytest.raises(FormatError, match="not as MSCCL"):
+        mscclpp.loads(OURS.replace('"links"', '"lines"'), jc.topologies.ring(3))
+
+
+def test_from_a_dump_to_a_proved_plan_in_a_command_each_and_back(capsys, tmp_path: Path):
+    dump, plan = hosts.DUMPS / "dgx_h100.xml", tmp_path / "plan.json"
+    code, _, _ = called(
+        capsys, "synth", "--from", dump, "all_reduce", "-s", "forestcoll", "--for-runtime",
+        "mscclpp", "--chunks", "2", "-o", plan,
+    )  # fmt: skip
+    assert code == 0
+    assert called(capsys, "prove", plan, "--as", "all_reduce", "--ranks", "8")[0] == 0
+    assert called(capsys, "convert", plan, tmp_path / "s.json", "--network", dump)[0] == 0
+    assert called(capsys, "verify", tmp_path / "s.json")[0] == 0
