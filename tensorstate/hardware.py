@@ -83,6 +83,20 @@ HARDWARE: dict[str, Hardware] = {
 }
 
 
+def hardware_named(hardware: str | Hardware) -> Hardware:
+    """A device, given itself or its name.
+
+    Raises:
+        PlanError: no device has the name.
+    """
+    if isinstance(hardware, Hardware):
+        return hardware
+    if not isinstance(hardware, str) or hardware not in HARDWARE:
+        known = ", ".join(HARDWARE)
+        raise PlanError(f"no hardware is called {checks.shown(hardware)}; known: {known}")
+    return HARDWARE[hardware]
+
+
 class CollectiveCostModel:
     """Costs of collectives along the axes of a mesh, computed by a subclass."""
 

@@ -32,7 +32,8 @@ from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CANDIDATES, HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.hardware import CANDIDATES, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.hardware import hardware_named as named
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
@@ -105,7 +106,7 @@ def search(
             cannot run in microbatches, with the operator that needs the whole batch; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
-    sizes, device = _mesh_shape(mesh), hardware_named(hardware)
+    sizes, device = _mesh_shape(mesh), named(hardware)
     checked(progress, PlanError)
     checks.optional(batch, checks.text, "batch", PlanError)
     if not isinstance(solver, Solver):
@@ -220,10 +221,10 @@ class _Question:
 def _options(
     recompute: bool, memory_limit: float | str | None, objective: str, device: Hardware
 ) -> SearchOptions:
-    """The options of a search, whose limit is the device's memory unless it says otherwise."""
+    """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
-    options = SearchOptions(recompute, limit, objective)
-    return dataclasses.replace(options, memory_limit=None) if limit == math.inf else options
+    is_none = isinstance(limit, float) and limit == math.inf
+    return SearchOptions(recompute, None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:
@@ -274,20 +275,6 @@ def _network(
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network
-
-
-def hardware_named(hardware: str | Hardware) -> Hardware:
-    """A device, given itself or its name.
-
-    Raises:
-        PlanError: no device has the name.
-    """
-    if isinstance(hardware, Hardware):
-        return hardware
-    if not isinstance(hardware, str) or hardware not in HARDWARE:
-        known = ", ".join(HARDWARE)
-        raise PlanError(f"no hardware is called {checks.shown(hardware)}; known: {known}")
-    return HARDWARE[hardware]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,7 +412,7 @@ def search_mesh(
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
     executors.checked(executor, PlanError)
-    device = hardware_named(search_args.get("hardware", "A100"))
+    device = named(search_args.get("hardware", "A100"))
     costs = functools.partial(
         ScheduleCosts, topology, candidates=candidates, seed=seed, execution=device.execution
     )

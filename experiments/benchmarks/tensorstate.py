@@ -125,7 +125,7 @@ def _cpu_seconds() -> float:
 
 
 def _columns(plan: Plan | None, cpu_seconds: float) -> Mapping[str, Any]:
-    """The plan, if one was found, and the processor seconds."""
+    """The plan, if there is one, and the processor's seconds."""
     found = None if plan is None else plan.result
     return {
         "search CPU s": cpu_seconds,
