@@ -17,7 +17,10 @@ import pytest
 from experiments import __main__ as command
 
 # Studies whose small run takes longer than ten seconds.
-SLOW = ("tensorstate-rediscovery", "tensorstate-quickstart", "autoccl-fig-11")
+SLOW = (
+    *("tensorstate-rediscovery", "tensorstate-quickstart"),
+    *("autoccl-fig-11", "forestcoll-fig-4-12b"),
+)
 
 
 def marked(names: Iterable[str]) -> list[Any]:

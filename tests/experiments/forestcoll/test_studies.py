@@ -54,6 +54,7 @@ def test_forests_are_fastest_at_large_sizes(name):
     assert all(row["% faster"] is None or row["% faster"] > 0 for row in claims)
 
 
+@pytest.mark.slow
 def test_in_one_box_all_are_alike_and_across_boxes_forests_lead():
     rows = rows_of("forestcoll-fig-4-12b")
     speed, summed = (

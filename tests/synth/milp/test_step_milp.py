@@ -65,7 +65,7 @@ def test_nothing_is_quicker_on_four_to_six_ranks(topology, chunks):
         assert simulate(theirs, nbytes).time >= time * (1 - 1e-9), other.name
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     strategies.topologies(max_ranks=5, homogeneous=True),
     st.sampled_from(["all_gather", "broadcast", "all_to_all"]),

@@ -101,7 +101,7 @@ def test_no_tensor_is_split_between_reshardings_to_fit():
 
 
 @given(st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_no_recomputation_that_fits_is_better(data):
     """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
