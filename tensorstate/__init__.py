@@ -5,7 +5,8 @@ on a device mesh, against the cost of collectives on the real network; the ``Pla
 compared with baselines such as FSDP, checked against the compiled program, and run.
 
 The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``cost``, ``solver``,
-``execution``, ``export``, ``report``; then ``plan``, ``saved_plan`` and ``step_search``.
+``execution``, ``export``, ``report``; then ``plan``, ``saved_plan``, ``step_search`` and
+``mesh_search``.
 """
 
 import logging
@@ -31,6 +32,7 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
+from tensorstate.mesh_search import MeshAssignment, mesh_assignments, search_mesh
 from tensorstate.plan import Comparison, Plan, reprice, solve_baseline
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
@@ -40,7 +42,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import Milp
-from tensorstate.step_search import MeshAssignment, mesh_assignments, search, search_mesh
+from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -21,7 +21,7 @@ from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
-from tensorstate.tracing.trace_step import trace
+from tensorstate.tracing.trace_step import graph_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,12 +64,9 @@ class SavedPlan:
             PlanError: another step, with the first difference; decisions that the step does not
                 have; a network that is not given, or of another mesh.
         """
-        if isinstance(step, Graph):
-            if abstract_args is not None:
-                raise PlanError("a graph has its arguments; do not give abstract_args again")
-            graph = step
-        else:
-            graph = trace(step, () if abstract_args is None else abstract_args)
+        if abstract_args is None and not isinstance(step, Graph):
+            abstract_args = ()
+        graph = graph_of(step, abstract_args)
         content = self.content
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware

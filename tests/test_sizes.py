@@ -55,7 +55,8 @@ EXEMPT = {
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},
     "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
     "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
-    "tensorstate/step_search.py": {"search": PUBLIC, "search_mesh": PUBLIC},
+    "tensorstate/mesh_search.py": {"search_mesh": PUBLIC},
+    "tensorstate/step_search.py": {"search": PUBLIC},
 }
 
 

@@ -3,16 +3,20 @@
 Bytes per second and direction. Nominal figures are of data sheets; NCCL's are constants of its
 topology code (2.30, ``topo.h``) and of RCCL's, which are what its own searches rest on. For an H100
 with 18 NVLinks they are 450 and 370.8 GB/s. No file of NCCL's states a latency: ``ALPHA``,
-``PCIE_ALPHA`` and ``NETWORK_ALPHA`` are this library's, in seconds per hop.
+``PCIE_ALPHA`` and ``NETWORK_ALPHA`` are this library's, in seconds per hop. ``wired`` is the
+network of such links, each of which carries as much either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology
 
 COLUMNS = ("nominal", "nccl")
 ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
@@ -95,3 +99,26 @@ def sockets(vendor: str, model: int) -> Speed:
     """Between two sockets of a host."""
     known = [key for key in SOCKETS if key[0] == vendor and key[1] <= model]
     return SOCKETS[max(known)] if known else SOCKETS["GenuineIntel", 0x8F]
+
+
+Wire = tuple[int, int, float, float]  # two vertices, seconds and bytes per second each way
+
+
+def wired(ranks: int, names: Sequence[str], wires: Sequence[Wire], name: str) -> Topology:
+    """The network of wires, each a link in both directions.
+
+    Args:
+        ranks: vertices that are ranks, the first ones.
+        names: of all vertices.
+    """
+    a, b, alpha, speed = map(np.asarray, zip(*wires, strict=True)) if wires else [np.zeros(0)] * 4
+    return Topology(
+        ranks,
+        np.concatenate([a, b]).astype(np.int64),
+        np.concatenate([b, a]).astype(np.int64),
+        np.concatenate([alpha, alpha]),
+        np.concatenate([speed, speed]),
+        num_vertices=len(names),
+        name=name,
+        vertex_names=tuple(names),
+    )

@@ -17,8 +17,9 @@ import numpy as np
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
 from jaxcoll.io import link_types
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
-from jaxcoll.io.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA
+from jaxcoll.io.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.topology import Topology
 
 # Compute capability of each kind of GPU, and how many NVLinks it has; where all pairs of GPUs have
@@ -37,8 +38,6 @@ KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _MOST_GPUS, _MOST_COLUMNS, _MOST_HOSTS = 128, 512, 4096
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*[mK]")
 _NVLINKS = re.compile(r"NV([1-9][0-9]?)")
-
-Wire = tuple[int, int, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +241,7 @@ class _Host:
             for b in range(a + 1, n):
                 if counts[a, b]:
                     yield a, b, ALPHA, float(counts[a, b] * self.lane)
-        if len(set(_components(counts > 0))) > 1:
+        if components(n, *np.nonzero(counts)).any():
             yield from self._pcie_tree()
 
     def _vertex(self, name: str) -> int:
@@ -260,7 +259,8 @@ class _Host:
         top = list(range(n))  # above each GPU so far
         for level, kind in enumerate(KINDS):
             near = set(KINDS[: level + 1])
-            group = _components(np.asarray([[c in near for c in row] for row in self.table.joined]))
+            joined = np.asarray([[c in near for c in row] for row in self.table.joined])
+            group = components(n, *np.nonzero(joined)).tolist()
             for each in sorted(set(group)):
                 below = sorted({top[g] for g in range(n) if group[g] == each})
                 if len(below) > 1:
@@ -278,17 +278,6 @@ class _Host:
             for name, kind in kinds.items():
                 if nearest is not None and kind == KINDS[nearest]:
                     yield g, name
-
-
-def _components(joined: np.ndarray) -> list[int]:
-    """Of each vertex the least one that it reaches."""
-    label = list(range(len(joined)))
-    for a in range(len(joined)):
-        for b in range(a):
-            if joined[a, b] and label[a] != label[b]:
-                old, new = max(label[a], label[b]), min(label[a], label[b])
-                label = [new if each == old else each for each in label]
-    return label
 
 
 def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> Topology:
@@ -313,15 +302,5 @@ def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> T
             found += [(first + i, top, NETWORK_ALPHA, network) for i in range(len(used))]
             found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
                       for g, name in near]  # fmt: skip
-    a, b, alpha, speed = map(np.asarray, zip(*found, strict=True)) if found else [np.zeros(0)] * 4
     count = f"{hosts} hosts of " if hosts > 1 else ""
-    return Topology(
-        hosts * n,
-        np.concatenate([a, b]).astype(np.int64),
-        np.concatenate([b, a]).astype(np.int64),
-        np.concatenate([alpha, alpha]),
-        np.concatenate([speed, speed]),
-        num_vertices=len(names),
-        name=f"{count}{n} {host.kind} by nvidia-smi",
-        vertex_names=tuple(names),
-    )
+    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi")

@@ -9,6 +9,7 @@ those are not given here.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -74,13 +75,13 @@ def sides(name: str) -> tuple[str, tuple[int, ...]]:
     numbers = [int(number) for number in found[2].split("x")]
     if len(numbers) > 1:
         dimensions = len(generation.shapes[0])
-        if len(numbers) != dimensions or 0 in numbers or _chips(tuple(numbers)) > generation.most:
+        if len(numbers) != dimensions or 0 in numbers or math.prod(numbers) > generation.most:
             raise TopologyError(
                 f"{name}: slices of {found[1]} have {dimensions} sides and at most "
                 f"{generation.most} chips"
             )
         return generation.kind, tuple(numbers)
-    counts = {_chips(shape) * generation.cores: shape for shape in generation.shapes}
+    counts = {math.prod(shape) * generation.cores: shape for shape in generation.shapes}
     counts = {n: s for n, s in counts.items() if n <= generation.most * generation.cores}
     if numbers[0] not in counts:
         near = sorted(counts, key=lambda count: abs(count - numbers[0]))[:3]
@@ -90,10 +91,3 @@ def sides(name: str) -> tuple[str, tuple[int, ...]]:
             f"{', '.join(map(str, sorted(near)))}; other shapes are named by their sides"
         )
     return generation.kind, counts[numbers[0]]
-
-
-def _chips(shape: tuple[int, ...]) -> int:
-    count = 1
-    for side in shape:
-        count *= side
-    return count

@@ -17,6 +17,13 @@ def listed(parts, between: str = ", ") -> str:
     return shown + (f" and {len(parts) - _MOST_LISTED} more" * (len(parts) > _MOST_LISTED))
 
 
+def components(num_vertices: int, src, dst) -> np.ndarray:
+    """Of each vertex the least one that it reaches, whichever way the links point."""
+    joined = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
+    _, label = sp.csgraph.connected_components(joined.tocsr(), directed=False)
+    return np.unique(label, return_index=True)[1][label]
+
+
 def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> None:
     """Refuse links over which some rank cannot reach another.
 

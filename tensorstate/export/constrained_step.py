@@ -84,8 +84,12 @@ class GlobalExecutor(LocalExecutor):
         values = [*zip(self.graph.inputs, leaves, strict=True), *self.graph.constants]
         for tensor, value in values:
             placements = self.table.produced_placements(tensor)
-            whole = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
-            self.inputs[tensor] = {placements: self.constrain(whole, placements)}
+            sizes = self.table.traced.tensors[tensor].sizes
+            self.inputs[tensor] = {placements: self.shaped(jnp.asarray(value), sizes, placements)}
+
+    def shaped(self, x: jax.Array, sizes: Sequence[int], placements: Placements) -> jax.Array:
+        """An argument with one dimension per position, in its placements."""
+        return self.constrain(x.reshape(sizes), placements)
 
     def sizes(self, tensor: int, placements: Placements) -> list[int]:
         """Elements of every position, on all devices together."""

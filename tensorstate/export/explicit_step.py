@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tensorstate.cost.cost import Cost
@@ -54,15 +53,11 @@ class ExplicitExecutor(GlobalExecutor):
         """An array resharded to placements, open sums completed."""
         return jax.sharding.reshard(x, self.spec(placements, x.ndim)) if x.ndim else x
 
-    def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
-        """The global arguments and constants."""
-        values = [*zip(self.graph.inputs, leaves, strict=True), *self.graph.constants]
-        for tensor, value in values:
-            placements = self.table.produced_placements(tensor)
-            sizes = self.table.traced.tensors[tensor].sizes
-            out = self.spec(placements, len(sizes))
-            shaped: Any = jax.sharding.auto_axes(lambda x, n=sizes: x.reshape(n), out_sharding=out)
-            self.inputs[tensor] = {placements: shaped(jnp.asarray(value))}
+    def shaped(self, x: jax.Array, sizes: Sequence[int], placements: Placements) -> jax.Array:
+        """An argument with one dimension per position, of the type of its placements."""
+        out = self.spec(placements, len(sizes))
+        typed: Any = jax.sharding.auto_axes(lambda x: x.reshape(sizes), out_sharding=out)
+        return typed(x)
 
     def compute(
         self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]

@@ -25,7 +25,7 @@ from tensorstate.cost.cost import (
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import (
     Milp,
@@ -33,7 +33,7 @@ from tensorstate.solver.exact import (
     minimize_memory,
     solve_within_limit,
 )
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
 MAX_EXACT_AXES = 2

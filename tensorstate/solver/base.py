@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 from jaxcoll.numerics import checks
@@ -60,12 +59,3 @@ class Solver(abc.ABC):
         Raises:
             PlanError: nothing fits into the memory limit, or nothing was found in time.
         """
-
-
-# Of a solver that has no time left, so that it can run at all.
-LEAST_SECONDS = 0.1
-
-
-def remaining_time(until: float) -> float:
-    """Seconds until a time of ``time.perf_counter``; at least ``LEAST_SECONDS``."""
-    return max(LEAST_SECONDS, until - time.perf_counter())

@@ -30,7 +30,7 @@ from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
-from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import (
     Milp,
     infeasible_message,
@@ -39,7 +39,7 @@ from tensorstate.solver.exact import (
     solve_within_limit,
 )
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, remaining_time
 
 # Bytes of the all-gather by which axes are compared.
 PROBE_BYTES = 1 << 24

@@ -24,9 +24,9 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import LEAST_SECONDS, CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import Progress, Solution
+from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is

@@ -39,6 +39,15 @@ ROWS_PER_SOLUTION, NEIGHBOURS = 3, 3
 TOLERANCE = 1e-6
 
 
+# Seconds of a solver that has no time left, so that it can run at all.
+LEAST_SECONDS = 0.1
+
+
+def remaining_time(until: float) -> float:
+    """Seconds until a time of ``time.perf_counter``; at least ``LEAST_SECONDS``."""
+    return max(LEAST_SECONDS, until - time.perf_counter())
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
     """The outcome of a solve.
@@ -48,15 +57,12 @@ class Solution:
         values: values of the variables; empty without a feasible point.
         objective: objective of these values.
         bound: lower bound of the objective.
-        reduced_costs: of a relaxation, by variable: by how much the objective grows at least with
-            the variable; empty where they are not known.
     """
 
     status: str
     values: np.ndarray
     objective: float
     bound: float
-    reduced_costs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 class LinearProgram:
@@ -207,7 +213,7 @@ class LinearProgram:
         """
         basis, bound, values = None, -np.inf, np.zeros(0)
         while True:
-            left = max(0.1, until - time.perf_counter())
+            left = remaining_time(until)
             if np.isfinite(left):
                 options = {**options, "time_limit": left}
             solver = highs.solver_for(self._model(relax), options)
@@ -270,7 +276,7 @@ class LinearProgram:
         """
         until = time.perf_counter() + time_limit
         while True:
-            left = max(0.1, until - time.perf_counter())
+            left = remaining_time(until)
             solution = self._solve_ipm(left, tolerance, threads)
             is_last = time.perf_counter() > until or not len(solution.values)
             if is_last or not self._add_exceeded(solution.values):
@@ -345,12 +351,9 @@ class LinearProgram:
         optimal = status == highspy.HighsModelStatus.kOptimal
         exact = objective if optimal else -np.inf
         bound = exact if continuous else info.mip_dual_bound
-        reduced_costs = np.zeros(0)
-        if continuous and solver.getSolution().dual_valid:
-            reduced_costs = np.asarray(solver.getSolution().col_dual)
-            if not optimal:
-                bound = self._bound_of(np.asarray(solver.getSolution().row_dual))
-        return Solution("optimal" if optimal else "limit", values, objective, bound, reduced_costs)
+        if continuous and not optimal and solver.getSolution().dual_valid:
+            bound = self._bound_of(np.asarray(solver.getSolution().row_dual))
+        return Solution("optimal" if optimal else "limit", values, objective, bound)
 
 
 def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:

@@ -78,6 +78,21 @@ def trace(
         return _graph_of(step, names, updates, unknown, program)
 
 
+def graph_of(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
+    """The graph of a step that was traced before, or is traced here.
+
+    Raises:
+        PlanError: arguments beside a graph, a function without them, or as for ``trace``.
+    """
+    if isinstance(step, Graph):
+        if abstract_args is not None:
+            raise PlanError("a graph has its arguments; do not give abstract_args again")
+        return step
+    if abstract_args is None:
+        raise PlanError("abstract_args must be given with a function")
+    return trace(step, abstract_args)
+
+
 @contextlib.contextmanager
 def _gc_paused():
     """Pause cyclic garbage collection, which takes three quarters of the time on a large graph."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jaxcoll import topologies
 from jaxcoll.synth import Bucket, Direct
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, PlanError, ScheduleCosts, search
+from tensorstate.mesh_search import mesh_assignments, search_mesh
 from tensorstate.plan import reprice
-from tensorstate.step_search import mesh_assignments, search_mesh
 from tests.elsewhere import Pickling
 from tests.tensorstate.tiny import graph
 

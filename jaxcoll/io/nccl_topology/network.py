@@ -17,17 +17,16 @@ import numpy as np
 
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
 from jaxcoll.io import link_types
-from jaxcoll.io.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA
+from jaxcoll.io.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
 from jaxcoll.io.nccl_topology.hosts import Gpu, Nic, System, is_everywhere, is_switch
 from jaxcoll.io.xml import Element
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.topology import Topology
 
 _MOST_HOSTS, _MOST_RANKS = 4096, 2**15
 _TEN_GIGABIT = 1.25e9  # what NCCL takes for a card that does not say its speed
 _TRANSFERS = re.compile(r"([0-9]{1,3}(?:\.[0-9])?)\s*GT/s")
-
-Wire = tuple[int, int, float, float]  # two vertices, seconds and bytes per second each way
 
 
 def topology(
@@ -164,7 +163,7 @@ class _Builder:
         """The tree of bridges and sockets, for hosts whose GPUs are in several parts without it."""
         for host in range(self.system.hosts):
             mine = [g for g, gpu in enumerate(self.gpus) if gpu.host == host]
-            part = _components(len(self.names), [wire[:2] for wire in self.wires])
+            part = self._parts()
             if len({part[g] for g in mine}) > 1:
                 for h, first in self._copies():
                     self._tree(host, mine, first, h if self.hosts > 1 else host)
@@ -243,7 +242,7 @@ class _Builder:
         """Ports of network cards, the GPUs that are nearest to each, and the network's switch."""
         ports = self.system.nics
         for host in range(self.system.hosts):
-            part = _components(len(self.names), [wire[:2] for wire in self.wires])
+            part = self._parts()
             joined = self.system.hosts > 1 and len(set(part[: self.ranks])) == 1
             if not any(nic.host == host for nic in ports) and not joined:
                 raise TopologyError(
@@ -310,37 +309,16 @@ class _Builder:
         )
 
     def built(self) -> Topology:
-        part = _components(len(self.names), [wire[:2] for wire in self.wires])
+        part = self._parts()
         apart = next((g for g in range(self.ranks) if part[g] != part[0]), None)
         if apart is not None:
             raise TopologyError(f"nothing joins {self.names[0]} and {self.names[apart]}")
-        a, b, alpha, speed = (
-            map(np.asarray, zip(*self.wires, strict=True)) if self.wires else [np.zeros(0)] * 4
-        )
         count = max(self.hosts, self.system.hosts)
         hosts = f"{count} hosts, " if count > 1 else ""
-        return Topology(
-            self.ranks,
-            np.concatenate([a, b]).astype(np.int64),
-            np.concatenate([b, a]).astype(np.int64),
-            np.concatenate([alpha, alpha]),
-            np.concatenate([speed, speed]),
-            num_vertices=len(self.names),
-            name=f"{hosts}{self.ranks} GPUs by NCCL's topology ({self.speeds})",
-            vertex_names=tuple(self.names),
-        )
+        name = f"{hosts}{self.ranks} GPUs by NCCL's topology ({self.speeds})"
+        return wired(self.ranks, self.names, self.wires, name)
 
-
-def _components(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Of each vertex one that stands for all that it reaches."""
-    root = list(range(count))
-
-    def find(v: int) -> int:
-        while root[v] != v:
-            root[v] = root[root[v]]
-            v = root[v]
-        return v
-
-    for a, b in pairs:
-        root[find(a)] = find(b)
-    return [find(v) for v in range(count)]
+    def _parts(self) -> np.ndarray:
+        """Of each vertex the least that wires join it to."""
+        ends = np.asarray([wire[:2] for wire in self.wires], np.int64).reshape(-1, 2)
+        return components(len(self.names), *ends.T)

@@ -21,11 +21,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
@@ -70,14 +70,11 @@ def _hosts(topology: Topology, scaling: Scaling, outer: np.ndarray) -> Hosts | N
     """The hosts that are left without the outer switches, if they are equal."""
     n, src, dst = topology.num_ranks, topology.src, topology.dst
     crosses = outer[src] | outer[dst]
-    inside = np.ones(int((~crosses).sum()), np.int8), (src[~crosses], dst[~crosses])
-    joined = sp.csr_matrix(inside, shape=(topology.num_vertices, topology.num_vertices))
-    _, label = sp.csgraph.connected_components(joined, directed=False)
+    label = components(topology.num_vertices, src[~crosses], dst[~crosses])
     kept = np.flatnonzero(~outer)
     together = kept[np.argsort(label[kept], kind="stable")]
     first = np.flatnonzero(np.diff(label[together])) + 1
-    parts = sorted(np.split(together, first), key=lambda part: int(part[0]))
-    parts = [part for part in parts if part[0] < n]
+    parts = [part for part in np.split(together, first) if part[0] < n]
     ranks = [part[part < n] for part in parts]
     if len(parts) < 2 or len({len(r) for r in ranks}) > 1 or len({len(p) for p in parts}) > 1:
         return None
