@@ -133,9 +133,12 @@ class Baselines:
         """Whether an input or an operator is sharded as the baseline requires."""
         node = self.problem.node(class_id)
         if node.tensor is None:
-            if name in DATA and node.phase != "optimizer":
-                return placement >= 0 and self.label_factors[class_id][placement] in self.batch
-            return False
+            factor = self.label_factors[class_id][placement] if placement >= 0 else None
+            if self._hands_over_rows(class_id):  # gathered row by row, and not saved as gathered
+                has_batch = bool(self.batch & {*self.label_factors[class_id]})
+                if name == "megatron-sp" or (name == "fsdp" and not has_batch):
+                    return placement >= 0
+            return name in DATA and node.phase != "optimizer" and factor in self.batch
         sharded = {
             "ddp": ("input",),
             "zero1": ("input", "optimizer"),
@@ -145,6 +148,12 @@ class Baselines:
         role = self.graph.tensors[node.tensor].role
         roles = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
         return placement >= 0 and role in roles
+
+    def _hands_over_rows(self, class_id: int) -> bool:
+        """Whether a class takes rows into a scan, or stacks them."""
+        members = self.problem.node(class_id).members
+        primitive = self.graph.operators[members[0].operator].primitive if members else ""
+        return primitive in ("scan_row", "scan_stack")
 
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
@@ -167,7 +176,7 @@ class Baselines:
         if placement < REPLICATED:
             return True
         if name in DATA:
-            return factor in self.batch
+            return factor in self.batch or (name == "fsdp" and self._hands_over_rows(class_id))
         if factor in self.batch | self.residual_stream_factors:
             return False
         if factor in self.sequence:

@@ -16,7 +16,7 @@ from jax.interpreters import batching, mlir
 
 import tensorstate
 from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import evaluate
+from tensorstate.execution.step_loop import evaluate
 from tensorstate.ir import jaxprs
 from tensorstate.rules import RULES, AbstractArray, rule_of
 from tensorstate.rules.inferred import Slice, mapped
