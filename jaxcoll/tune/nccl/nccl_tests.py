@@ -11,8 +11,7 @@ import dataclasses
 import re
 
 from jaxcoll import fields as readers
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks

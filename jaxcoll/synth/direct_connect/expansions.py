@@ -1,16 +1,17 @@
-"""Expansions: larger networks, with schedules, from a small network and its schedule.
+"""Expansions: larger networks, with schedules, from a small network and its schedule (Section 3.5).
 
-The base class of expansions: an all_gather of a base becomes one of a larger digraph.
+Few digraphs of low T_L and T_B are known, and they are small. An expansion makes of a digraph and
+its all_gather a larger digraph and an all_gather on it, whose cost follows from the base's
+(Table 3.3), so that a search over expansions of expansions builds nothing.
 
-Unidirectional to bidirectional: links both ways, at no loss (Appendix A.1.6).
+- Line graph: d times the ranks at the same degree, for one step more (Section 3.5.1).
+- Degree expansion: n times the ranks at n times the degree, for one step more (Section 3.5.2).
+- Cartesian power: a box of ranks with the base along every dimension (Section 3.5.3).
+- Unidirectional to bidirectional: links both ways, at no loss (Appendix A.1.6).
+- Cartesian product of different digraphs, scheduled by BFB (Definition 3, Theorem 13).
 
-Degree expansion: n times the ranks at n times the degree, for one step more (Section 3.5.2).
-
-Line graph expansion: d times the ranks at the same degree, for one step more (Section 3.5.1).
-
-Cartesian power: a box of ranks with the base along every dimension (Section 3.5.3).
-
-Cartesian product of different digraphs, scheduled by BFB (Definition 3, Theorem 13).
+The line graph of the 3 ranks with links both ways has a rank for each of the 6 links, and a rank's
+block goes where the base would send that of the rank that its link leads to.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import Bfb
 from jaxcoll.synth.direct_connect.bfb_reversal import rename_ranks, reversed_on
-from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
+from jaxcoll.synth.direct_connect.columns import Gather, Sends
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 from jaxcoll.topologies.generative.operations import (
     bidirectional,

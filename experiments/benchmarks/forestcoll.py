@@ -31,7 +31,7 @@ from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import (
     dgx1,
     dgx_a100,

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.forestcoll.packing.spanning import (
+from jaxcoll.synth.forestcoll.spanning import (
     LEFT,
     SHORT,
     USED,
