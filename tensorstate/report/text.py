@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxcoll.numerics import checks
@@ -362,14 +362,25 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
     cost = result.cost
     if not cost.count_by_collective:
         return ["no collectives"]
-    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = seconds_by_collective(problem, result.cost)
+    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}  of"]
+    spent, sent = seconds_by_collective(problem, result.cost), _bytes_by_dtype(problem, cost)
     for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
-            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}  "
+            + ", ".join(sorted(sent[kind, axis], key=lambda dtype: -sent[kind, axis][dtype]))
         )
     return lines
+
+
+def _bytes_by_dtype(problem: Problem, cost: Cost) -> dict[tuple[str, int], Counter[str]]:
+    """By (kind, mesh axis), the bytes of collectives of each dtype."""
+    sent: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for reshard in cost.reshards:
+        dtype = str(problem.graph.tensors[reshard.tensors[0]].dtype)
+        for step, num_repeats in reshard.counted_steps:
+            sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
+    return sent
 
 
 # ---------------------------------------------------------------------- one tensor
