@@ -59,10 +59,10 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
         shown = [t for t in tensors if t.sizes]
         if role == "optimizer":
             shown = [t for t in shown if specs[t.index] != _parameters_spec(t, of_parameter)]
-        alike = ", sharded as the parameters" if role == "optimizer" and of_parameter else ""
-        alike += ", but for" if alike and shown else ""
+        suffix = ", sharded as the parameters" if role == "optimizer" and of_parameter else ""
+        suffix += ", but for" if suffix and shown else ""
         total = size(sum(t.nbytes for t in tensors))
-        lines.append(f"{role}: {total}, {size(local[role])} per device{alike}")
+        lines.append(f"{role}: {total}, {size(local[role])} per device{suffix}")
         lines += _spec_lines(shown, specs, [tensor.name for tensor in tensors])
     return lines
 
@@ -102,10 +102,10 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
     """
     merged = [tuple((part,) for part in name.split("/")) for name in dict.fromkeys(names)]
     for position in range(max((len(parts) for parts in merged), default=0)):
-        alike: dict[object, list[tuple[tuple[str, ...], ...]]] = defaultdict(list)
+        by_rest: dict[object, list[tuple[tuple[str, ...], ...]]] = defaultdict(list)
         for parts in merged:
             rest = (*parts[:position], len(parts), *parts[position + 1 :])
-            alike[rest].append(parts)
+            by_rest[rest].append(parts)
         merged = [
             (
                 *group[0][:position],
@@ -114,7 +114,7 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
             )
             if len(group[0]) > position
             else group[0]
-            for group in alike.values()
+            for group in by_rest.values()
         ]
     others = set(among) - set(names)
     return [_joined(parts, others) for parts in merged]

@@ -49,7 +49,7 @@ def simplify(
 
     Args:
         problem, candidates, options: of the search.
-        result: what it found; it is returned where no move helps.
+        result: the plan of the search, which is returned where no move helps.
         gap: relative distance of the objective from the bound that is allowed, beside that which
             the search left.
     """
@@ -277,7 +277,7 @@ class _Simplifier:
     # ------------------------------------------------------------------ what a move does
 
     def _decided(self, decisions: Decisions, moves: Moves) -> Decisions:
-        """The decisions after a move: what is saved as it was produced is still saved so."""
+        """The decisions after a move: copies saved as they were produced still are."""
         strategies = tuple(moves.get(c, s) for c, s in enumerate(decisions.strategies))
         saved = dict(decisions.saved)
         for class_id in moves if saved else ():
@@ -294,7 +294,7 @@ class _Simplifier:
     ) -> tuple[float, int] | None:
         """The objective after a move, and the collectives; ``None`` if it cannot be made.
 
-        Only the tensor groups around the classes that change are resharded anew.
+        Only the tensor groups around the classes that change are resharded again.
         """
         problem, cost = self.problem, best.cost
         touched = {self.number_of[id(g)] for c in moves for g, _ in self.groups_of[c]}

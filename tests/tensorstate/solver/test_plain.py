@@ -1,4 +1,4 @@
-"""Plain plans: what the moves of whole families leave, and what they may not cost."""
+"""Plain plans: the fewer shardings that moves of whole families leave, and their cost."""
 
 from __future__ import annotations
 
