@@ -32,6 +32,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        return solver.solve(problem, candidates, self.options, self.progress)
+        found = solver.solve(problem, candidates, self.options, self.progress)
+        return simplify(problem, candidates, self.options, found, solver.gap)
 
     def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
