@@ -244,8 +244,13 @@ def _network(
     network: CollectiveCostModel | None,
     device: Hardware,
 ) -> CollectiveCostModel:
+    if topology is None and network is None:
+        network = device.network
     if (topology is None) == (network is None):
-        raise PlanError("give either topology, whose links are priced, or network")
+        raise PlanError(
+            "give either topology, whose links are priced, or network, or hardware that was "
+            "measured (Hardware.measure)"
+        )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
     checks.instance(network, CollectiveCostModel, "network", PlanError)
