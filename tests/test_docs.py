@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.compact import compact_schedule
+from jaxcoll import compact
 from jaxcoll.execute.choice.measured_costs import FORMAT
 from jaxcoll.finder import entry
 from jaxcoll.io import files
@@ -174,5 +174,5 @@ def test_the_page_of_formats_has_the_versions_and_limits_of_the_code():
     shown = rows["a page: messages on links, links with a row"]
     assert shown == [2 * schedule_page.MOST_HOPS, schedule_page.MOST_ROWS]
     formats = (io_json.TOPOLOGY, io_json.COLLECTIVE, io_json.SCHEDULE, FORMAT, entry.FORMAT)
-    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact_schedule._FORMAT):
+    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact._FORMAT):
         assert f"`{name}" in page

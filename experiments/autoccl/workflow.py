@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from experiments.autoccl.labels import MODELLED
 from experiments.config import at_least
 from experiments.study import Row, Rows, publish
-from jaxcoll.configurations.config import THREADS, nccl_config
+from jaxcoll.configurations.config import THREADS, Task, nccl_config
 from jaxcoll.configurations.config import Config as Configuration
-from jaxcoll.configurations.task import Task
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

@@ -21,9 +21,9 @@ from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth import forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.stages import assemble
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import mi250
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

@@ -17,7 +17,7 @@ from jaxcoll.io.files import write_text
 
 DOCS = records.ROOT / "docs"
 # Rows that ``scripts/bench forestcoll --scale --record`` records, by network.
-SCALE = records.ROOT / "experiments" / "benchmarks" / "forestcoll" / "forestcoll_scale.json"
+SCALE = records.ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 

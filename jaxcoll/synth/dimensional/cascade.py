@@ -25,16 +25,26 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building.base import FIRST, IN_BLOCKS, LATER, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.dimensions import (
+from jaxcoll.synth.building.grids import (
+    RankGrid,
+    checked_shape,
     dimension_bandwidth,
     dimension_counts,
     dimension_patterns,
     dimension_seconds,
+    group_dimensions,
+    rank_grid_of,
 )
-from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
-from jaxcoll.synth.building.routed import first_chunk, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Pattern, Sends, gather_along, steps
+from jaxcoll.synth.building.sends import (
+    Pattern,
+    Sends,
+    first_chunk,
+    gather_along,
+    on_ranks,
+    schedule_of,
+    steps,
+)
 from jaxcoll.topology import Topology
 
 _MOST_PERMUTED = 5  # dimensions whose orders are all looked at
@@ -234,7 +244,7 @@ class BlueConnect(_Phases):
     on heterogeneous network hierarchy" (2019). All chunks take the dimensions in the same order and
     follow one another: while one is in the second dimension, the next is in the first. Along a
     dimension ranks use its basic algorithm
-    (``jaxcoll.synth.building.dimensions.dimension_patterns``).
+    (``jaxcoll.synth.building.grids.dimension_patterns``).
 
     The network must be a grid: a mesh or torus, or a product of rings, switches and fully
     connected networks; or it is taken for one. Groups must be subgrids of it.

@@ -22,8 +22,16 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.hosts import ranks_per_host
-from jaxcoll.synth.building.routed import first_chunk, gathered, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Sends, circle, gather_by_dimension, gather_in_order
+from jaxcoll.synth.building.sends import (
+    Sends,
+    circle,
+    first_chunk,
+    gather_by_dimension,
+    gather_in_order,
+    gathered,
+    on_ranks,
+    schedule_of,
+)
 from jaxcoll.topology import Topology
 
 

@@ -24,8 +24,16 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building import sends
 from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Problem, Synthesizer, in_pieces
-from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Sends, doubling, gather_in_order, is_power_of_two
+from jaxcoll.synth.building.sends import (
+    Sends,
+    check_everyone,
+    doubling,
+    gather_in_order,
+    gathered,
+    is_power_of_two,
+    on_ranks,
+    schedule_of,
+)
 from jaxcoll.topologies import bigraph
 from jaxcoll.topology import Topology
 

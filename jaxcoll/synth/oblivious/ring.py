@@ -25,8 +25,14 @@ from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, LAST, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
-from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
+from jaxcoll.synth.building.sends import (
+    Sends,
+    circle,
+    first_chunk,
+    gather_in_order,
+    on_ranks,
+    routed,
+)
 from jaxcoll.topology import Topology
 
 ORDERS = ("links", "ranks")

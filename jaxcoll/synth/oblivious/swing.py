@@ -26,13 +26,16 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.dimensions import dimension_counts
-from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
+from jaxcoll.synth.building.grids import dimension_counts
 from jaxcoll.synth.building.sends import (
     Sends,
+    check_everyone,
     exchanges,
     gather_in_order,
+    gathered,
     is_power_of_two,
+    on_ranks,
+    schedule_of,
     tripling,
 )
 from jaxcoll.topology import Topology

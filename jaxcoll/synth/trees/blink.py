@@ -25,7 +25,7 @@ from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer, in_pieces
 from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
-from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
 from jaxcoll.synth.forestcoll.capacities import rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest

@@ -36,7 +36,7 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     in_pieces,
 )
-from jaxcoll.synth.building.routed import check_everyone, routed
+from jaxcoll.synth.building.sends import check_everyone, routed
 from jaxcoll.topologies import dgx1
 from jaxcoll.topologies.generative.kautz_graphs import tree_parents
 from jaxcoll.topology import Topology

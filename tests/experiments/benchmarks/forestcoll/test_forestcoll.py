@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.forestcoll import forestcoll
+from experiments.benchmarks import forestcoll
 from experiments.recording import pages
 from jaxcoll.topologies import dgx_a100, mi250, torus
 
