@@ -22,13 +22,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 
 import jaxcoll as jc
-from experiments.autoccl.labels import MEASURED
+from experiments.autoccl import MEASURED
 from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
 from experiments.config import above, at_least
-from experiments.errors import CheckError
 from experiments.models import load_model
 from experiments.models.training_step import adamw
-from experiments.study import Row, Rows, publish
+from experiments.study import CheckError, Row, Rows, publish
 from experiments.timing import compare
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
