@@ -32,6 +32,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        return solver.solve(problem, candidates, self.options, self.progress)
+        found = solver.solve(problem, candidates, self.options, self.progress)
+        return simplify(problem, candidates, self.options, found, solver.gap)
 
     def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
@@ -242,8 +244,13 @@ def _network(
     network: CollectiveCostModel | None,
     device: Hardware,
 ) -> CollectiveCostModel:
+    if topology is None and network is None:
+        network = device.network
     if (topology is None) == (network is None):
-        raise PlanError("give either topology, whose links are priced, or network")
+        raise PlanError(
+            "give either topology, whose links are priced, or network, or hardware that was "
+            "measured (Hardware.measure)"
+        )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
     checks.instance(network, CollectiveCostModel, "network", PlanError)

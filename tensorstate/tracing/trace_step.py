@@ -315,6 +315,8 @@ def roles(
 ) -> list[Role]:
     """The role of every tensor.
 
+    Parameters are updated and read by the model, or frozen.
+
     Args:
         operators: with their phases.
         updates: maps outputs to the inputs whose new values they are.
@@ -340,11 +342,57 @@ def roles(
             assigned.append("gradient")
         else:
             assigned.append("activation")
+    for index in _frozen(tensors, operators, assigned, consumers):
+        assigned[index] = "parameter"
     for output, updated_input in updates.items():
         result = outputs[output].tensor
         if result is not None and tensors[result].producer is not None:
             assigned[result] = assigned[updated_input]
     return assigned
+
+
+def _frozen(
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
+    assigned: Sequence[Role],
+    consumers: Sequence[set[Phase]],
+) -> list[int]:
+    """The inputs that are parameters, though the step does not update them: LoRA's base model.
+
+    They have no dimension of the batch, and numbers that a gradient passes through, or 8-bit codes
+    of such. The batch is the first dimension of most other inputs. A dimension that parameters have
+    too, or that a product of the forward pass sums over, is one of features: it is the batch only
+    where no other is left.
+    """
+    own = [
+        i
+        for i, role in enumerate(assigned)
+        if role == "input" and tensors[i].dims and isinstance(tensors[i].dtype, np.dtype)
+        if not consumers[i].isdisjoint(("forward", "backward"))
+    ]
+    trained = {f for i, role in enumerate(assigned) if role == "parameter" for f in tensors[i].dims}
+    if not own or not trained:
+        return []
+    summed = {
+        tensors[use.tensor].dims[use.labels.index(label)]
+        for operator in operators
+        if operator.phase == "forward" and operator.kind in ("einsum", "window")
+        for label in operator.reductions
+        for use in operator.operands
+        if label in use.labels
+    }
+    evidence: dict[int, list[int]] = {}
+    for i in own:
+        has_indices, dims = evidence.setdefault(tensors[i].dims[0], [0, 0])
+        is_index = tensors[i].dtype.kind in "bi" and not _may_be_weight(tensors[i].dtype)
+        evidence[tensors[i].dims[0]] = [has_indices or is_index, dims + len(tensors[i].dims)]
+    batch = max(evidence, key=lambda f: (f not in trained, f not in summed, *evidence[f]))
+    return [i for i in own if batch not in tensors[i].dims and _may_be_weight(tensors[i].dtype)]
+
+
+def _may_be_weight(dtype: Any) -> bool:
+    """Whether an input of this dtype may be a parameter: wider integers are indices."""
+    return dtype.kind not in "biu" or (dtype.kind in "iu" and dtype.itemsize == 1)
 
 
 def _input_role(dtype, updated: bool, consumers: set[Phase]) -> Role:
