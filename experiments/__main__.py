@@ -12,7 +12,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
+from experiments.config import (
+    CONFIGS,
+    EXPERIMENTS,
+    ROOT,
+    checked,
+    configure,
+    has_ended,
+    mark_ended,
+)
 from experiments.study import CheckError, ConfigError
 from jaxcoll.progress import working
 
@@ -63,7 +71,7 @@ def _job(composed: DictConfig) -> None:
     except ConfigError as error:
         sys.exit(_failed(error, 2))
     folder = Path(composed.results)
-    if context.mode == RunMode.MULTIRUN and config.has_ended(composed, folder):
+    if context.mode == RunMode.MULTIRUN and has_ended(composed, folder):
         print(f"{folder}: has ended before")
         return
     devices = getattr(config, "devices", None)
@@ -75,7 +83,7 @@ def _job(composed: DictConfig) -> None:
     except CheckError as error:
         sys.exit(_failed(error, 1))
     if context.mode == RunMode.MULTIRUN:
-        config.mark_ended(composed, folder)
+        mark_ended(composed, folder)
 
 
 def _failed(error: Exception, code: int) -> int:

@@ -39,7 +39,7 @@ from experiments.config import EXPERIMENTS, SIZES, configure
 from experiments.study import describe_machine
 from jaxcoll.io.files import write_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "experiments"
 SMALL, PAPER = SIZES
 DIGITS = 6  # of a recorded figure; the page prints four

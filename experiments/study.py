@@ -144,7 +144,7 @@ def publish(
         results: folder to write to, made when absent. Every file is replaced whole.
         figure: the picture, if there is one.
         notes: sentences to print below: differences from the paper, and why. Their fields are
-            filled from the rows (``experiments.notes``).
+            filled from the rows (``fill``).
         remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.
     """

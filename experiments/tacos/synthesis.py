@@ -284,7 +284,7 @@ def table_v(config: TableV) -> list[Row]:
 
 def rows_of(network: str, runs: Sequence[Run], config: TableV) -> list[Row]:
     """A row for each algorithm, ours or the paper's, and one for Ideal."""
-    by_algorithm = {table_v.algorithm: table_v for table_v in runs if table_v.network == network}
+    by_algorithm = {run.algorithm: run for run in runs if run.network == network}
     baseline = by_algorithm[OURS]
     paper = {OURS: 1.0, **config.paper.get(network, {})}
     milliseconds = config.paper_ms.get(network, {})
@@ -316,18 +316,18 @@ def rows_of(network: str, runs: Sequence[Run], config: TableV) -> list[Row]:
 
 def means(runs: Sequence[Run], config: TableV) -> list[Row]:
     """The paper's claims about all networks together; its means here are geometric."""
-    of_tacos = [table_v for table_v in runs if table_v.algorithm == OURS]
+    of_tacos = [run for run in runs if run.algorithm == OURS]
     rows: list[Row] = []
     for name, mean in config.paper_mean.items():
         ratios = [
-            table_v.time / ours.time
+            run.time / ours.time
             for ours in of_tacos
-            for table_v in runs
-            if (table_v.network, table_v.algorithm) == (ours.network, name)
+            for run in runs
+            if (run.network, run.algorithm) == (ours.network, name)
         ]
         ours = {"times TACOS's": statistics.geometric_mean(ratios), "paper times TACOS's": mean}
         rows.append({"network": "mean", "algorithm": name, **ours})
-    share = statistics.geometric_mean(table_v.of_ideal for table_v in of_tacos)
+    share = statistics.geometric_mean(run.of_ideal for run in of_tacos)
     paper = {"paper % of ideal": config.paper_of_ideal}
     return [*rows, {"network": "mean", "algorithm": OURS, "% of ideal": share, **paper}]
 
@@ -347,9 +347,9 @@ def _kind_of_mean(config: TableV) -> list[str]:
 
 def _synthesis(run: Run | None, config: TableV) -> float | None:
     """Milliseconds of the calls that the paper times or the configuration names."""
-    if table_v is None or table_v.algorithm not in config.time_synthesis_of:
+    if run is None or run.algorithm not in config.time_synthesis_of:
         return None
-    synthesizer, schedule = table_v.synthesizer, table_v.schedule
+    synthesizer, schedule = run.synthesizer, run.schedule
     if isinstance(synthesizer, StepMilp):  # nothing to compile, and once is long enough
         return schedule.provenance.seconds * 1e3
 
