@@ -21,9 +21,9 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from experiments import recording
 from experiments.benchmarks.report import report
 from experiments.forestcoll.tables import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
-from experiments.recording import pages, records
 from experiments.study import Rows, describe_machine
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
@@ -340,12 +340,12 @@ def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
 
 def record_scale(rows: Sequence[Mapping[str, Any]]) -> None:
     """Add rows to the record, each with its commit and machine, and write the page with them."""
-    record = json.loads(pages.SCALE.read_text()) if pages.SCALE.exists() else {}
-    where = {"commit": records.commit(), "machine": describe_machine()["cpu"]}
+    record = json.loads(recording.SCALE.read_text()) if recording.SCALE.exists() else {}
+    where = {"commit": recording.commit(), "machine": describe_machine()["cpu"]}
     record |= {str(row["network"]): {**row, **where} for row in rows}
     ordered = {name: record[name] for name in NETWORKS if name in record}
-    write_text(pages.SCALE, json.dumps(ordered, indent=1) + "\n")
-    pages.write()
+    write_text(recording.SCALE, json.dumps(ordered, indent=1) + "\n")
+    recording.write()
 
 
 def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from experiments.config import build, one_of
-from experiments.errors import ConfigError
 from experiments.models import classifiers, transformers
 from experiments.models.training_step import Model
+from experiments.study import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 

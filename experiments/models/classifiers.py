@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import at_least
-from experiments.errors import ConfigError
 from experiments.models.training_step import (
     Model,
     attention,
@@ -23,6 +22,7 @@ from experiments.models.training_step import (
     init_params,
     make_training_step,
 )
+from experiments.study import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

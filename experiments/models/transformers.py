@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import above, at_least, one_of
-from experiments.errors import ConfigError
 from experiments.models.training_step import (
     Model,
     attention,
@@ -26,6 +25,7 @@ from experiments.models.training_step import (
     make_training_step,
     rotary,
 )
+from experiments.study import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

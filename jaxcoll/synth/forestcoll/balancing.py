@@ -1,11 +1,5 @@
 """Trees of many roots by balancing: trees exchange arcs until no pair of ranks carries too many.
 
-Alternating paths at one rank: trees exchange the arcs by which they enter it.
-
-All functions are compiled, and work on the columns of ``spanning``.
-
-Balancing: shortest-path trees, changed until no arc carries more than its capacity.
-
 Every rank starts with breadth-first trees, which may overload arcs. As the arcs into a rank carry
 only that rank's edges, an overload at a rank is taken away there: a tree may enter the rank by any
 arc that does not come from the rank's own descendants, so trees are moved along alternating paths
@@ -15,7 +9,7 @@ Where all arcs to spare come from descendants of a rank, one of these is moved f
 Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
 search gives up after a number of steps, and ``tree_packing`` goes on with tight cuts or the exact
 way. Trees that are found are as high as the breadth-first ones if possible; higher trees are then
-lowered by the same moves.
+lowered by the same moves. The moves at one rank are kernels on the columns of ``spanning``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Trees while they are packed: columns that kernels change, and exchanges that lower them.
 
-Spanning trees under change: arcs by their head, one arc into each rank of each tree.
+A tree has one arc into each rank but its root, so trees are columns of parents, and arcs are listed
+by their head. A batch is a number of identical trees, named by its row. From these columns
+``balancing`` reads which arcs a rank of a tree may be moved to, and moves it.
 
-The compiled ground of ``balancing``: which arcs a rank of a tree may be moved to, and the move. A
-batch is a number of identical trees. All functions are compiled; a batch is named by its row.
-
-Lower trees: deep ranks are reparented, and no pair of ranks carries more.
-
-A rank of one tree may take another parent where there is capacity to spare, or trade parents with
-the same rank of another tree. Trees stay trees if no rank is attached below itself. The height
-asked for falls by one as long as all depths beyond it can be traded away.
+Lower trees: a rank of one tree may take another parent where there is capacity to spare, or trade
+parents with the same rank of another tree, so that no pair of ranks carries more. Trees stay trees
+if no rank is attached below itself. The height asked for falls by one as long as all depths beyond
+it can be traded away.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
 """Step 3: spanning trees are packed into the capacities between ranks (Sec. 4.5.4).
 
-Tight cuts: networks that fall into two smaller ones, whose trees are packed one by one.
-
-Let a set S of ranks let out exactly as many trees as are rooted in it. Then every tree from S
-enters the other ranks T by one arc, and trees from T never leave T for good: what each of them has
-in T is a spanning tree of T. So T can be packed alone, with the trees from S as further trees of
-the ranks they enter by, and S with T as a single rank; both have trees if the whole has (Edmonds).
-Any two such trees fit together that enter T by the same arc. Balancing does not find such trees
-easily, because all arcs across the cut are full.
-
-Tree packing: spanning trees that fit into the capacities between ranks.
-
 Trees of many roots are found by balancing (``balancing``) on networks of more than a few ranks.
 Where that fails, for few roots, and on small networks, where height is worth more time, they are
 packed exactly: batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi
-and Frank). An edge is added to as many trees of a batch as leaves all other trees possible
-(Theorem 32), which one flow tells; the rest of the batch goes on without it.
+and Frank). An edge is added to as many trees of a batch as leaves all other trees possible (mu of
+Theorem 32), which one flow tells; the rest of the batch goes on without it.
+
+Tight cuts come between the two. Let a set S of ranks let out exactly as many trees as are rooted in
+it. Then every tree from S enters the other ranks T by one arc, and trees from T never leave T for
+good: what each of them has in T is a spanning tree of T. So T can be packed alone, with the trees
+from S as further trees of the ranks they enter by, and S with T as a single rank; both have trees
+if the whole has (Edmonds). Any two such trees fit together that enter T by the same arc. Balancing
+does not find such trees easily, because all arcs across the cut are full.
 """
 
 from __future__ import annotations

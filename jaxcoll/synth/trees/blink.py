@@ -1,8 +1,10 @@
 """Trees that are packed into hosts: Blink's, and the hierarchical ones of NCCL and RCCL.
 
-Blink: as many trees from one root as the network holds.
+Blink packs as many trees from one root as the network holds: on three ranks in a triangle of equal
+links the root has two, one that starts at each of its links, and either carries half of the data.
 
-Hierarchical tree: the trees of NCCL and RCCL, chains inside hosts and two trees across them.
+A hierarchical tree is a chain inside every host, and across hosts two trees, in each of which half
+of the hosts are leaves: what every host sends and receives is even, and the depth logarithmic.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
 from experiments.direct_connect.constructions import BOUND, OURS, RING, TORUS, TREES
-from experiments.direct_connect.paper import Machine
-from experiments.direct_connect.training.networks import (
+from experiments.direct_connect.networks import (
     EXCHANGES_FIRST,
     Compute,
     Exchange,
@@ -28,9 +27,9 @@ from experiments.direct_connect.training.networks import (
     best_bucket,
     found_networks,
 )
-from experiments.errors import ConfigError
+from experiments.direct_connect.paper import Machine
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish, tell
+from experiments.study import ConfigError, Rows, publish, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes

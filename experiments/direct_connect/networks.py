@@ -26,7 +26,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, least_cost
 from jaxcoll.finder import FoundTopology
 from jaxcoll.finder.candidates import with_bfb_cost

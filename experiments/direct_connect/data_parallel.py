@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
-from experiments.direct_connect.paper import Machine, double_tree_us, parse, shifted_ring
-from experiments.direct_connect.testbed import OURS, RING, TREES
-from experiments.direct_connect.training.networks import (
+from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
     Gradient,
@@ -22,9 +20,10 @@ from experiments.direct_connect.training.networks import (
     best_bucket,
     reduction,
 )
-from experiments.errors import ConfigError
+from experiments.direct_connect.paper import Machine, double_tree_us, parse, shifted_ring
+from experiments.direct_connect.testbed import OURS, RING, TREES
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish, tell
+from experiments.study import ConfigError, Rows, publish, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.numerics.rational import as_fraction
