@@ -123,6 +123,9 @@ def joint_all_reduce(
     count = int(np.bincount(down[1]).max()) if times == 1 else times
     count = min(count, pieces or count)
     turn = _turns(give, receive, start, times, count)
+    # In-trees end together, one chunk's last sum in step turn + height, and the out-tree goes on
+    # from there: chunks of one turn keep step through both phases, whatever the heights of their
+    # trees.
     height = int(up[2].max())
     reduce_step = turn[up[1]] + height - up[2]
     gather_step = turn[down[1]] + height + down[2] - receive.edges.hops[down[0]]
@@ -166,6 +169,7 @@ def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, _Side]:
 def _side(
     topology: Topology, paths: Sequence[tuple[int, ...]], speeds: Sequence[Fraction]
 ) -> _Side:
+    # A path of no speed would carry a tree at no scale.
     kept = [i for i, speed in enumerate(speeds) if speed]
     return _Side(topology, tuple(paths[i] for i in kept), tuple(speeds[i] for i in kept))
 

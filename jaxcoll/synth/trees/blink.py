@@ -220,6 +220,8 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
     risen, first = np.zeros((2, collective.num_chunks), np.int64)
     np.maximum.at(risen, rising, up.step)
     first[down.chunk[::-1]] = down.step[::-1]
+    # The phases overlap: the second does not wait for the end of the first, but lags by the fewest
+    # steps with which no chunk leaves the root before it is summed.
     wait = int((risen - first).max()) + 1
     ends = np.concatenate([up.edges.path_ptr, up.edges.path_ptr[-1] + down.edges.path_ptr[1:]])
     paths = np.concatenate([up.edges.path_link, down.edges.path_link])
