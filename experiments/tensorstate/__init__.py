@@ -3,7 +3,7 @@
 In reading order: ``quickstart`` (search a plan and train with it), ``graphs`` (the dissertation's
 figures of a graph), ``autoccl`` (collectives counted in plans), ``searched``
 (baselines that the search finds again, and its seconds; the meshes of all), ``fsdp`` (plans on
-ForestColl's schedules), ``regret`` (plans made without the network).
+ForestColl's schedules, and plans made without the network).
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         versions=_SOLVED,
     ),
     "tensorstate-fsdp-fig-4-13": Experiment("experiments.tensorstate.fsdp", versions=_SOLVED),
-    "tensorstate-regret": Experiment("experiments.tensorstate.regret", versions=_SOLVED),
+    "tensorstate-regret": Experiment(
+        "experiments.tensorstate.fsdp:regret",
+        "experiments.tensorstate.fsdp:Regret",
+        versions=_SOLVED,
+    ),
     "tensorstate-search-time": Experiment(
         "experiments.tensorstate.searched:search_time",
         "experiments.tensorstate.searched:SearchTime",

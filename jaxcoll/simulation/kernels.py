@@ -27,7 +27,7 @@ from jaxcoll.numerics.ragged import spans
 _NONE = -1
 # Of a call, which takes a few tenths of a second; Python handles signals between two.
 _EVENTS_AT_ONCE = 1 << 18
-_SENDS_AT_ONCE = 1 << 20
+_SENDS_AT_ONCE = 1 << 20  # the same, of runs that need no heap
 
 
 class Hops(NamedTuple):

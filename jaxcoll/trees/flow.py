@@ -23,7 +23,7 @@ from jaxcoll.topology import Topology
 from jaxcoll.trees.stream import stream_order, stream_steps
 
 ORDERS = ("stream", "steps")
-_SAFE = 2**62
+_SAFE = 2**62  # sums of weights below it fit 64 bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
