@@ -71,7 +71,7 @@ class Hardware:
         Args:
             mesh: a ``jax.sharding.Mesh`` of this process's devices.
             cache: a JSON file that keeps what was measured, by machine, version of JAX, and axes of
-                the mesh. What is found there is returned at once; the rest is measured and added. A
+                the mesh. Rates found there are returned at once; others are measured and added. A
                 file that cannot be used is skipped with a warning, and not written.
             seconds: to measure for at most, compiling included; programs compiled by then are
                 called five times at least.

@@ -4,7 +4,7 @@ All devices work at once, as they do in a training step: where they share cores 
 virtual devices of one CPU do, each is as fast as its share.
 
 - A product of square matrices and an addition to a long vector grow until a call takes
-  ``_LONG_ENOUGH``; what a program takes that does nothing is taken off.
+  ``_LONG_ENOUGH``; the time of a program that does nothing is subtracted.
 - A collective of ``jax.lax`` runs along every axis of the mesh, in all its groups at once, at the
   sizes of ``SIZES``. One of few bytes runs several times in a program, each on the result of the
   one before: that is what it costs within a step.
@@ -62,7 +62,7 @@ _LAX: dict[str, Callable[[Any, str], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What was measured.
+    """Rates of the devices of a mesh.
 
     Attributes:
         name: kind of device.
@@ -155,7 +155,7 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
     taken = clock.net_medians(calls, "nothing", until)
     collectives = {
         (kind, axis): tuple(
-            # More bytes never take less: what a clock sees otherwise is noise.
+            # More bytes never take less: a clock that says so saw noise.
             np.maximum.accumulate(
                 [taken[kind, axis, s] / t for s, t in zip(SIZES, _TIMES, strict=True)]
             ).tolist()
@@ -210,7 +210,7 @@ def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> clo
     return lambda: program(x)
 
 
-def _memory(device: jax.Device) -> float:
+def _memory(device: Any) -> float:
     """Bytes of a device: what its allocator may take, or a share of the host's memory."""
     try:
         stats = device.memory_stats() or {}

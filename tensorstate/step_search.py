@@ -62,7 +62,8 @@ def search(
     """Choose the placements of every tensor of a training step.
 
     Args:
-        step: a function that JAX can trace, or its graph from ``trace``.
+        step: a function that JAX can trace, or its graph from ``trace``. Scans of a function stay
+            loops, and are unrolled with ``recompute`` or ``microbatches``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read.
@@ -110,7 +111,8 @@ def search(
             batch=batch,
             solver=solver,
             progress=report,
-            graph=graph_of(step, abstract_args),  # last: it traces, others are refused at once
+            # Last: it traces, others are refused at once.
+            graph=graph_of(step, abstract_args, unrolls(recompute, microbatches)),
         )
         plan = question.plan()
     log.info(
@@ -118,6 +120,11 @@ def search(
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
     )  # fmt: skip
     return plan
+
+
+def unrolls(recompute: bool = False, microbatches: object = 1, **_: object) -> bool:
+    """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
+    return recompute or microbatches != 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

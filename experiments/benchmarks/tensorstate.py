@@ -3,7 +3,7 @@
 Under a limit ``Auto`` stands beside the exact search and coordinate descent alone, which take the
 time that ``Auto`` may take: that is the way in which limits were searched before.
 
-``plan_routes`` compares the ways to run a plan.
+``plan_routes`` compares the ways to run a plan, ``plan_order`` the times predicted and measured.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.stats import kendalltau
 
 from experiments.benchmarks.report import report
 from experiments.models import Model, load_model
 from jaxcoll import topologies
+from jaxcoll.execute import clock
 from tensorstate import (
     AlphaBetaCosts,
     Auto,
     CoordinateDescent,
     Graph,
+    Hardware,
     MeshShape,
     Milp,
     Plan,
@@ -147,6 +150,52 @@ def _columns(plan: Plan | None, cpu_seconds: float) -> Mapping[str, Any]:
         "communication ms": None if found is None else 1e3 * found.cost.communication,
         "memory GB": None if found is None else found.cost.memory.peak / 1e9,
     }
+
+
+ORDER_ROUNDS = 15
+
+
+def plan_order(argv: Sequence[str]) -> None:
+    """Whether plans take their time in the order predicted, on measured CPU devices."""
+    parser = argparse.ArgumentParser(prog="plan_order", description=plan_order.__doc__)
+    parser.add_argument("--models", nargs="+", default=["mlp", "gpt", "llama", "vit"])
+    parser.add_argument("--cache", help="file that keeps what Hardware.measure finds")
+    parser.add_argument("--rounds", type=int, default=ORDER_ROUNDS)
+    options = parser.parse_args(argv)
+    jax.config.update("jax_num_cpu_devices", 8)
+    report("plan_order", _order_rows(options))
+
+
+def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
+    devices = np.asarray(jax.devices()).reshape(2, 4)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    hardware = Hardware.measure(mesh, cache=options.cache)
+    for name in options.models:
+        model = load_model(name)
+        found = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
+        plans = dict(found.compare().plans)
+        calls = [_call(model, plan, mesh) for plan in plans.values()]
+        together = [clock.calls_together(call) for call in calls]
+        measured = np.median(clock.in_alternation(calls, together, options.rounds), axis=0)
+        predicted = [plan.cost.serial_seconds for plan in plans.values()]
+        tau = float(np.asarray(kendalltau(predicted, measured))[0])
+        for plan, expected, seconds in zip(plans, predicted, measured, strict=True):
+            yield {
+                "model": name,
+                "plan": plan,
+                "predicted ms": 1e3 * expected,
+                "measured ms": 1e3 * float(seconds),
+                "Kendall's tau": tau,
+            }
+
+
+def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> clock.Call:
+    """A step of a plan on placed arguments; it ran once."""
+    runner = plan.apply(mesh, lax_collectives)
+    args = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
+    step = runner.jit(donate=False)
+    jax.block_until_ready(step(*args))
+    return lambda: step(*args)
 
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
