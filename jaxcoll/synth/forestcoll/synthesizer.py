@@ -54,8 +54,7 @@ from jaxcoll.synth.forestcoll.edge_splitting import Logical
 from jaxcoll.synth.forestcoll.stages import assemble, known_forest
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
-from jaxcoll.trees.flow import ORDERS, edge_before
+from jaxcoll.trees import ORDERS, TreeFlow, edge_before
 
 PHASES = ("separate", "joint")
 
