@@ -16,7 +16,17 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.io import astra_sim, json, multitree, nccl_topology, nvidia_smi, tpu_slices, traces
+from jaxcoll.io import (
+    astra_sim,
+    json,
+    multitree,
+    nccl_tests,
+    nccl_topology,
+    nvidia_smi,
+    timings,
+    tpu_slices,
+    traces,
+)
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
@@ -40,6 +50,13 @@ FLOW = synth.forest(RING)
 OPTIMUM = jc.optimum(RING)
 GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
+TABLE = nccl_tests.of_timelines([TIMELINE])
+TIMES = timings.Timings(
+    tuple(
+        timings.Timing("all_gather", 4, size, 1e-5 + size / 1e10, "ring", 1)
+        for size in (10**5, 10**6, 10**7, 10**8)
+    )
+)
 FRAMING = jc.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
@@ -153,6 +170,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.bound,
         {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
     ),
+    "calibrate": (
+        jc.calibrate,
+        {"log": TIMES, "topology": RING, "collective": "all_gather", "least": 0},
+    ),
     "compare": (
         lambda **given: list(jc.compare(**given)),
         {
@@ -211,6 +232,22 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},
     ),
     "io.astra_sim.load": (astra_sim.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.timings.Timing": (timings.Timing, fields_of(TIMES.rows[0])),
+    "io.timings.loads": (
+        timings.loads,
+        {"text": timings.dumps(TIMES.rows), "collective": "all_gather", "ranks": 4},
+    ),
+    "io.timings.dumps": (timings.dumps, {"timings": TIMES.rows}),
+    "io.timings.dumps_json": (timings.dumps_json, {"timings": TIMES.rows}),
+    "io.timings.save": (timings.save, {"path": "t.csv", "timings": TIMES.rows}),
+    "io.timings.load": (
+        timings.load, {"path": "/nowhere", "collective": "reduce", "ranks": 2, "max_bytes": 1000}
+    ),
+    "io.nccl_tests.of_timelines": (nccl_tests.of_timelines, {"runs": [TIMELINE]}),
+    "io.nccl_tests.dumps": (nccl_tests.dumps, {"measured": TABLE}),
+    "io.nccl_tests.dumps_json": (nccl_tests.dumps_json, {"measured": TABLE}),
+    "io.nccl_tests.save": (nccl_tests.save, {"path": "t.txt", "measured": TABLE}),
+    "io.nccl_tests.load": (nccl_tests.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.traces.dumps": (traces.dumps, {"timeline": TIMELINE}),
     "io.traces.save": (traces.save, {"path": "t.json", "timeline": TIMELINE}),
     "io.tpu_slices.sides": (tpu_slices.sides, {"name": "v5p-128"}),

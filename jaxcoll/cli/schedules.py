@@ -241,14 +241,15 @@ def _plain(place: dict[str, Any]) -> dict[str, int | None]:
 @click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
 @click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
 @click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
+@click.option("--nccl-tests", "table_path", type=click.Path(), help="As nccl-tests prints them.")
 @execution_option
 @_network_of_file
 @as_json
-def simulate(schedule, size, model, trace, execution, network_name, as_json) -> int:
+def simulate(schedule, size, model, trace, table_path, execution, network_name, as_json) -> int:
     """Time a schedule link by link at one or more sizes.
 
     \b
-    jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB
+    jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB --nccl-tests times.txt
     jaxcoll simulate schedule.json --size 1GiB --trace trace.json.gz
     """
     import jaxcoll as jc
@@ -256,13 +257,16 @@ def simulate(schedule, size, model, trace, execution, network_name, as_json) -> 
     read = read_schedule(schedule, _network(network_name))
     if trace is not None:
         check_target(trace, "json", as_json=as_json)
-    table, rows = Table((10, 12, 14, 14, 10)), []
+    if table_path is not None:
+        check_target(table_path, "json", as_json=as_json)
+    table, rows, runs = Table((10, 12, 14, 14, 10)), [], []
     if not as_json:
         table.row("size", "time", "algbw", "busbw", "of bound")
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
             least = jc.bound(read.topology, read.collective, nbytes).time
+        runs.append(run)
         percent = _percent(least, run.time)
         if trace is not None and nbytes == size[-1]:
             jc.io.traces.save(trace, run)
@@ -275,6 +279,10 @@ def simulate(schedule, size, model, trace, execution, network_name, as_json) -> 
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
+    if table_path is not None:
+        from jaxcoll.io.nccl import nccl_tests
+
+        nccl_tests.save(table_path, nccl_tests.of_timelines(runs))
     if as_json:
         print_json({**described(read), "model": model, "rows": rows})
     return 0

@@ -9,7 +9,8 @@
 - ``nccl_topology``: hosts as ``NCCL_TOPO_DUMP_FILE`` describes them; ``link_types``: the speeds of
   their links;
 - ``astra_sim``: networks of ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name;
-- ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``);
+- ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
+- ``timings``: measured times of collectives, from whoever measured them;
 - ``traces``: timelines for Perfetto;
 - ``synthesize_for``: a schedule with as many chunks as the file of a runtime holds;
 - ``files``: whole files, bounded when read and replaced in one step when written.
@@ -23,11 +24,13 @@ from jaxcoll.io import (
     multitree,
     nccl_topology,
     nvidia_smi,
+    timings,
     tpu_slices,
     traces,
 )
 from jaxcoll.io.fitting import synthesize_for
 from jaxcoll.io.json import dumps, load, loads, save
+from jaxcoll.io.nccl import nccl_tests
 
 __all__ = [
     "astra_sim",
@@ -37,11 +40,13 @@ __all__ = [
     "msccl",
     "mscclpp",
     "multitree",
+    "nccl_tests",
     "nccl_topology",
     "nvidia_smi",
     "open_compact",
     "save",
     "synthesize_for",
+    "timings",
     "tpu_slices",
     "traces",
 ]

@@ -15,7 +15,7 @@ from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, 
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
@@ -31,6 +31,8 @@ from tests.aot.test_aot import GPU, TPU
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.io.networks import hosts
+from tests.io.test_timings import MSCCLPP
+from tests.misuse import TIMES
 from tests.prove import plans, programs
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tensorstate.tiny import graph
@@ -247,6 +249,16 @@ def _tuning() -> dict[str, Kind]:
         ),
         "nccl-tests": Kind(
             _texts(NEW, OLD, STATISTICS), _as_text, _use_nccl_tests(nccl_tests.loads)
+        ),
+        "timings": Kind(
+            _texts(timings.dumps(TIMES.rows), NEW, MSCCLPP),
+            _as_text,
+            lambda path: timings.dumps(timings.load(path, "all_reduce", 4).rows),
+        ),
+        "timings json": Kind(
+            _texts(timings.dumps_json(TIMES.rows), _NCCL_TESTS_JSON),
+            _as_json,
+            lambda path: timings.dumps_json(timings.load(path, "all_reduce", 4).rows),
         ),
         "nccl-tests json": Kind(
             _texts(_NCCL_TESTS_JSON), _as_json, _use_nccl_tests(nccl_tests.loads_json)
