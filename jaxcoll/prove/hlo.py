@@ -70,7 +70,15 @@ class Instruction(NamedTuple):
         return value.lstrip("%")
 
     def numbers(self, key: str) -> list[int]:
-        return [int(text) for text in re.findall(r"-?[0-9]+", self.said(key) or "")]
+        return _numbers(self.said(key))
+
+    @property
+    def parameter(self) -> int:
+        """Which of its computation's parameters it is."""
+        found = _numbers(self.inside)
+        if len(found) != 1:
+            raise NotRead(f"line {self.line}: a parameter has one number, got {self.inside[:40]!r}")
+        return found[0]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -241,7 +249,7 @@ def _stated(each: Instruction, replicas: int, partitions: int, channel: bool) ->
 
 def _of_mesh(each: Instruction, axes: str, shape_: str, order: str, chosen: str) -> list[Group]:
     """Ranks that differ only along the chosen axes of a mesh, whose ids may be in another order."""
-    sides = {name: int(size) for name, size in re.findall(r"'([^']*)'=([0-9]+)", axes)}
+    sides = {name: int(size) for name, size in re.findall(r"'([^']*)'=([0-9]{1,18})", axes)}
     names, along = [*sides], re.findall(r"'([^']*)'", chosen)
     if not set(along) <= set(names) or len(set(along)) < len(along):
         raise NotProved(f"{each.place}: the axes {along} are not those of {names}")
@@ -269,7 +277,10 @@ def _rows(ids: list[int], size: int) -> list[Group]:
 
 
 def _numbers(text: str | None) -> list[int]:
-    return [int(n) for n in re.findall("[0-9]+", text or "")]
+    found = re.findall("[0-9]+", text or "")
+    if max(map(len, found), default=0) > 18:
+        raise NotRead(f"a number of {max(map(len, found))} digits")
+    return [int(n) for n in found]
 
 
 def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
@@ -280,7 +291,7 @@ def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
     """
     channel = each.said("channel_id") is not None
     found = re.findall(r"\{([0-9]+), *([0-9]+)\}", each.said("source_target_pairs") or "")
-    stated = [(int(a), int(b)) for a, b in found]
+    stated = [(a, b) for pair in found for a, b in [_numbers(",".join(pair))]]
     most = module.partitions if channel else module.replicas
     for place, what in ((0, "source"), (1, "target")):
         ids = [pair[place] for pair in stated]

@@ -12,6 +12,7 @@ order in which they were begun; those of a TPU need no core of their own, and ne
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ _MOST_DEEP, _MOST_TURNS, _MOST_FOLLOWED = 64, 64, 2**21
 # Whether a value is the same on all ranks; of a tuple by element. More is known of a zero and of a
 # rank's own number, which is not below it: loops of one turn are written min(rank, 0) + 1.
 Same = bool | str | tuple
+_PLACE = re.compile("[0-9]{1,9}")
 ZERO, RANK = "zero", "rank"
 
 
@@ -65,7 +67,7 @@ class _Walk:
         """Of the program: the same on all ranks where it says that they are replicated."""
         found = [e for e in self._body(self.module.entry) if e.opcode == "parameter"]
         return [each.said("sharding") == "{replicated}"
-                for each in sorted(found, key=lambda each: int(each.inside))]  # fmt: skip
+                for each in sorted(found, key=lambda each: each.parameter)]  # fmt: skip
 
     def _body(self, name: str) -> list[Instruction]:
         if name not in self.module.computations:
@@ -132,7 +134,7 @@ class _Walk:
              same: list[Same], deep: int) -> Same:  # fmt: skip
         """Follow an instruction; whether its result is the same on all ranks."""
         if each.opcode == "parameter":
-            return same[int(each.inside)] if int(each.inside) < len(same) else False
+            return same[each.parameter] if each.parameter < len(same) else False
         if each.opcode == "constant":
             return ZERO if each.inside.strip() == "0" else True
         if each.opcode in ("partition-id", "replica-id"):
@@ -252,7 +254,7 @@ def _part(values: dict[str, Same], operand: str) -> Same:
     name, *path = operand.split("#")
     same = values.get(name, False)
     for at in path:
-        same = _element(same, int(at) if at.isdigit() else 0)
+        same = _element(same, int(at) if _PLACE.fullmatch(at) else 0)
     return same
 
 

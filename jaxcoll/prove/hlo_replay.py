@@ -112,7 +112,7 @@ class _Run:
                 operands = [_part(values, operand) for operand in named]
                 is_given = each.opcode == "parameter"
                 values[each.name] = (
-                    given[int(each.inside)] if is_given else self._one(each, operands, deep)
+                    given[each.parameter] if is_given else self._one(each, operands, deep)
                 )
             except (NotProved, NotRead):
                 raise
