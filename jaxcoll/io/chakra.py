@@ -103,14 +103,14 @@ def system(timeline: Timeline, prefix: str) -> str:
     return json.dumps(said, indent=1) + "\n"
 
 
-def save(prefix: str | os.PathLike, timeline: Timeline) -> None:
-    """Write ``PREFIX.RANK.et`` for every rank, and then ``PREFIX.json``; see ``dumps``.
+def save(path: str | os.PathLike, timeline: Timeline) -> None:
+    """Write ``PATH.RANK.et`` for every rank, and then ``PATH.json``; see ``dumps``.
 
     Raises:
         FormatError: see ``dumps``.
         OSError: a file cannot be written.
     """
-    name = _path(prefix)
+    name = _path(path)
     for rank, content in enumerate(dumps(timeline)):
         write_bytes(f"{name}.{rank}.et", content)
     write_text(f"{name}.json", system(timeline, os.path.basename(name)))
@@ -135,10 +135,10 @@ def _collective(timeline: Timeline) -> Collective:
     return timeline.schedule.collective
 
 
-def _path(prefix: object) -> str:
-    if not isinstance(prefix, (str, os.PathLike)) or not os.fsdecode(prefix):
-        raise FormatError(f"prefix must be the beginning of paths, got {shown(prefix)}")
-    return os.fsdecode(prefix)
+def _path(path: object) -> str:
+    if not isinstance(path, (str, os.PathLike)) or not os.fsdecode(path):
+        raise FormatError(f"path must be the beginning of the files' paths, got {shown(path)}")
+    return os.fsdecode(path)
 
 
 def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
@@ -243,14 +243,14 @@ def loads(data: bytes) -> tuple[dict[str, Value], tuple[Node, ...]]:
     return begin, nodes
 
 
-def load(prefix: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
+def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
     """The schedule of traces that ``save`` has written, one file per rank; see ``lift``.
 
     Raises:
         FormatError, ScheduleError: see ``lift``.
         OSError: a file cannot be read.
     """
-    name = _path(prefix)
+    name = _path(path)
     checks.instance(topology, Topology, "topology", TopologyError)
     files, left = [], checks.integer(max_bytes, "max_bytes", FormatError, least=0, most=2**62)
     for rank in range(topology.num_ranks):

@@ -115,11 +115,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.chakra.dumps": (chakra.dumps, {"timeline": TIMELINE}),
     "io.chakra.check_collective": (chakra.check_collective, {"what": SCHEDULE.collective}),
     "io.chakra.system": (chakra.system, {"timeline": TIMELINE, "prefix": "a"}),
-    "io.chakra.save": (chakra.save, {"prefix": "/nowhere/to/write", "timeline": TIMELINE}),
+    "io.chakra.save": (chakra.save, {"path": "/nowhere/to/write", "timeline": TIMELINE}),
     "io.chakra.loads": (chakra.loads, {"data": chakra.dumps(TIMELINE)[0]}),
     "io.chakra.lift": (chakra.lift, {"files": chakra.dumps(TIMELINE), "topology": RING}),
     "io.chakra.load": (
-        chakra.load, {"prefix": "/nowhere/to/read", "topology": RING, "max_bytes": 1000}
+        chakra.load, {"path": "/nowhere/to/read", "topology": RING, "max_bytes": 1000}
     ),
     "io.mscclpp.lower": (
         mscclpp.lower, {"schedule": SCHEDULE, "name": "x", "ranks_per_host": 2}
