@@ -32,10 +32,13 @@ def open_schedule(path: str, network: Any = None):
     """
     import jaxcoll as jc
 
-    if os.path.isdir(path) or is_xml(path) or is_plan(path):
+    if os.path.isdir(path) or is_xml(path) or is_plan(path) or is_trace(path):
         kind, load = ("MSCCL XML", jc.io.msccl.load)
         if is_plan(path):
             kind, load = ("an MSCCL++ plan", jc.io.mscclpp.load)
+        if is_trace(path):
+            kind, load = ("a trace of Chakra's", jc.io.chakra.load)
+            path = path.removesuffix(".0.et")
         if os.path.isdir(path):
             kind, load = ("a folder, read as a schedule on disk", jc.io.open_compact)
         if network is None:
@@ -78,6 +81,11 @@ def is_plan(path: str) -> bool:
     return start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (
         b'"gpus"' in start and b'"format"' not in start
     )
+
+
+def is_trace(path: str) -> bool:
+    """Whether a file is the first of Chakra's traces, ``PREFIX.0.et``."""
+    return path.endswith(".0.et") and os.path.isfile(path)
 
 
 def is_xml(path: str) -> bool:
