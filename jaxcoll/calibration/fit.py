@@ -4,9 +4,9 @@ The parameters are logarithms of the latency and the inverse bandwidth of each c
 the squares of log(price / measured), in units of the error promised at the size: 5 % from 64 MB,
 10 % from 1 MB, 50 % below. First all latencies are scaled by one factor and all bandwidths by
 another, then each class moves for itself, both by Levenberg-Marquardt steps (Nocedal and Wright,
-Numerical Optimization, 2nd ed., section 10.3). The price is the largest of many sums and the least of several
-schedules, and has corners: steps that do not help are shortened. A parameter that no time depends
-on, as the latency of links that no schedule uses, stays what it was.
+Numerical Optimization, 2nd ed., section 10.3). The price is the largest of many sums and the least
+of several schedules, and has corners: steps that do not help are shortened. A parameter that no
+time depends on, as the latency of links that no schedule uses, stays what it was.
 """
 
 from __future__ import annotations
