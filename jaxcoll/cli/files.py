@@ -76,7 +76,7 @@ def check_network(path: str, found: Any, network: Any) -> None:
 
 
 def needs_network(path: str) -> str:
-    """What a file or folder is whose format does not name the network; empty for all others."""
+    """The kind of a file or folder whose format does not name its network; empty for others."""
     if os.path.isdir(path):
         return "a folder, read as a schedule on disk"
     if not os.path.isfile(path):
@@ -213,7 +213,7 @@ def _check_held(obj: Any, form: str) -> None:
 
 
 def kind_of(obj: Any) -> str:
-    """What an object is called in messages."""
+    """The name of an object in messages."""
     names = {"Topology": "network", "tuple": "rule", "Timings": "time", "TreeFlow": "tree"}
     name = type(obj).__name__
     return names.get(name, name.lower())

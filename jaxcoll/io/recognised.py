@@ -45,8 +45,8 @@ def load(
     Networks are read from this library's JSON, from msccl-tools, TE-CCL, InfraGraph, GraphML, GEXF,
     NCCL's topology XML, ``nvidia-smi topo -m`` and ASTRA-sim; schedules from JSON, and on
     ``network`` from MSCCL XML, MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners
-    and measured times as tuples of ``NcclRule`` and as ``timings.Timings``. What a format does not
-    say is assumed, with a warning; its own module has the arguments.
+    and measured times as tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format
+    does not say are assumed, with a warning; its own module has the arguments.
 
     Args:
         network: of a schedule in a format that does not name it.
@@ -55,8 +55,8 @@ def load(
         max_bytes: larger files are refused unread.
 
     Raises:
-        FormatError: naming the file: no format, a schedule without its network, or what the
-            format's own reader refuses.
+        FormatError: naming the file: no format, a schedule without its network, or anything
+            that the format's own reader refuses.
         ModuleNotFoundError: the package networkx or pyyaml is missing.
         OSError: the file cannot be read.
     """
@@ -170,7 +170,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
             return write(path, obj)
     if isinstance(obj, Topology) and suffix in (".graphml", ".gexf"):
         return graph_files.save(path, obj)
-    is_rules = isinstance(obj, (list, tuple)) and obj and all(isinstance(r, NcclRule) for r in obj)
-    if is_rules:
-        return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(obj))
-    return json.save(path, obj)
+    rules: Any = obj if isinstance(obj, (list, tuple)) else ()
+    if rules and all(isinstance(rule, NcclRule) for rule in rules):
+        return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
+    json.save(path, obj)

@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jaxcoll as jc
 import tensorstate
@@ -29,12 +30,12 @@ from tensorstate.export.plan_file import plan_file
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
+from tests.calibration.test_timings import MSCCLPP
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.io.networks import hosts
 from tests.io.networks.test_graph_models import PAIR
 from tests.io.research.test_research import TACCL
-from tests.io.test_timings import MSCCLPP
 from tests.misuse import TIMES
 from tests.prove import plans, programs
 from tests.tensorstate.report.test_hlo_check import TEXT
@@ -233,7 +234,7 @@ def _of_others() -> dict[str, Kind]:
     switch = topologies.switch(2)
     taccl = json.dumps(TACCL)
     graphs = _texts(*(io.graph_files.dumps(switch, form) for form in io.graph_files.FORMATS))
-    stated = {"alpha": 1e-6, "bandwidth": 1e9}
+    stated: dict[str, Any] = {"alpha": 1e-6, "bandwidth": 1e9}
 
     def taccl_network(text: str) -> jc.Topology:
         return io.sccl.topology(text, 1e6, hosts=2)

@@ -12,11 +12,11 @@ from jaxcoll import FormatError, io
 from jaxcoll.io.nccl import conf, ncclx
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.trees import TreeFlow
+from tests.calibration.test_timings import MSCCLPP
 from tests.cli.calls import called, refused
 from tests.io.networks import hosts
 from tests.io.networks.test_graph_models import PAIR
 from tests.io.research.test_research import FLOWS, TACCL, TREES
-from tests.io.test_timings import MSCCLPP
 from tests.tune.nccl.test_nccl_tests import NEW
 
 RING = jc.topologies.ring(4)

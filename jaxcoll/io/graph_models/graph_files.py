@@ -93,7 +93,7 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
         data["bandwidth"] = float(exact)
         if Fraction(data["bandwidth"]) != exact:
             raise FormatError(
-                f"the bandwidth of {u}->{v}, {exact}, is no float, as files have them"
+                f"the bandwidth of {u}->{v}, {exact}, does not fit the float that files have"
             )
     names = [topology.name, *topology.vertex_names]
     if any(not (c.isprintable() or c in " ") or ord(c) > 0xFFFD for name in names for c in name):

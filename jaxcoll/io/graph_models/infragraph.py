@@ -26,10 +26,11 @@ from jaxcoll.io.link_types import ALPHA, Wire, wired
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
-MAX_BYTES = 2**23
+MAX_BYTES = 2**20
 _MOST_VERTICES, _MOST_WIRES, _MOST_NESTED = 2**16, 2**18, 8
 _BANDWIDTH = 25e9  # of a link that says none
 _RANK = "xpu"
+_MOST_DEPTH, _MOST_ON_A_LINE = 32, 8  # of brackets, of items that begin
 _PART = re.compile(
     r"([A-Za-z0-9_-]{1,80})(?:\[([0-9]{0,7})(?::([0-9]{0,7}))?(?::([0-9]{1,7}))?\])?"
 )
@@ -96,12 +97,14 @@ def _parsed(text: str) -> object:
         raise ModuleNotFoundError(
             "models in YAML are read by the package pyyaml; type: pip install pyyaml", name="yaml"
         ) from None
+    _check_depth(text)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 line = event.start_mark.line + 1
                 raise FormatError(f"line {line}: aliases and anchors of YAML are not read")
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=loader)  # noqa: S506
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -110,6 +113,18 @@ def _parsed(text: str) -> object:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"not YAML that is read here: {shown(str(error))}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what nests deeper than any model: PyYAML takes quadratic time or its stack for it."""
+    depth = 0
+    for match in re.finditer(r"[\[\]{}]", text):
+        depth += (match[0] in "[{") - (match[0] in "]}")
+        if depth > _MOST_DEPTH:
+            raise FormatError("nested deeper than any model")
+    for number, line in enumerate(text.splitlines(), 1):
+        if max(line.count("- "), line.count("? ")) > _MOST_ON_A_LINE:
+            raise FormatError(f"line {number}: nested deeper than any model")
 
 
 class _Model:

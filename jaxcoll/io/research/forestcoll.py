@@ -10,6 +10,7 @@ the other vertices its switches, in order too.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -41,8 +42,8 @@ def dumps(trees: TreeFlow | Schedule) -> str:
     """Trees as ForestColl writes them, or those of an all_gather's chunks.
 
     Raises:
-        FormatError: a schedule of another collective, or one that is no trees; parallel links,
-            which a path of vertices does not tell apart; shards of several sizes.
+        FormatError: a schedule of another collective, or one that is not made of trees; parallel
+            links, which a path of vertices does not tell apart; shards of several sizes.
     """
     checks.instance(trees, (TreeFlow, Schedule), "trees", FormatError)
     flow = _of_schedule(trees) if isinstance(trees, Schedule) else trees
@@ -98,14 +99,15 @@ def _of_schedule(schedule: Schedule) -> TreeFlow:
 def _checked(network: Topology, k: int, shard: tuple[int, ...], columns: tuple) -> TreeFlow:
     """Trees with the time that they take, proved."""
     try:
-        trees = TreeFlow(network, k, shard, *columns, Fraction(1))
+        root, weight, edges, ptr, edge = columns
+        trees = TreeFlow(network, k, shard, root, weight, edges, ptr, edge, Fraction(1))
         loads = zip(trees.load, network.exact_bandwidth, strict=True)
         inverse = max((Fraction(load, k) / speed for load, speed in loads), default=Fraction(0))
-        trees = TreeFlow(network, k, shard, *columns, inverse)
+        trees = dataclasses.replace(trees, inverse=inverse)
         trees.check_load()
         return trees
     except JaxcollError as error:
-        raise FormatError(f"these are no trees that reach all ranks: {error}") from error
+        raise FormatError(f"these trees do not reach all ranks: {error}") from error
 
 
 # ---------------------------------------------------------------------- reading

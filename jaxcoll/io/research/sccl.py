@@ -1,7 +1,7 @@
 """JSON of SCCL, msccl-tools and TACCL: networks, and the schedules that they call algorithms.
 
 Objects name their kind in ``msccl_type``, in older files and TACCL's in ``sccl_type``. A topology
-has ``links[dst][src]``, whole numbers of chunks a round: neither latencies nor bandwidths, which
+has ``links[dst][src]``, whole numbers of chunks per round: neither latencies nor bandwidths, which
 are arguments here. An algorithm has steps of sends ``[chunk, src, dst]``, to which TACCL appends
 time and more; what every rank starts and ends with says which collective it is. Reductions have no
 form in it: tools reverse an all_gather.
@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +36,10 @@ from jaxcoll.topology import Topology
 
 MAX_BYTES = 2**25
 DIALECTS = ("msccl", "sccl")
-_MOST_RANKS, _MOST_MULTIPLE = 1024, 4096
-_BANDWIDTH = 25e9  # of a link of one chunk a round, where nobody says it: an NVLink
+_MOST_RANKS, _MOST_MULTIPLE, _MOST_WIRES = 1024, 4096, 2**18
+_BANDWIDTH = 25e9  # of a link of one chunk per round, where nobody says it: an NVLink
 _ADDED = "links_are"
-# Names of msccl-tools; what the steps of the others add cannot be said.
+# Names of msccl-tools; its files cannot say what the steps of other collectives add.
 _NAMES = {
     "all_gather": "Allgather",
     "all_to_all": "Alltoall",
@@ -59,7 +60,7 @@ def dumps(obj: Topology | Schedule, dialect: str = "msccl") -> str:
 
     Raises:
         FormatError: something else; a network with switches, links of several latencies, or
-            bandwidths that are no small multiples of each other; a schedule that reduces, in
+            bandwidths that are not small multiples of each other; a schedule that reduces, in
             several groups, with unequal shards, or over paths of several links.
     """
     key = f"{checks.choice(dialect, DIALECTS, 'dialect', FormatError)}_type"
@@ -155,15 +156,15 @@ def loads(
 
     Args:
         alpha: seconds of every link, which files of other tools do not say.
-        bandwidth: bytes per second of a link of one chunk a round, alike.
+        bandwidth: bytes per second of a link of one chunk per round, which they do not say either.
 
     Raises:
         FormatError: another format; switches that limit several links together; a collective that
             reduces or that this library has not; sends over links that are not there.
 
     Warns:
-        AssumptionWarning: what is assumed, 0.7 us and 25 GB/s, where neither file nor argument
-            says it.
+        AssumptionWarning: where neither file nor argument says it, that 0.7 us and 25 GB/s are
+            assumed.
     """
     whole = readers.parse(text)
     kind = _kind(whole, "the file")
@@ -191,7 +192,7 @@ def _read_network(value: object, alpha: float | None, bandwidth: float | None) -
     links = fields.take("links", readers.list_of(readers.list_of(readers.whole(0, 2**31))))
     if fields.take("switches", readers.items, []):
         raise FormatError(
-            "topology.switches limit several links together, which is no network of links; give "
+            "topology.switches limit several links together, which links alone cannot say; give "
             "the switches as vertices"
         )
     ranks = len(links)
@@ -220,11 +221,11 @@ def _read_network(value: object, alpha: float | None, bandwidth: float | None) -
         for dst in range(ranks)
         if links[dst][src]
     ]
-    columns = zip(*wires, strict=True) if wires else ((),) * 4
-    src, dst, alphas, bandwidths = columns
+    src, dst, alphas, speeds = zip(*wires, strict=True) if wires else ((),) * 4
+    exact: Any = list(speeds)  # fractions, which no array of floats holds
     name = fields.take("name", readers.text, "")
-    return Topology(ranks, np.asarray(src, int), np.asarray(dst, int), np.asarray(alphas, float),
-                    list(bandwidths), name=name)  # fmt: skip
+    columns = np.asarray(src, int), np.asarray(dst, int), np.asarray(alphas, float)
+    return Topology(ranks, *columns, exact, name=name)
 
 
 def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) -> Schedule:
@@ -308,37 +309,22 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
             "the file has no links and betas: node_betas_list is of NDv2 and DGX-2, whose links "
             "TACCL has in its program; give links, betas and invbws"
         )
+    if hosts * gpus * gpus > _MOST_WIRES:
+        raise FormatError(f"{hosts} hosts of {gpus} GPUs are more than are read")
     square = readers.list_of(readers.list_of(readers.number))
     links, betas = fields.take("links", square), fields.take("betas", square)
-    alpha = _microseconds(fields.take("alpha", readers.number), "alpha")
-    wires, vertices = [], hosts * gpus
     for name, rows in (("links", links), ("betas", betas)):
         if len(rows) != gpus or any(len(row) != gpus for row in rows):
             raise FormatError(f"{name} must be a square of {gpus} ranks")
-    for host in range(hosts):
-        base = host * gpus
-        for dst in range(gpus):  # links[dst][src], as in msccl-tools
-            for src in range(gpus):
-                if links[dst][src] > 0 and src != dst:
-                    speed = _speed(size, betas[dst][src], f"betas[{dst}][{src}]")
-                    wires.append((base + src, base + dst, alpha, speed))
+    alpha = _microseconds(fields.take("alpha", readers.number), "alpha")
+    wires, vertices = [], hosts * gpus
+    for src, dst in itertools.product(range(gpus), repeat=2):
+        if links[dst][src] > 0 and src != dst:
+            speed = _speed(size, betas[dst][src], f"betas[{dst}][{src}]")
+            wires += [(h * gpus + src, h * gpus + dst, alpha, speed) for h in range(hosts)]
     if hosts > 1:
-        nics = fields.take("nics_per_node", readers.whole(-1, 256))
-        if nics < 1:
-            raise FormatError(f"the file has no NICs for {hosts} hosts: nics_per_node is {nics}")
-        far = _microseconds(fields.take("remote_alpha", readers.number), "remote_alpha")
-        beta = fields.take("remote_beta", readers.number)
-        speed, middle = _speed(size, beta, "remote_beta"), hosts * gpus + hosts * nics
-        vertices = middle + 1
-        for host in range(hosts):
-            for gpu in range(gpus):
-                nic = hosts * gpus + host * nics + gpu * nics // gpus
-                wires += [
-                    (host * gpus + gpu, nic, 0.0, speed),
-                    (nic, host * gpus + gpu, 0.0, speed),
-                ]
-            for nic in range(hosts * gpus + host * nics, hosts * gpus + (host + 1) * nics):
-                wires += [(nic, middle, far / 2, speed), (middle, nic, far / 2, speed)]
+        between, vertices = _between(fields, size, hosts, gpus)
+        wires += between
     src, dst, alphas, speeds = zip(*wires, strict=True) if wires else ((),) * 4
     name = fields.take("name", readers.text, "")
     try:
@@ -348,6 +334,23 @@ def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
         )  # fmt: skip
     except JaxcollError as error:
         raise FormatError(f"a network that is refused: {error}") from error
+
+
+def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tuple[list, int]:
+    """Links of NICs and the network between hosts, and how many vertices there are with them."""
+    nics = fields.take("nics_per_node", readers.whole(-1, 256))
+    if nics < 1:
+        raise FormatError(f"the file has no NICs for {hosts} hosts: nics_per_node is {nics}")
+    far = _microseconds(fields.take("remote_alpha", readers.number), "remote_alpha")
+    speed = _speed(size, fields.take("remote_beta", readers.number), "remote_beta")
+    first, middle = hosts * gpus, hosts * (gpus + nics)
+    wires = []
+    for rank in range(hosts * gpus):
+        nic = first + rank // gpus * nics + rank % gpus * nics // gpus
+        wires += [(rank, nic, 0.0, speed), (nic, rank, 0.0, speed)]
+    for nic in range(first, middle):
+        wires += [(nic, middle, far / 2, speed), (middle, nic, far / 2, speed)]
+    return wires, middle + 1
 
 
 def _microseconds(value: float, name: str) -> float:

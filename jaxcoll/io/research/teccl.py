@@ -257,7 +257,7 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
 
     Raises:
         FormatError: another format, parts of chunks, links that are not there, flows of chunks that
-            are no collective of all ranks.
+            do not make a collective of all ranks.
     """
     checks.instance(network, Topology, "network", FormatError)
     checks.optional(kind, checks.choice, _KINDS, "kind", FormatError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -12,7 +13,7 @@ import jaxcoll as jc
 from jaxcoll import FormatError
 from jaxcoll.errors import AssumptionWarning
 from jaxcoll.io import graph_files, infragraph
-from tests.io.losses import unless_named
+from tests.io.research.losses import unless_named
 from tests.strategies import topologies
 
 PAIR = """
@@ -43,7 +44,7 @@ edges:
 - {ep1: {instance: "host[0]", component: "nic.port"},
    ep2: {instance: "host[1]", component: "nic.port"}, scheme: one2one, link: wire}
 """
-GIVEN = {"alpha": 1e-6, "bandwidth": 50e9}
+GIVEN: dict[str, Any] = {"alpha": 1e-6, "bandwidth": 50e9}
 
 
 # ---------------------------------------------------------------------- GraphML, GEXF
@@ -64,7 +65,7 @@ def test_a_thousand_graphs_survive(network):
 
 def survives(network):
     for form in graph_files.FORMATS:
-        with unless_named("is no float"):
+        with unless_named("does not fit the float"):
             assert graph_files.loads(graph_files.dumps(network, form)) == network
 
 

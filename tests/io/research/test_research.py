@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import jaxcoll as jc
 from jaxcoll import FormatError
 from jaxcoll.errors import AssumptionWarning
 from jaxcoll.io import forestcoll, sccl, teccl
-from tests.io.losses import unless_named
+from tests.io.research.losses import unless_named
 from tests.strategies import topologies
 
 RING = jc.topologies.ring(4)
@@ -45,7 +46,7 @@ FLOWS = {
 
 
 def made(network, kind, chunks=1, name="auto"):
-    rooted = {"root": 1} if kind in ("broadcast", "gather", "scatter") else {}
+    rooted: dict[str, Any] = {"root": 1} if kind in ("broadcast", "gather", "scatter") else {}
     return jc.synthesize(network, kind, name, nbytes=1e6, chunks=chunks, **rooted)
 
 
@@ -82,6 +83,7 @@ def test_schedules_of_sccl(kind, dialect):
 def test_links_are_by_destination_and_source():
     text = json.dumps({"msccl_type": "topology", "name": "x", "links": [[0, 2], [1, 0]]})
     network = sccl.loads(text, alpha=1e-6, bandwidth=10e9)
+    assert isinstance(network, jc.Topology)
     assert list(zip(network.src.tolist(), network.dst.tolist(), strict=True)) == [(0, 1), (1, 0)]
     assert network.bandwidth.tolist() == [10e9, 20e9]
     with pytest.warns(AssumptionWarning, match=r"0\.7 us, 25 GB/s"):
@@ -235,7 +237,7 @@ def test_names_with_commas_are_read_by_brackets():
         ('dst="(1', 'dst="(0', "does not lead from src to dst"),
         (",(0, 'NVSwitch', 0)", "", "no path|lead"),
         ("</tree>", "hello</tree>", "text inside"),
-        ('nchunkspernode="1"', 'nchunkspernode="2"', "no trees"),
+        ('nchunkspernode="1"', 'nchunkspernode="2"', "do not reach"),
     ],
 )
 def test_other_trees_are_refused(old, new, words):

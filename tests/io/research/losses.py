@@ -1,4 +1,4 @@
-"""What a format cannot hold is named in the error, and nothing else is lost."""
+"""A loss is named in the error: the part that a format cannot hold, and nothing else."""
 
 from __future__ import annotations
 
