@@ -29,7 +29,7 @@ from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
 from tensorstate.problem.problem import Problem
-from tensorstate.step_search import search
+from tensorstate.step_search import search, unrolls
 from tensorstate.tracing.trace_step import graph_of
 
 
@@ -163,7 +163,7 @@ def search_mesh(
             f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
             f"{topology.num_ranks}"
         )
-    graph = graph_of(step, abstract_args)
+    graph = graph_of(step, abstract_args, unrolls(**search_args))
     executors.checked(executor, PlanError)
     device = hardware_named(search_args.get("hardware", "A100"))
     costs = functools.partial(

@@ -14,7 +14,7 @@ from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.reshard_plan import Decisions, has_no_partial
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
@@ -28,7 +28,7 @@ from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import Placements
-from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
+from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
@@ -247,7 +247,8 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        graph = trace(step_fn, abstract_args(self.graph))
+        loops = "keep" if self.graph.loops else "unroll"
+        graph = trace(step_fn, abstract_args(self.graph), loops=loops)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")
@@ -438,7 +439,7 @@ def _regathered_in_backward(
     saved: dict[int, Placements] = {}
     for reshard in result.cost.reshards:
         group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
-        if group.is_input and "fsdp" in baselines:
+        if "fsdp" in baselines and (group.is_input or _is_saved_cast(problem, reshard)):
             saved |= dict.fromkeys(reshard.tensors, produced)
         if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
             larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
@@ -447,6 +448,11 @@ def _regathered_in_backward(
             if has_no_partial(produced) and larger:
                 saved |= dict.fromkeys(reshard.tensors, produced)
     return saved
+
+
+def _is_saved_cast(problem: Problem, reshard: ReshardPlan) -> bool:
+    """Whether a copy is saved of a parameter that was cast to another dtype."""
+    return reshard.saved is not None and is_parameter(problem.graph, reshard.tensors[0])
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:

@@ -32,6 +32,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ def search(
     """Choose the placements of every tensor of a training step.
 
     Args:
-        step: a function that JAX can trace, or its graph from ``trace``.
+        step: a function that JAX can trace, or its graph from ``trace``. Scans of a function stay
+            loops, and are unrolled with ``recompute`` or ``microbatches``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read.
@@ -109,7 +111,8 @@ def search(
             batch=batch,
             solver=solver,
             progress=report,
-            graph=graph_of(step, abstract_args),  # last: it traces, others are refused at once
+            # Last: it traces, others are refused at once.
+            graph=graph_of(step, abstract_args, unrolls(recompute, microbatches)),
         )
         plan = question.plan()
     log.info(
@@ -117,6 +120,11 @@ def search(
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
     )  # fmt: skip
     return plan
+
+
+def unrolls(recompute: bool = False, microbatches: object = 1, **_: object) -> bool:
+    """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
+    return recompute or microbatches != 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -158,7 +166,8 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        return solver.solve(problem, candidates, self.options, self.progress)
+        found = solver.solve(problem, candidates, self.options, self.progress)
+        return simplify(problem, candidates, self.options, found, solver.gap)
 
     def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
@@ -242,8 +251,13 @@ def _network(
     network: CollectiveCostModel | None,
     device: Hardware,
 ) -> CollectiveCostModel:
+    if topology is None and network is None:
+        network = device.network
     if (topology is None) == (network is None):
-        raise PlanError("give either topology, whose links are priced, or network")
+        raise PlanError(
+            "give either topology, whose links are priced, or network, or hardware that was "
+            "measured (Hardware.measure)"
+        )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
     checks.instance(network, CollectiveCostModel, "network", PlanError)

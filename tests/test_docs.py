@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.compact import compact_schedule
+from jaxcoll import compact, pages
 from jaxcoll.execute.choice.measured_costs import FORMAT
 from jaxcoll.finder import entry
 from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program, runtimes
-from jaxcoll.pages import schedule_page
 from jaxcoll.tune.tables import table_file
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -172,7 +171,7 @@ def test_the_page_of_formats_has_the_versions_and_limits_of_the_code():
     assert chunks == [program.MOST_COUNT, program.MOST_CHUNKS]
     assert rows["MSCCL: ranks of a program that is read"] == [program.MOST_RANKS]
     shown = rows["a page: messages on links, links with a row"]
-    assert shown == [2 * schedule_page.MOST_HOPS, schedule_page.MOST_ROWS]
+    assert shown == [2 * pages.MOST_HOPS, pages.MOST_ROWS]
     formats = (io_json.TOPOLOGY, io_json.COLLECTIVE, io_json.SCHEDULE, FORMAT, entry.FORMAT)
-    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact_schedule._FORMAT):
+    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact._FORMAT):
         assert f"`{name}" in page

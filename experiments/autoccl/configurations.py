@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.autoccl import trials
-from experiments.autoccl.labels import MEASURED
+from experiments.autoccl import MEASURED, trials
 from experiments.autoccl.trials import DEFAULT, Setting, SpaceConfig, gbps
 from experiments.config import at_least
 from experiments.study import Row, Rows, publish, tell

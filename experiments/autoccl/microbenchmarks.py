@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.autoccl.labels import MEASURED
+from experiments.autoccl import MEASURED
 from experiments.autoccl.trials import (
     DEFAULT,
     NATIVE,
@@ -32,8 +32,7 @@ from experiments.autoccl.trials import (
     product_alone,
 )
 from experiments.config import above, at_least
-from experiments.errors import ConfigError
-from experiments.study import Row, Rows, publish
+from experiments.study import ConfigError, Row, Rows, publish
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table

@@ -10,9 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least, one_of
-from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Plan, solve_baseline, trace

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.config import StudyConfig, at_least, one_of
-from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace

@@ -1,16 +1,15 @@
 """Bounds by cuts: what must cross them, over which shared paths.
 
-The all_reduce program (App. B.7) as it is solved: the least time, and the paths of its trees.
-
-The share of a buffer that a collective moves from each rank to each other.
-
-Sets of vertices that a network is narrow around, and how long all data take to cross them.
-
-Every set gives a bound that holds. The sets come from three places.
+A set of vertices that misses some of the data must let it in, over the links that enter it: bytes
+over bandwidth is a bound, and so is every other set's. Few sets say much: those around the narrow
+places of a network. They come from three sources.
 
 - The worst cut of ForestColl, of every group: exact for all_gather and broadcast, latency aside.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
+
+Also here is what the all_reduce program (App. B.7) answers, the least time and the paths of its
+trees, and the share of a buffer that a collective moves from each rank to each other.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from jaxcoll.compact import drafts
+from jaxcoll import compact
 from jaxcoll.errors import FormatError, shown
 from jaxcoll.numerics import checks
 
@@ -77,7 +77,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
     try:
         mode = _permissions(target, name)
         # Not for others to read before it has the permissions of the file that it replaces.
-        draft, file = drafts.locked_draft(
+        draft, file = compact.locked_draft(
             target,
             lambda draft: os.open(
                 draft,
@@ -94,7 +94,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
                 os.fsync(file)
                 os.replace(draft, target)
         except BaseException:
-            drafts.remove(draft)
+            compact.remove(draft)
             raise
     except OSError as error:
         if error.errno is None:

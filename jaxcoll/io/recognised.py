@@ -173,4 +173,5 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     rules: Any = obj if isinstance(obj, (list, tuple)) else ()
     if rules and all(isinstance(rule, NcclRule) for rule in rules):
         return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
-    json.save(path, obj)
+    own: Any = obj  # a network, collective or schedule, or refused there
+    json.save(path, own)

@@ -17,7 +17,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.paths import Edges, put_columns
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.trees.stream import stream_order, stream_steps
@@ -70,15 +70,7 @@ class TreeFlow:
             self, shard=shard, inverse=checks.rational(self.inverse, "inverse", ScheduleError)
         )
         checks.integer_fields(self, ScheduleError, "k")
-        for name, dtype in (
-            ("root", np.int32),
-            ("weight", np.int64),
-            ("tree_ptr", np.int64),
-            ("edge", np.int32),
-        ):
-            column = whole_numbers(getattr(self, name), dtype, f"{name} of trees")
-            column.setflags(write=False)
-            object.__setattr__(self, name, column)
+        put_columns(self, "trees", root=np.int32, weight=np.int64, tree_ptr=np.int64, edge=np.int32)
 
     @property
     def num_trees(self) -> int:

@@ -13,10 +13,9 @@ in this order: ``backend_space`` (what a JAX backend may run), ``tables``; ``tri
 import importlib
 from typing import TYPE_CHECKING
 
-from jaxcoll.configurations.config import Config, Parameter
+from jaxcoll.configurations.config import Config, Parameter, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space, Subspace
-from jaxcoll.configurations.task import Task
 from jaxcoll.tune import nccl
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from jaxcoll.tune.bucket_sizes import BucketSizes, bucket_bytes
     from jaxcoll.tune.offline_tuner import Outcome, offline
     from jaxcoll.tune.tables.in_use import this_machine, use
-    from jaxcoll.tune.task import tasks_of
     from jaxcoll.tune.training_step.online_tuner import online
     from jaxcoll.tune.training_step.report import Recording, Report, replay
+    from jaxcoll.tune.trial import tasks_of
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
@@ -41,7 +40,7 @@ _NEED_JAX = {
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
     "replay": "training_step.report",
-    "tasks_of": "task",
+    "tasks_of": "trial",
     "this_machine": "tables.in_use",
     "use": "tables.in_use",
 }

@@ -18,10 +18,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll.configurations.base import Search
-from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space
-from jaxcoll.configurations.task import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock
 from jaxcoll.numerics import checks

@@ -9,6 +9,15 @@ the baseline. So a search without restrictions is never worse than a baseline.
 - ``zero1``, ``zero2``: optimizer state sharded. The two coincide if a step has one backward pass,
   since gradients are then reduced directly to the optimizer's shards (Rajbhandari et al., 2020).
 - ``fsdp`` (ZeRO-3): parameters sharded too; gathered copies are not saved.
+
+  A layer's parameters are gathered alone, also where a scan stacks those of all layers. Under mixed
+  precision a shard is cast before it is gathered, and a gradient is reduced before it is cast back:
+  both send the dtype in which the model computes, as PyTorch's FSDP2 does with
+  ``param_dtype=bfloat16`` and its default ``reduce_dtype``. ``ddp``, ``zero1`` and ``zero2`` reduce
+  gradients in that dtype too; what these gather after the optimizer has the dtype of parameters.
+
+  Parameters that the step does not update, as LoRA's base model, are sharded or replicated like the
+  others; they have no gradients to reduce.
 - ``megatron``: weights sharded, the batch and the residual stream not (Shoeybi et al., 2019).
 - ``megatron-sp``: as ``megatron``; elementwise operators may also be sharded along the sequence
   (Korthikanti et al., 2022).
@@ -27,7 +36,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Graph, Operator, Tensor
+from tensorstate.ir.graph import Graph, Operator, Role, Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
@@ -35,6 +44,9 @@ from tensorstate.problem.tensor_groups import Strategy
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
 BASELINES = (*DATA, *MODEL)
+# Primitives that cast, cut or stack.
+_CUTS = frozenset({"convert_element_type", "slice", "dynamic_slice", "scan_row"})
+COPIES = _CUTS | {"concatenate", "scan_stack"}
 # A label that no operator has: a sharding that no strategy gives.
 NO_LABEL = 2**30
 
@@ -100,6 +112,31 @@ class Baselines:
                     factor_of[member.labels[label]] = factor
         return tuple(factor_of)
 
+    @functools.cached_property
+    def copies(self) -> Mapping[int, Role]:
+        """The classes that only cast, cut or stack: those of parameters, and those of gradients.
+
+        A scan over layers cuts its stacked parameters, and stacks their gradients.
+        """
+        graph, gradients = self.graph, set[int]()
+        for operator in reversed(graph.operators):
+            results = {use.tensor for use in operator.results}
+            is_read = all(t in gradients or graph.tensors[t].role == "gradient" for t in results)
+            if operator.primitive in COPIES and operator.phase == "backward" and is_read:
+                gradients.update(results, (use.tensor for use in operator.operands))
+        found: dict[int, Role] = {}
+        for class_id in range(len(graph.node_classes)):
+            members = self.problem.node(class_id).members
+            operators = [graph.operators[member.operator] for member in members]
+            if not operators or any(o.primitive not in COPIES for o in operators):
+                continue
+            result = operators[-1].results[0].tensor
+            if is_parameter(graph, result):
+                found[class_id] = "parameter"
+            elif operators[-1].phase == "backward" and result in gradients:
+                found[class_id] = "gradient"
+        return found
+
     # ------------------------------------------------------------------ baselines
 
     def strategies(self, names: Mapping[str, str]) -> tuple[tuple[Strategy, ...], ...]:
@@ -133,6 +170,10 @@ class Baselines:
         """Whether an input or an operator is sharded as the baseline requires."""
         node = self.problem.node(class_id)
         if node.tensor is None:
+            if class_id in self.copies:
+                return name == "fsdp" and placement >= 0
+            if name == "megatron-sp" and node.kind == "loop":  # no gathered rows are stacked
+                return placement >= 0
             if name in DATA and node.phase != "optimizer":
                 return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
@@ -167,7 +208,9 @@ class Baselines:
         if placement < REPLICATED:
             return True
         if name in DATA:
-            return factor in self.batch
+            copied = self.copies.get(class_id)
+            sharded = {"parameter": ("fsdp",), "gradient": ("fsdp", "zero1", "zero2")}
+            return name in sharded.get(copied or "", ()) or factor in self.batch
         if factor in self.batch | self.residual_stream_factors:
             return False
         if factor in self.sequence:
@@ -176,11 +219,11 @@ class Baselines:
 
 
 def is_parameter(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor is a parameter, or a parameter converted to another dtype or pinned."""
+    """Whether a tensor is a parameter, or one that is cast, pinned, or cut from a stack."""
     source = graph.tensors[tensor]
     while source.producer is not None:
         operator = graph.operators[source.producer]
-        if operator.primitive != "convert_element_type" and operator.pin is None:
+        if operator.primitive not in _CUTS | {"scan_stack"} and operator.pin is None:
             return False
         source = graph.tensors[operator.operands[0].tensor]
     return source.role == "parameter"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxcoll.numerics import checks
@@ -18,7 +18,11 @@ from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
+from tensorstate.report.inputs import input_lines
 from tensorstate.report.units import seconds, size
+
+# Of a kind of activations: the least part of its bytes that is listed, and the most lines.
+MIN_LISTED, MOST_LISTED = 0.1, 3
 
 # A name applies if at least this share of the FLOPs or bytes follows it.
 MIN_SHARE = 0.5
@@ -111,17 +115,24 @@ def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: 
     "batch sharded" where no gradient is reduced along it: a name would promise that.
     """
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
-        copies = sum(
-            reshard.multiplicity
-            for reshard in cost.reshards
-            if problem.tensor_groups[reshard.group].is_input
-            and (reshard.saved or reshard.loop_resident) is not None
-        )
         # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
-        return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
+        is_once = _gathered_once(problem, cost) >= MIN_SHARE
+        return "ZeRO-2 (parameters gathered once)" if is_once else "ZeRO-3 (FSDP)"
     if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
         return "ZeRO-2"
     return "DDP" if _reduces_gradients(problem, cost, axis) else "batch sharded"
+
+
+def _gathered_once(problem: Problem, cost: Cost) -> float:
+    """The share of the bytes of parameters of which gathered copies stay for the backward pass."""
+    copied, total = 0, 0
+    for reshard in cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        if problem.graph.tensors[group.tensors[0]].role == "parameter" and group.is_input:
+            nbytes = reshard.multiplicity * group.nbytes
+            total += nbytes
+            copied += nbytes * ((reshard.saved or reshard.loop_resident) is not None)
+    return copied / max(1, total)
 
 
 def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
@@ -171,7 +182,6 @@ def _is_sequence_parallel(
 # ---------------------------------------------------------------------- the text of a plan
 
 
-ROLES = ("parameter", "optimizer", "input", "constant")
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
 
@@ -206,7 +216,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
             *_replicated(problem),
             *_changed(problem),
             "",
-            *_inputs(problem, result),
+            *input_lines(problem, result),
             "",
             *_activations(problem, result),
             "",
@@ -245,7 +255,7 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
     memory = result.cost.memory
     room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
     filled = min(1.0, memory.peak / room)
-    bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
+    bar = "#" * round(20 * filled) + "." * (20 - round(20 * filled))
     over = "" if memory.peak <= room else " (exceeds the limit)"
     loop_resident = (
         f"resident through the loop {size(memory.loop_resident)}, "
@@ -273,34 +283,6 @@ def _changed(problem: Problem) -> list[str]:
     """Arguments whose new values the planned step returns, since the step changes them."""
     names = ", ".join(problem.traced.changed)
     return [f"returned first, for the step changes them in place: {names}"] if names else []
-
-
-def _inputs(problem: Problem, result: SearchResult) -> list[str]:
-    lines = []
-    for role in ROLES:
-        rows = []
-        for group in problem.tensor_groups:
-            tensor = problem.graph.tensors[group.tensors[0]]
-            if not group.is_input or tensor.role != role:
-                continue
-            placements = problem.produced_placements(
-                group, result.decisions.strategies[group.class_id]
-            )
-            names = [problem.graph.tensors[t].name for t in group.tensors]
-            name = common_pattern(names) + (
-                f" x {group.multiplicity}" if group.multiplicity > 1 else ""
-            )
-            local = group.multiplicity * problem.input_bytes(group, placements)
-            full = sum(problem.traced.tensors[t].nbytes for t in group.tensors)
-            rows.append((-full, name, format_placements(problem, tensor, placements), local))
-        if rows:
-            total = sum(-row[0] for row in rows)
-            local_total = sum(row[3] for row in rows)
-            lines.append(f"{role}: {size(total)}, {size(local_total)} per device")
-            lines += [f"  {name:44} {text}" for _, name, text, _ in sorted(rows)[:16]]
-            if len(rows) > 16:
-                lines.append(f"  and {len(rows) - 16} smaller ones")
-    return lines
 
 
 def _activations(problem: Problem, result: SearchResult) -> list[str]:
@@ -338,9 +320,13 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
             nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
             total += nbytes
             bytes_by_placements[placements_by_factor(problem, reshard, placements)] += nbytes
-        lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} per device")
-        best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
-        lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
+        best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])
+        large = [pair for pair in best if pair[1] >= MIN_LISTED * total] or best[:1]
+        head = f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} per device"
+        if len(best) == 1:
+            lines.append(f"{head}, {best[0][0]}")
+            continue
+        lines += [head, *(f"  {size(n):>9} {text}" for text, n in large[:MOST_LISTED])]
     return lines
 
 
@@ -362,14 +348,25 @@ def _collectives(problem: Problem, result: SearchResult) -> list[str]:
     cost = result.cost
     if not cost.count_by_collective:
         return ["no collectives"]
-    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = seconds_by_collective(problem, result.cost)
+    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}  of"]
+    spent, sent = seconds_by_collective(problem, result.cost), _bytes_by_dtype(problem, cost)
     for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
-            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}  "
+            + ", ".join(sorted(sent[kind, axis], key=lambda dtype: -sent[kind, axis][dtype]))
         )
     return lines
+
+
+def _bytes_by_dtype(problem: Problem, cost: Cost) -> dict[tuple[str, int], Counter[str]]:
+    """By (kind, mesh axis), the bytes of collectives of each dtype."""
+    sent: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for reshard in cost.reshards:
+        dtype = str(problem.graph.tensors[reshard.tensors[0]].dtype)
+        for step, num_repeats in reshard.counted_steps:
+            sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
+    return sent
 
 
 # ---------------------------------------------------------------------- one tensor

@@ -87,6 +87,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "ts.MeshShape.of": (ts.MeshShape.of, {"sizes": {"data": 2}}),
     "ts.Hardware": (ts.Hardware, fields_of(ts.HARDWARE["CPU"])),
+    "ts.Hardware.measure": (
+        ts.Hardware.measure, {"mesh": None, "cache": None, "seconds": 20.0, "progress": None}
+    ),
     "ts.AlphaBetaCosts": (ts.AlphaBetaCosts, fields_of(NETWORK)),
     "ts.ScheduleCosts": (
         ts.ScheduleCosts,
@@ -117,4 +120,4 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.scheduled_collectives": (ts.scheduled_collectives, {"schedule_for": NETWORK.schedule}),
 }  # fmt: skip
 
-REFUSED: set[str] = {"ts.load", "ts.Plan.save"}
+REFUSED: set[str] = {"ts.load", "ts.Plan.save", "ts.Hardware.measure"}

@@ -51,7 +51,7 @@ from jax import lax
 
 from jaxcoll import topologies
 from jaxcoll.collective import ROOTED, Collective
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes

@@ -1,8 +1,9 @@
 """BFB's steps: what each vertex gets in a step, by which links, and the least time of all.
 
-The jobs of BFB: which shards a vertex gets in a step, and the links that can deliver them.
-
-Links into every vertex as columns, distances along them, and the loops over all vertices.
+The jobs of a vertex u in step t are the shards of the vertices at distance t from it. A link (w, u)
+can deliver those of the vertices that are nearer to w by one, and no others: they reached w in the
+step before. So jobs and links follow from distances alone, here as columns over all vertices at
+once, and only how the jobs are divided among the links is a problem (``bfb_balance``).
 """
 
 from __future__ import annotations

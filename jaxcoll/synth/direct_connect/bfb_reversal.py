@@ -1,8 +1,12 @@
 """BFB beyond equal links both ways: reversed networks, and links that differ.
 
-A reduce_scatter from an all_gather of the same network, by an isomorphism to its transpose.
+A reduce_scatter needs an all_gather of the transposed network, run backwards. Where an isomorphism
+takes the network to its transpose, that is the network's own all_gather with its ranks renamed
+(``reversed_on``); where links go both ways, every rank keeps its number.
 
-The least time of every BFB step where links differ: the linear program (A.12), exactly.
+Where links differ, the least time of a BFB step is that of the linear program (A.12), here solved
+exactly, by Newton's method: the set of jobs that the links which can deliver it take longest for
+(``bfb_times``).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.forestcoll.capacities import PathCapacity
 from jaxcoll.synth.forestcoll.edge_splitting import Logical
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.stages import assemble
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.flow import edge_before

@@ -1,10 +1,12 @@
 """Rings and their opposite: circles, NCCL's channels, and everyone to everyone at once.
 
-Ring: ranks in circles over links, or in a given order whatever the wires are.
+On a circle of 3 ranks each passes on the shard that it received a step before: 2 steps, in which
+every link carries 2 shards, as few as a rank must receive. A circle is only as good as its links.
 
-NCCL ring: the rings of NCCL and RCCL, one way round in many channels.
-
-Direct: everyone sends to everyone at once.
+- ``Ring``: circles over links where the network has some, or in a given order whatever the wires
+  are.
+- ``NcclRing``: the rings of NCCL and RCCL, one way round in many channels.
+- ``Direct``: everyone sends to everyone at once, in one step.
 """
 
 from __future__ import annotations
@@ -25,8 +27,14 @@ from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, LAST, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
-from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
+from jaxcoll.synth.building.sends import (
+    Sends,
+    circle,
+    first_chunk,
+    gather_in_order,
+    on_ranks,
+    routed,
+)
 from jaxcoll.topology import Topology
 
 ORDERS = ("links", "ranks")

@@ -1,8 +1,10 @@
 """Trees that are packed into hosts: Blink's, and the hierarchical ones of NCCL and RCCL.
 
-Blink: as many trees from one root as the network holds.
+Blink packs as many trees from one root as the network holds: on three ranks in a triangle of equal
+links the root has two, one that starts at each of its links, and either carries half of the data.
 
-Hierarchical tree: the trees of NCCL and RCCL, chains inside hosts and two trees across them.
+A hierarchical tree is a chain inside every host, and across hosts two trees, in each of which half
+of the hosts are leaves: what every host sends and receives is even, and the depth logarithmic.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer, in_pieces
 from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
-from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
 from jaxcoll.synth.forestcoll.capacities import rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest

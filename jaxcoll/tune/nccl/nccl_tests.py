@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl import nccl_tests
 from jaxcoll.io.nccl.nccl_tests import Measurement

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 from experiments.models import load_model
 from tensorstate import HARDWARE, AlphaBetaCosts, MeshShape, solve_baseline, trace
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
+from tests.tensorstate.steps import I32, s
 
 MESH = MeshShape.of({"model": 8})
 
 
-def problem_of(name: str, **changed) -> Problem:
+def problem_of(name: str, alpha: float = 5e-6, **changed) -> Problem:
     model = load_model(name, **changed)
     graph = trace(model.step, model.abstract_args)
-    return Problem(graph, AlphaBetaCosts(MESH, (5e-6,), (2e11,)), HARDWARE["A100"])
+    return Problem(graph, AlphaBetaCosts(MESH, (alpha,), (2e11,)), HARDWARE["A100"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -38,9 +42,9 @@ def test_sequence_parallelism_repeats_gathers_in_the_backward_pass(layers):
     large = 2 * 8192 * 4096 * 2
     counts: Counter[str] = Counter()
     for reshard in found.cost.reshards:
-        for step in reshard.steps:
+        for step, num_repeats in reshard.counted_steps:
             if step.nbytes == large and step.kind != "slice":
-                counts[step.kind] += reshard.multiplicity
+                counts[step.kind] += reshard.multiplicity * num_repeats
     assert counts == {"all_gather": 6 * layers + 3, "reduce_scatter": 4 * layers + 2}
 
 
@@ -49,3 +53,123 @@ def test_repeated_gathers_save_memory_and_cost_time():
     plain, cut = solve_baseline(problem, "megatron"), solve_baseline(problem, "megatron-sp")
     assert cut.cost.memory.saved < 0.9 * plain.cost.memory.saved
     assert cut.cost.communication > plain.cost.communication
+
+
+# ---------------------------------------------------------- bytes that a person's strategy sends
+
+
+# Bytes alone decide: with latency, fewer and larger collectives may be the faster ones.
+NO_LATENCY = 1e-12
+
+
+def sent(problem: Problem, name: str) -> dict[str, int]:
+    """Bytes of the collectives of tensors, by kind; the loss's sum is left out."""
+    cost = solve_baseline(problem, name).cost
+    total: Counter[str] = Counter()
+    for reshard in cost.reshards:
+        for step, num_repeats in reshard.counted_steps:
+            if step.kind != "slice" and problem.graph.tensors[reshard.tensors[0]].sizes:
+                total[step.kind] += reshard.multiplicity * num_repeats * step.nbytes
+    return dict(total)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_mixed_precision_sends_the_dtype_of_the_model(scan):
+    """A small Llama, by hand: a scan over its layers sends the same, layer by layer."""
+    layers, width, hidden, vocabulary = 2, 32, 64, 64
+    problem = problem_of("llama", NO_LATENCY, layers=layers, scan=scan, dtype="bfloat16")
+    attention = 2 * width * width + 2 * width * width // 2  # two key and value heads of four
+    matrices = layers * (attention + 3 * width * hidden) + 2 * vocabulary * width
+    scales = (2 * layers + 1) * width
+    assert 4 * (matrices + scales) == sum(
+        problem.graph.tensors[i].nbytes
+        for i in problem.graph.inputs
+        if problem.graph.tensors[i].role == "parameter"
+    )
+    gradients = 2 * matrices + 4 * scales  # scales stay in float32
+    embedding = 2 * vocabulary * width  # no gradient passes through it: it is gathered once
+    assert sent(problem, "ddp") == {"all_reduce": gradients}
+    assert sent(problem, "zero1") == {
+        "reduce_scatter": gradients,
+        "all_gather": 4 * (matrices + scales),
+    }
+    assert sent(problem, "fsdp") == {
+        "reduce_scatter": gradients,
+        "all_gather": 2 * gradients - embedding,
+    }
+
+
+WIDTH, HIDDEN, RANK, BATCH = 64, 256, 4, 128
+
+
+def lora(merged: bool):
+    """A perceptron with a frozen base, of which the first product is adapted."""
+    optimizer = optax.adam(1e-3)
+
+    def step(params, state, base, batch):
+        def loss(params):
+            x = batch["x"]
+            if merged:
+                hidden = x @ (base["up"] + params["a"] @ params["b"])
+            else:
+                hidden = x @ base["up"] + (x @ params["a"]) @ params["b"]
+            y = jax.nn.gelu(hidden + base["bias"]) @ base["down"] + base["last"]
+            return jnp.mean((y - batch["y"]) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = {"a": s(WIDTH, RANK), "b": s(RANK, HIDDEN)}
+    base = {
+        "up": s(WIDTH, HIDDEN), "bias": s(HIDDEN), "down": s(HIDDEN, WIDTH), "last": s(WIDTH),
+    }  # fmt: skip
+    batch = {"x": s(BATCH, WIDTH), "y": s(BATCH, WIDTH)}
+    return step, (params, jax.eval_shape(optimizer.init, params), base, batch)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_lora_reduces_what_it_trains_and_shards_its_base_as_parameters(merged):
+    step, args = lora(merged)
+    graph = trace(step, args)
+    roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+    frozen = [f"base/{name}" for name in args[2]]
+    assert {roles[name] for name in (*frozen, "params/a", "params/b")} == {"parameter"}
+    assert {roles[name] for name in ("batch/x", "batch/y")} == {"input"}
+    problem = Problem(graph, AlphaBetaCosts(MESH, (NO_LATENCY,), (2e11,)), HARDWARE["A100"])
+    trained = 4 * (WIDTH * RANK + RANK * HIDDEN)
+    assert sent(problem, "ddp") == {"all_reduce": trained}
+    if merged:  # how the base is added to it before or after it is gathered is a choice
+        return
+    base = 4 * (2 * WIDTH * HIDDEN + HIDDEN + WIDTH)
+    read_again = 4 * (WIDTH * HIDDEN + RANK * HIDDEN)  # by the gradient of what feeds them
+    assert sent(problem, "fsdp") == {
+        "reduce_scatter": trained,
+        "all_gather": base + trained + read_again,
+    }
+
+
+@pytest.mark.parametrize(
+    ("frozen", "batch"),
+    [
+        ({"codes": s(16, 8, dtype=jnp.int8)}, {"x": s(32, 16)}),
+        ({"codes": s(16, 8)}, {"x": s(32, 16), "weight_of_example": s(32)}),
+        ({"codes": s(16, 8)}, {"x": s(32, 16), "class_of_example": s(32, dtype=I32)}),
+        ({"codes": s(16, 8)}, {"x": s(32, 16), "noise": s(2, dtype=jnp.uint32)}),
+    ],
+    ids=["8-bit", "weighted", "classes", "unused"],
+)
+def test_frozen_parameters_are_known_by_their_dimensions(frozen, batch):
+    def step(params, frozen, batch):
+        def loss(params):
+            hidden = jnp.tanh(batch["x"] @ frozen["codes"].astype(jnp.float32))
+            each = ((hidden @ params) ** 2).sum(1) * batch.get("weight_of_example", 1.0)
+            return (each * batch.get("class_of_example", 1)).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        return params - gradient, value
+
+    graph = trace(step, (s(8, 8), frozen, batch))
+    roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+    assert roles.pop("frozen/codes") == roles.pop("params") == "parameter"
+    assert {*roles.values()} == {"input"}

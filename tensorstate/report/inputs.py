@@ -1,0 +1,145 @@
+"""The inputs of a plan as text: for every sharding the names that have it.
+
+A model of any depth has few shardings, so this is short: the parameters are listed by sharding, and
+moments of an optimizer only where they are not sharded like their parameter. Names that differ in
+one part are one name: ``layers_*/{gate,up}/kernel``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tensorstate.cost.cost import SearchResult
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.placements import Placements
+from tensorstate.problem.problem import Problem
+from tensorstate.report.units import size
+
+ROLES = ("parameter", "optimizer", "input", "constant")
+# Columns of a line, and shardings of a role, of which the largest are listed.
+WIDTH, MOST_SPECS = 100, 8
+
+
+def spec_text(problem: Problem, tensor: Tensor, placements: Placements) -> str:
+    """Placements as a ``PartitionSpec`` of the array, without trailing Nones."""
+    axes = problem.mesh.names
+    dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
+    cut = [tuple(axes[a] for a, p in enumerate(placements) if p in positions) for positions in dims]
+    while cut and not cut[-1]:
+        cut.pop()
+    parts = ["None" if not c else repr(c[0]) if len(c) == 1 else repr(c) for c in cut]
+    return f"P({', '.join(parts)})" if parts else "replicated"
+
+
+def input_lines(problem: Problem, result: SearchResult) -> list[str]:
+    """A line for every role, and one or more for each of its shardings."""
+    graph, strategies = problem.graph, result.decisions.strategies
+    specs: dict[int, str] = {}
+    local: Counter[str] = Counter()
+    for group in problem.tensor_groups:
+        if group.is_input:
+            tensor = graph.tensors[group.tensors[0]]
+            placements = problem.produced_placements(group, strategies[group.class_id])
+            specs |= dict.fromkeys(group.tensors, spec_text(problem, tensor, placements))
+            local[tensor.role] += group.multiplicity * problem.input_bytes(group, placements)
+    of_parameter = {
+        tuple(graph.tensors[t].name.split("/")[1:]): specs[t]
+        for t in specs
+        if graph.tensors[t].role == "parameter"
+    }
+    lines = []
+    for role in ROLES:
+        tensors = [problem.traced.tensors[t] for t in specs if graph.tensors[t].role == role]
+        if not tensors:
+            continue
+        shown = [t for t in tensors if t.sizes]
+        if role == "optimizer":
+            shown = [t for t in shown if specs[t.index] != _parameters_spec(t, of_parameter)]
+        suffix = ", sharded as the parameters" if role == "optimizer" and of_parameter else ""
+        suffix += ", but for" if suffix and shown else ""
+        total = size(sum(t.nbytes for t in tensors))
+        lines.append(f"{role}: {total}, {size(local[role])} per device{suffix}")
+        lines += _spec_lines(shown, specs, [tensor.name for tensor in tensors])
+    return lines
+
+
+def _parameters_spec(tensor: Tensor, of_parameter: dict[tuple[str, ...], str]) -> str | None:
+    """The sharding of the parameter whose path ends a name: ``state/0/mu/up`` is of ``up``."""
+    parts = tensor.name.split("/")
+    paths = (tuple(parts[i:]) for i in range(1, len(parts)))
+    return next((of_parameter[path] for path in paths if path in of_parameter), None)
+
+
+def _spec_lines(
+    tensors: Sequence[Tensor], specs: dict[int, str], among: Collection[str]
+) -> Iterator[str]:
+    """The names by sharding, those of the most bytes first."""
+    by_spec: dict[str, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_spec[specs[tensor.index]].append(tensor)
+    order = sorted(by_spec, key=lambda spec: -sum(t.nbytes for t in by_spec[spec]))
+    for spec in order[:MOST_SPECS]:
+        names = ", ".join(merged_names([t.name for t in by_spec[spec]], among))
+        head = f"  {spec:26} "
+        yield from textwrap.wrap(
+            head + names, WIDTH, subsequent_indent=" " * 29, break_long_words=False, max_lines=4
+        )
+    if len(order) > MOST_SPECS:
+        rest = sum(len(by_spec[spec]) for spec in order[MOST_SPECS:])
+        yield f"  and {rest} tensors in {len(order) - MOST_SPECS} other shardings"
+
+
+def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
+    """Fewer names for the same tensors: those that differ in one part become one.
+
+    Args:
+        names: of the tensors.
+        among: of all tensors; a star stands for none but those in ``names``.
+    """
+    merged = [tuple((part,) for part in name.split("/")) for name in dict.fromkeys(names)]
+    for position in range(max((len(parts) for parts in merged), default=0)):
+        by_rest: dict[object, list[tuple[tuple[str, ...], ...]]] = defaultdict(list)
+        for parts in merged:
+            rest = (*parts[:position], len(parts), *parts[position + 1 :])
+            by_rest[rest].append(parts)
+        merged = [
+            (
+                *group[0][:position],
+                tuple(itertools.chain.from_iterable(parts[position] for parts in group)),
+                *group[0][position + 1 :],
+            )
+            if len(group[0]) > position
+            else group[0]
+            for group in by_rest.values()
+        ]
+    others = set(among) - set(names)
+    return [_joined(parts, others) for parts in merged]
+
+
+def _joined(parts: Sequence[Sequence[str]], others: Collection[str]) -> str:
+    """A name of which some parts are choices: all numbers as a star, unless it says too much."""
+    stars = [_star(choices) for choices in parts]
+    pattern = "/".join(
+        "[^/]*".join(map(re.escape, star.split("*")))
+        if star.endswith("*")
+        else f"(?:{'|'.join(map(re.escape, choices))})"
+        for star, choices in zip(stars, parts, strict=True)
+    )
+    if any(re.fullmatch(pattern, other) for other in others):
+        stars = [_braces(choices) for choices in parts]
+    return "/".join(stars)
+
+
+def _star(choices: Sequence[str]) -> str:
+    numbered = [re.fullmatch(r"(.*?)\d+", choice) for choice in choices]
+    stems = {None if match is None else match[1] for match in numbered}
+    is_one = len(choices) > 1 and len(stems) == 1 and None not in stems
+    return f"{stems.pop()}*" if is_one else _braces(choices)
+
+
+def _braces(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else "{" + ",".join(choices) + "}"
