@@ -113,14 +113,6 @@ def is_trace(path: str) -> bool:
     return path.endswith(".0.et") and os.path.isfile(path)
 
 
-def is_xml(path: str) -> bool:
-    """Whether a file begins as XML does. Pipes and devices are left to who reads them."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
-
-
 def format_of(path: str, wanted: str | None) -> str:
     """The format to write: the one that is wanted, or by the suffix.
 
