@@ -18,11 +18,16 @@ from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import (
     astra_sim,
+    forestcoll,
+    graph_files,
+    infragraph,
     json,
     multitree,
     nccl_tests,
     nccl_topology,
     nvidia_smi,
+    sccl,
+    teccl,
     timings,
     tpu_slices,
     traces,
@@ -61,6 +66,11 @@ FRAMING = jc.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
+  "links": [{"name": "l"}], "edges": [{"ep1": {"component": "x"}, "ep2": {"component": "x"},
+  "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
+TACCL = """{"gpus_per_node": 2, "nics_per_node": 1, "alpha": 0.5, "links": [[0, 1], [1, 0]],
+  "betas": [[0, 20], [20, 0]], "remote_alpha": 2.5, "remote_beta": 100}"""
 PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
 COLUMNS: dict[str, Any] = {
     "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]
@@ -232,6 +242,34 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},
     ),
     "io.astra_sim.load": (astra_sim.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.sccl.loads": (sccl.loads, {"text": sccl.dumps(RING), **LINKS}),
+    "io.sccl.dumps": (sccl.dumps, {"obj": RING, "dialect": "msccl"}),
+    "io.sccl.save": (sccl.save, {"path": "s.json", "obj": SCHEDULE, "dialect": "sccl"}),
+    "io.sccl.load": (sccl.load, {"path": "/nowhere", **LINKS, "max_bytes": 1000}),
+    "io.sccl.topology": (sccl.topology, {"text": TACCL, "nbytes": 1e6, "hosts": 2}),
+    "io.teccl.network": (
+        teccl.network, {"name": "Mesh", "chassis": 1, "alpha": 1e-6, "side_length": 3}
+    ),
+    "io.teccl.loads": (teccl.loads, {"text": '{"TopologyParams": {"name": "DGX1"}}'}),
+    "io.teccl.dumps": (teccl.dumps, {"schedule": SCHEDULE, "nbytes": 1000}),
+    "io.teccl.loads_schedule": (
+        teccl.loads_schedule,
+        {"text": teccl.dumps(SCHEDULE, 8), "network": RING, "kind": "all_gather"},
+    ),
+    "io.teccl.save": (teccl.save, {"path": "t.json", "schedule": SCHEDULE, "nbytes": 1000}),
+    "io.teccl.load": (teccl.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.forestcoll.dumps": (forestcoll.dumps, {"trees": FLOW}),
+    "io.forestcoll.loads": (
+        forestcoll.loads, {"text": forestcoll.dumps(FLOW), "network": RING}
+    ),
+    "io.forestcoll.save": (forestcoll.save, {"path": "t.xml", "trees": SCHEDULE}),
+    "io.forestcoll.load": (
+        forestcoll.load, {"path": "/nowhere", "network": RING, "max_bytes": 1000}
+    ),
+    "io.graph_files.loads": (graph_files.loads, {"text": graph_files.dumps(RING), **LINKS}),
+    "io.graph_files.dumps": (graph_files.dumps, {"topology": RING, "form": "gexf"}),
+    "io.graph_files.save": (graph_files.save, {"path": "g.gexf", "topology": RING}),
+    "io.infragraph.loads": (infragraph.loads, {"text": MODEL, **LINKS}),
     "io.timings.Timing": (timings.Timing, fields_of(TIMES.rows[0])),
     "io.timings.loads": (
         timings.loads,

@@ -11,9 +11,9 @@ from jaxcoll.cli.files import (
     FORMATS,
     check_network,
     check_target,
-    is_plan,
-    is_trace,
-    is_xml,
+    is_taccl,
+    kind_of,
+    needs_network,
     open_schedule,
     read_schedule,
     write,
@@ -311,13 +311,16 @@ def _write(runs, trace, prefix, table_path) -> None:
 @click.command()
 @click.argument("source")
 @click.argument("target", type=click.Path())
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), metavar="NAME",
+              help=f"Instead of the suffix: {', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--size", type=SIZE, help="Of a buffer: TE-CCL says its time; TACCL's message.")
+@click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX.")
 @_network_of_file
 @from_smi
 @failure_options
 @as_json
-def convert(source, target, form, network_name, as_json, **options) -> int:
-    """Write a network or a schedule in another format.
+def convert(source, target, form, size, ranks, network_name, as_json, **options) -> int:
+    """Write a network, a schedule, rules or times in another format.
 
     \b
     jaxcoll convert torus:4x4 network.json --without 0-1
@@ -325,6 +328,7 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
     jaxcoll convert program.xml schedule.json --network torus:4x4
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
     jaxcoll convert nccl-topo.xml network.json --hosts 2 --speeds nccl
+    jaxcoll convert schedule.json trees.xml --format forestcoll
     """
     form = check_target(target, form, as_json=as_json) or "json"
     gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
@@ -337,33 +341,36 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
                 f"{source} is not"
             )
         else:
-            obj = _source(source, network_name)
+            obj = _source(source, network_name, size, ranks)
         if any(options.values()):
-            if _kind(obj) != "network":
+            if kind_of(obj) != "network":
                 raise click.UsageError("--without and --slow are of a network, not of a schedule")
             obj = after_failures(obj, **options)
-        write(target, obj, form)
+        write(target, obj, form, size)
     if target == "-":
         return 0
     if as_json:
-        print_json({"source": source, "target": target, "format": form, "kind": _kind(obj)})
+        print_json({"source": source, "target": target, "format": form, "kind": kind_of(obj)})
     else:
-        click.echo(f"{_kind(obj)} written to {target}")
+        click.echo(f"{kind_of(obj)} written to {target}")
     return 0
 
 
-def _source(source: str, network_name: str | None):
+def _source(source: str, network_name: str | None, nbytes: int | None, ranks: int | None):
     import os
 
     import jaxcoll as jc
+    from jaxcoll.io.files import load_text
 
-    if is_xml(source) or is_plan(source) or is_trace(source) or os.path.isdir(source):
+    if needs_network(source):
         return read_schedule(source, _network(network_name))
-    is_json = os.path.exists(source) and not source.endswith((".yml", ".yaml"))
-    found = jc.io.load(source) if is_json else named_network(source)
+    if is_taccl(source):
+        if nbytes is None:
+            raise click.UsageError(
+                f"{source} has the times of one size of message, which it does not say; add "
+                "--size, as in --size 1MB"
+            )
+        return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))
+    found = jc.io.load(source, ranks=ranks) if os.path.exists(source) else named_network(source)
     check_network(source, found, _network(network_name))
     return found
-
-
-def _kind(obj) -> str:
-    return "network" if type(obj).__name__ == "Topology" else type(obj).__name__.lower()
