@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -57,7 +58,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 # Pages whose printed lines are compared: below, and those of execution.md beside the code it shows.
-COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md"}
+COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md", "flax-script.md"}
 # The second block compiles for a TPU slice, which takes libtpu (scripts/test --targets).
 RUN_BLOCKS = {"targets.md": None if importlib.util.find_spec("libtpu") else 1}
 
@@ -111,6 +112,23 @@ def test_the_page_of_plans_plans_and_runs(tmp_path):
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
     assert printed[-2].startswith("a plan of ")
     assert printed[-1].endswith(" True")
+
+
+def test_a_flax_script_trains_under_a_plan_of_another_process(tmp_path, capsys, monkeypatch):
+    """The losses are those of one device; at most five lines of the script are changed."""
+    script, search, changed = blocks_of("flax-script.md")
+    assert changed.count("# new") + changed.count("# was: ") <= 5
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("train")
+    monkeypatch.setitem(sys.modules, "train", train)
+    train.main()
+    alone = [float(line) for line in capsys.readouterr().out.splitlines()]
+    exec(search, {})
+    found = [float(line) for line in run_code([changed], tmp_path)]
+    assert found == pytest.approx(alone, abs=2e-3)
+    assert found[-1] < 0.7 * found[0]
 
 
 def test_the_cluster_described_by_hand_has_its_switch(tmp_path):

@@ -28,7 +28,7 @@ class ClaimConfig:
         what: it is of.
         low, high: the number, or the ends of the range.
         unit: of the number; empty where it has none.
-        row: how it can be had (``labels``).
+        row: how it can be had (``Label``).
     """
 
     source: str

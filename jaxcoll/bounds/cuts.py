@@ -137,6 +137,8 @@ def parts(topology: Topology) -> Iterator[np.ndarray]:
     shape = (topology.num_vertices,) * 2
     most = -(-len(speeds) // _MOST_WAYS)
     for least in speeds[::-1][:: max(most, 1)]:
+        # First every vertex alone, then what ever slower links join: a host is a part as soon as
+        # the links inside it count and those out of it do not.
         fast = topology.bandwidth > least
         ends = topology.src[fast], topology.dst[fast]
         graph = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), shape=shape)
@@ -151,6 +153,7 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
     """
     found: list[np.ndarray] = []
     for optimum in worst_cuts(topology, what):
+        # Both sides of a cut: leaving a set slowly is entering the rest slowly.
         inside = np.zeros(topology.num_vertices, bool)
         inside[list(optimum.cut)] = True
         found += [inside, ~inside]

@@ -159,6 +159,7 @@ def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
         _, dual = highs.linear_program(np.append(np.zeros(len(flow)), 1.0), matrix, low, high)
     except RuntimeError:  # links so unequal that the solver gives up: other lengths will do
         return None
+    # Floats may be just below 0, which no length is. Any lengths give a bound, and so do these.
     return np.maximum(-dual[:links], 0.0)
 
 
@@ -178,6 +179,8 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if time > best:
             best, found = time, lengths
         if idle > _PATIENCE:
+            # No gain for a while: no lengths reach the aim. Back to the best ones, with a lower
+            # aim.
             lengths, aim, idle = found, aim * _LESS, 0
         direction = load - time * room + _KEPT * direction
         norm = float(direction @ direction)

@@ -48,6 +48,8 @@ def open_schedule(path: str, network: Any = None):
             )
         if os.path.isdir(path):
             return jc.io.open_compact(path, network)
+        if is_trace(path):
+            return jc.io.chakra.load(path.removesuffix(".0.et"), network)
         found = jc.io.load(path, network)
         return found.to_schedule(1) if isinstance(found, jc.TreeFlow) else found
     found = jc.io.load(path)
@@ -81,6 +83,8 @@ def needs_network(path: str) -> str:
         return "a folder, read as a schedule on disk"
     if not os.path.isfile(path):
         return ""
+    if is_trace(path):
+        return "a trace of Chakra's"
     with open(path, "rb") as file:
         start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"<"):
@@ -104,12 +108,9 @@ def is_taccl(path: str) -> bool:
     return b'"gpus_per_node"' in start and b'"format"' not in start
 
 
-def is_xml(path: str) -> bool:
-    """Whether a file begins as XML does. Pipes and devices are left to who reads them."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+def is_trace(path: str) -> bool:
+    """Whether a file is the first of Chakra's traces, ``PREFIX.0.et``."""
+    return path.endswith(".0.et") and os.path.isfile(path)
 
 
 def format_of(path: str, wanted: str | None) -> str:

@@ -242,24 +242,26 @@ def _plain(place: dict[str, Any]) -> dict[str, int | None]:
 @click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
 @click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
 @click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
+@click.option(
+    "--chakra", "prefix", type=click.Path(), metavar="PREFIX",
+    help="Of the last size, for ASTRA-sim: PREFIX.RANK.et.",
+)  # fmt: skip
 @click.option("--nccl-tests", "table_path", type=click.Path(), help="As nccl-tests prints them.")
 @execution_option
 @_network_of_file
 @as_json
-def simulate(schedule, size, model, trace, table_path, execution, network_name, as_json) -> int:
+def simulate(schedule, size, model, execution, network_name, as_json, **written) -> int:
     """Time a schedule link by link at one or more sizes.
 
     \b
     jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB --nccl-tests times.txt
     jaxcoll simulate schedule.json --size 1GiB --trace trace.json.gz
+    jaxcoll simulate schedule.json --size 1GiB --chakra traces/all_reduce
     """
     import jaxcoll as jc
 
     read = read_schedule(schedule, _network(network_name))
-    if trace is not None:
-        check_target(trace, "json", as_json=as_json)
-    if table_path is not None:
-        check_target(table_path, "json", as_json=as_json)
+    _check_written(read, as_json, **written)
     table, rows, runs = Table((10, 12, 14, 14, 10)), [], []
     if not as_json:
         table.row("size", "time", "algbw", "busbw", "of bound")
@@ -269,8 +271,6 @@ def simulate(schedule, size, model, trace, table_path, execution, network_name, 
             least = jc.bound(read.topology, read.collective, nbytes).time
         runs.append(run)
         percent = _percent(least, run.time)
-        if trace is not None and nbytes == size[-1]:
-            jc.io.traces.save(trace, run)
         rows.append({
             "nbytes": nbytes, "seconds": run.time, "algbw": run.algbw, "busbw": run.busbw,
             "bound_seconds": least, "percent_of_bound": percent,
@@ -280,13 +280,32 @@ def simulate(schedule, size, model, trace, table_path, execution, network_name, 
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
-    if table_path is not None:
-        from jaxcoll.io.nccl import nccl_tests
-
-        nccl_tests.save(table_path, nccl_tests.of_timelines(runs))
+    _write(runs, **written)
     if as_json:
         print_json({**described(read), "model": model, "rows": rows})
     return 0
+
+
+def _check_written(read, as_json: bool, trace, prefix, table_path) -> None:
+    """Refuse before the work what could not be written after it."""
+    import jaxcoll as jc
+
+    for path in (trace, table_path, prefix and f"{prefix}.json"):
+        check_target(path, "json", as_json=as_json)
+    if prefix is not None:
+        jc.io.chakra.check_collective(read.collective)
+
+
+def _write(runs, trace, prefix, table_path) -> None:
+    """The last run for viewers and simulators, and all runs as a table."""
+    import jaxcoll as jc
+
+    if trace is not None:
+        jc.io.traces.save(trace, runs[-1])
+    if prefix is not None:
+        jc.io.chakra.save(prefix, runs[-1])
+    if table_path is not None:
+        jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
 
 
 @click.command()

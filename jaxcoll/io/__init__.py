@@ -15,7 +15,7 @@
 - ``astra_sim``: networks of ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
 - ``timings``: measured times of collectives, from whoever measured them;
-- ``traces``: timelines for Perfetto;
+- ``traces``: timelines for Perfetto; ``chakra``: execution traces that ASTRA-sim runs;
 - ``synthesize_for``: a schedule with as many chunks as the file of a runtime holds;
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
@@ -23,6 +23,7 @@
 from jaxcoll.compact import open_compact
 from jaxcoll.io import (
     astra_sim,
+    chakra,
     msccl,
     mscclpp,
     multitree,
@@ -41,6 +42,7 @@ from jaxcoll.io.research import forestcoll, sccl, teccl
 
 __all__ = [
     "astra_sim",
+    "chakra",
     "dumps",
     "forestcoll",
     "graph_files",

@@ -18,11 +18,11 @@ MAX_BYTES = 2**28
 T = TypeVar("T")
 
 
-def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
-    """The UTF-8 text of a file.
+def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a file.
 
     Raises:
-        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes.
         OSError: the file cannot be read.
     """
     name = _checked(path)
@@ -36,6 +36,17 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
             f"{name} has more than the {max_bytes} bytes that are read at most; "
             f"pass a larger max_bytes if you trust it"
         )
+    return data
+
+
+def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of a file.
+
+    Raises:
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
+        OSError: the file cannot be read.
+    """
+    data, name = read_bytes(path, max_bytes), os.fspath(path)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

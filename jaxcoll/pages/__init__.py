@@ -29,6 +29,8 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, Timeline, simulate
 from jaxcoll.topology import Topology
 
+__all__ = ["schedule"]
+
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"

@@ -24,7 +24,7 @@ from jaxcoll.simulation import kernels
 from jaxcoll.simulation.schedules import check_request, durations, framed
 from jaxcoll.simulation.timeline import MODELS, Clock, Framing
 from jaxcoll.topology import Topology
-from jaxcoll.trees.flow import TreeFlow
+from jaxcoll.trees import TreeFlow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,13 +48,21 @@ from jax import lax
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, fixed_order, jax_internals
-from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets, is_void, plan_buckets
+from jaxcoll.execute.buckets import (
+    BUCKET_BYTES,
+    WINDOW,
+    Order,
+    in_buckets,
+    is_void,
+    plan_buckets,
+    same,
+    typed_like,
+)
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
 from jaxcoll.training.leaf_sums import LeafSums, check_options, check_own

@@ -47,7 +47,7 @@ CASES = {
     "verify": Case(("schedule.json",)),
     "prove": Case(("schedule.json",), ("--as", "all_gather", "--ranks", "4")),
     "simulate": Case(
-        ("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace", "table_path"})
+        ("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace", "table_path", "prefix"})
     ),
     "convert": Case(("schedule.json", "made.xml"), writes=True, takes=frozenset({"target"})),
     "compare": Case(

@@ -17,7 +17,7 @@ from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, 
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
+from jaxcoll.io import chakra, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
@@ -38,6 +38,7 @@ from tests.io.networks.test_graph_models import PAIR
 from tests.io.research.test_research import TACCL
 from tests.misuse import TIMES
 from tests.prove import plans, programs
+from tests.prove.test_hlo import SOUND, WITH_BRANCHES, WITH_LOOP
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
@@ -98,11 +99,19 @@ def _as_column(name: str, content: bytes, dice: random.Random) -> bytes:
     return change(name, content, dice)
 
 
+def _as_bytes(name: str, content: bytes, dice: random.Random) -> bytes:
+    return (mutated_text if dice.random() < 0.3 else mutated_bytes)(content, dice)
+
+
 def _use_json(path: Path) -> None:
     read = io.load(path)
     if isinstance(read, jc.Schedule):
         jc.simulate(read, 1000)
         jc.verify(read)
+
+
+def _use_traces(path: Path) -> None:
+    jc.verify(chakra.load(path.parent / "t", RING))
 
 
 def _use_compact(path: Path) -> None:
@@ -164,6 +173,11 @@ def _compact(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def _traces(schedule: jc.Schedule) -> dict[str, bytes]:
+    traces = chakra.dumps(jc.simulate(schedule, 2**20))
+    return {f"t.{rank}.et": content for rank, content in enumerate(traces)}
+
+
 def kinds(scratch: Path) -> dict[str, Kind]:
     """All kinds by name.
 
@@ -213,6 +227,10 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
         "mscclpp": Kind(
             _texts(execution_plan), _as_json, lambda path: mscclpp.load(path, RING), refused
         ),
+        "proved hlo": Kind(
+            _texts(SOUND, WITH_LOOP, WITH_BRANCHES), _as_text, prove_file, (NotRead, NotProved)
+        ),
+        "chakra": Kind((_traces(trees),), _as_bytes, _use_traces, refused),
         "proved plan": Kind(
             _texts(execution_plan, plans.packets()), _as_json, prove_file, (NotRead, NotProved)
         ),

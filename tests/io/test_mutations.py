@@ -23,6 +23,7 @@ NAMES = (
     *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
     *("sccl", "taccl", "te-ccl", "te-ccl schedule", "forestcoll", "graph files", "infragraph"),
     *("any", "timings", "timings json"),
+    *("proved hlo", "chakra", "timings", "timings json"),
 )
 
 

@@ -41,9 +41,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.trace,
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
-            "checkpoints": "keep", "constraints": "keep",
+            "checkpoints": "keep", "constraints": "keep", "loops": "keep",
         },
     ),
+    "ts.declare": (ts.declare, {"function": jnp.dot, "labels": "a, a ->", "whole": "a"}),
     "ts.search": (ts.search, {"step": GRAPH, "abstract_args": None, **SEARCH}),
     "ts.search.pins": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "pin": {"w": given["spec"]}}),

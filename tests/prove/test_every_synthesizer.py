@@ -1,7 +1,7 @@
 """Every synthesizer's schedules up to 16 ranks: written for each runtime, proved, and read back.
 
-The cases are those of the battery (``tests.synth.cases``). What a format does not hold must be
-refused by the number that is too large, or by what it has no word for.
+The cases are those of the battery (``tests.synth.cases``). A schedule that a format does
+not hold must be refused, by the number that is too large or because it has no such collective.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | No
 def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
     """As few blocks as hold the operations of their chunks.
 
-    More blocks do not always have fewer operations each, as chunks that travel together share
+    More blocks do not always have fewer operations each, as chunks sent in one message share
     theirs, so all numbers are counted, from the least that may do: a rank's blocks never have fewer
     operations together than one block for all would have.
 
@@ -107,7 +107,7 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
 def _ways(chunks: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Two ways to give chunks to blocks: neighbours to one block, or dealt one by one.
 
-    Neighbours often travel together, in one operation. In trees the root of a chunk has many times
+    Neighbours are often sent in one operation. In trees the root of a chunk has many times
     the operations of a leaf, so neighbours, whose root is one rank, fill its block soonest.
     """
     near = np.repeat(np.arange(count), np.diff(np.arange(count + 1) * chunks // count))

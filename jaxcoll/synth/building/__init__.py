@@ -5,7 +5,7 @@
 - ``sends``: all-gathers along one dimension as moves, moves as columns of sends, and sends of
   topology-oblivious algorithms carried over shortest routes;
 - ``grids``: the grid of a network, and what each of its dimensions can do;
-- ``hosts``, ``circles``: hosts of consecutive ranks, and circles over links or through hosts;
+- ``circles``: circles over links, hosts of consecutive ranks, and circles through these;
 - ``switch_unwinding``: switches replaced by links between ranks (TACOS, Section IV-G);
 - ``list_scheduling``: sends in the order in which links serve them.
 """

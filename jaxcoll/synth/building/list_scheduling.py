@@ -137,6 +137,7 @@ def improved(
         next_ptr=ptr,
         following=before,
     )
+    # Backwards in time a send begins when it ends forwards.
     took = np.add.reduceat(delay[edges.path_link], edges.path_ptr[:-1])[sends.edge]
 
     plans = [_run(sends, urgency, busy, delay) for urgency in urgencies]

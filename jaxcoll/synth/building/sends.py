@@ -92,6 +92,8 @@ def gather_by_dimension(
         for d in dims
     }
     parts = []
+    # Rotations keep all dimensions busy at once: with one order of dimensions the links of all but
+    # one would idle in every phase.
     for part in range(min(len(dims), chunks)):
         index = np.arange(part, chunks, len(dims))
         parts.append(gather_in_order(grid, dims[part:] + dims[:part], patterns, index))
@@ -375,6 +377,7 @@ def routed(
     """
     n = topology.num_ranks
     pair = src.astype(np.int64) * n + dst
+    # Parallel links are equal, so a route is found once per pair and then moved onto its lane.
     lanes = 1 if lane is None else int(lane.max(initial=0)) + 1
     key, edge = np.unique(pair if lane is None else pair * lanes + lane, return_inverse=True)
     edges = shortest_routes(topology, key // lanes // n, key // lanes % n)

@@ -20,8 +20,8 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.circles import ranks_per_host
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
-from jaxcoll.synth.building.hosts import ranks_per_host
 from jaxcoll.synth.building.sends import (
     Sends,
     circle,

@@ -109,6 +109,8 @@ def group_jobs(source, sets, links):
 @kernel(cache=True)
 def _numbered(source, sets):
     """A number for each distinct set, by first use: that of every job, and one job of each."""
+    # Jobs by the thousand have few distinct sets, and neighbours mostly the same one: a table of
+    # sets with open addressing, and the set before looked at first.
     words, count = len(sets), len(source)
     slots = 4
     while slots < 2 * count:
@@ -123,6 +125,7 @@ def _numbered(source, sets):
             continue
         key = np.uint64(0)
         for word in range(words):
+            # Fibonacci hashing: 2**64 over the golden ratio spreads sets that differ in few bits.
             key = (key ^ np.uint64(sets[word, v])) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(32)
         at = key & mask
@@ -255,6 +258,8 @@ def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
         for t in range(1, len(start) - 1):
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
             most, width = top[t], bottom[t]
+            # Whoever does with the largest share so far cannot raise it: one flow tells, and most
+            # vertices end there. To start below that share would solve each of them to the end.
             if most * links < len(jobs.source) * width:  # all jobs over all links
                 most, width = len(jobs.source), links
             most, width, _ = least_share(jobs, links, most, width, tight, used)

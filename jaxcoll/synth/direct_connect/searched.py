@@ -29,7 +29,7 @@ from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_brui
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 _MOST_MOVES = 30_000
-_MOST_SYMMETRIES = 64
+_MOST_SYMMETRIES = 64  # translations of a digraph; a larger group is not enumerated, and not used
 
 Move = tuple[int, int, int, int]  # representative source, chunk, arc, step
 

@@ -30,6 +30,8 @@ Pair = tuple[int, int]
 Path = tuple[int, ...]
 Split = tuple[int, int, int, int]  # u, w, t and an amount of (u, w) and (w, t)
 
+# Sums of capacities stay exact in 64 bits below this, with two bits to spare for a flow and its
+# residual; above it NumPy would wrap around in silence, and Python's integers take over.
 _SAFE = 2**61
 
 

@@ -29,6 +29,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
+# Of the columns made while trees are joined, int32: beyond 1 GB the general way is taken.
 _MOST_EDGES = 2**28
 
 

@@ -183,7 +183,7 @@ def by_depth(root: np.ndarray, weight: np.ndarray, parent: np.ndarray) -> Trees:
     return Trees(root, weight, order, np.take_along_axis(parent, order, axis=1))
 
 
-_SAFE = 2**61
+_SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 _SEVERAL = 64  # ranks up to which trees are packed exactly, without balancing
 _ORDERED = 2**17  # ranks times pairs up to which several orders are tried
 

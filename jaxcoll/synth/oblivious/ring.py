@@ -46,9 +46,9 @@ class Ring(Synthesizer):
 
     The circles share no link and are as many as are found: those of a torus use all its links
     (``jaxcoll.synth.building.circles``). Among hosts behind switches there is one for each rank of
-    a host (``jaxcoll.synth.building.hosts``). Where links hold no circle through all ranks there is
-    one, 0, 1, ..., n-1, 0 (or the order of each group), whose neighbours are routed over shortest
-    paths (``jaxcoll.paths.shortest_routes`` states the tie-break).
+    a host. Where links hold no circle through all ranks there is one, 0, 1, ..., n-1, 0 (or the
+    order of each group), whose neighbours are routed over shortest paths
+    (``jaxcoll.paths.shortest_routes`` states the tie-break).
 
     Both ways round, shards go to the rank opposite in n/2 steps; one way, all the way round in n-1
     steps, upwards unless the routes downwards have fewer links (as on a one-way ring reversed for

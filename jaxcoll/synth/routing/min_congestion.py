@@ -119,6 +119,8 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     ends = collective.owner.astype(np.int64), collective.target.astype(np.int64)
     src, dst = ends[::-1] if collective.kind == "scatter" else ends
     chunk = np.flatnonzero(src != dst)
+    # Piece by piece: the first one of every rank is routed before any second, so that no rank finds
+    # the links taken by all data of another.
     piece = chunk % collective.chunks_per_shard
     ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
     order = chunk[np.lexsort((ahead, src[chunk], piece))]
@@ -170,6 +172,8 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             first, last = batch_ptr[b], batch_ptr[b + 1]
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
+            # Links are priced by their part of the fullest one's load, which is what a run waits
+            # for.
             most = float(max(1, load.max()))
             _cheapest(
                 ptr, link, link_dst, delay, load, most, power, source[b], into[b], cost, key, item

@@ -133,6 +133,7 @@ def _paths(topology: Topology, rate: FlowRate, chunks: int) -> tuple[np.ndarray,
         return rows, path
     target = np.ceil(rate.flow.sum(axis=0) * chunks / rate.unit - 1e-6).astype(np.int64)
     fullest = math.ceil(chunks / rate.lower)
+    # A link may be as full, for its speed, as the slowest one must be: the run lasts that long.
     target = np.maximum(target, fullest * _relative_speed(topology))
     return even_out(rows, path, target, tails, heads, *topology.out_links, most, _PASSES)
 
@@ -223,6 +224,7 @@ def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
         walk[length] = best
         length += 1
         u = tails[best]
+    # Flows of a linear program may go in circles, at no cost to its rate; a chunk must not.
     if u == s and not _meets_itself(t, tails, walk, length):
         return length
     u, length = t, 0
