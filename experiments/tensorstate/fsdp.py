@@ -167,7 +167,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 def _traced(model: ModelConfig, ranks: int) -> Graph:
     batch = model.batch_per_rank * ranks
     traced = load_model(model.name, layers=model.layers, sequence_length=model.length, batch=batch)
-    return trace(traced.step, traced.abstract_args)
+    return trace(traced.step, traced.abstract_args, loops="unroll")
 
 
 def _cost(config: Config, hosts: BoxesConfig, graph: Graph, network: CollectiveCostModel) -> Cost:
@@ -249,7 +249,7 @@ def regret(config: Regret) -> list[dict[str, Any]]:
     rows, spread = Rows(), {}
     for widths in config.widths:
         model = load_model(config.model, widths=list(widths), batch=config.batch)
-        graph = trace(model.step, model.abstract_args)
+        graph = trace(model.step, model.abstract_args, loops="unroll")
         label = "-".join(map(str, widths))
         of_model, plans = _regret_rows(config, graph, label)
         rows += of_model

@@ -275,7 +275,7 @@ def planned(config: Counted, model: ModelConfig) -> tuple[Problem, Plan]:
     """The best plan of the model's baseline for one microbatch."""
     batch = model.microbatch_size * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
-    graph = trace(traced.step, traced.abstract_args)
+    graph = trace(traced.step, traced.abstract_args, loops="unroll")
     problem = Problem(graph, rings(config.axes), HARDWARE[config.hardware])
     return problem, solve_baseline(problem, model.strategy)
 

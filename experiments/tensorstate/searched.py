@@ -141,7 +141,7 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
     for model in config.models:
         for batch in model.batches:
             traced = load_model(model.name, **{**model.fields, "batch": batch})
-            graph = trace(traced.step, traced.abstract_args)
+            graph = trace(traced.step, traced.abstract_args, loops="unroll")
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
     title = "Named strategies found again, by batch, model and memory"
     publish(title, rows, config.results, figure=_figure(rows, config.families), notes=config.notes)
@@ -289,7 +289,8 @@ def _traced(config: SearchTime, layers: int) -> tuple[Graph, float]:
     """The graph, and the seconds that tracing took."""
     model = load_model(config.model, layers=layers, batch=config.batch)
     start = time.perf_counter()
-    return trace(model.step, model.abstract_args), time.perf_counter() - start
+    graph = trace(model.step, model.abstract_args, loops="unroll")
+    return graph, time.perf_counter() - start
 
 
 def _measured(
