@@ -26,8 +26,9 @@ from tensorstate import (
     search,
     trace,
 )
-from tensorstate.mesh_search import mesh_assignments, search_mesh
+from tensorstate.mesh_search import search_mesh
 from tensorstate.plan import reprice
+from tensorstate.problem.mesh_assignments import mesh_assignments
 
 # As printed: without the network; placements with it; mesh, links and placements with it.
 BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and states"
