@@ -24,7 +24,7 @@ from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.plan import Plan
-from tensorstate.problem.baselines import (
+from tensorstate.problem.constraints import (
     Spec,
     apply_constraints,
     checked_forbidden,
@@ -33,6 +33,7 @@ from tensorstate.problem.baselines import (
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
@@ -84,7 +85,7 @@ def search(
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
-            ``tensorstate.problem.baselines``).
+            ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
@@ -173,6 +174,7 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
+        refuse_below_inputs(problem, candidates, self.options)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 

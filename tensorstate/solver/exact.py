@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -23,7 +24,9 @@ from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
+from tensorstate.ir.graph import described
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
@@ -151,6 +154,10 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
+# Seconds of the search for the least memory where nothing fits: its figure is for the message.
+REFUSAL_TIME_S = 10.0
+# Tensors that a refusal names.
+LARGEST = 3
 # Decisions that take more memory than the program says, and are excluded one after another.
 MAX_LEAST_EXCLUDED = 20
 
@@ -206,6 +213,47 @@ def minimize_memory(
     return dataclasses.replace(least, seconds=time.perf_counter() - start), bound
 
 
+def refuse_below_inputs(
+    problem: Problem, candidates: CandidateStrategies, options: SearchOptions
+) -> None:
+    """Refuse a limit that inputs alone exceed, however they are sharded: no search is needed.
+
+    Raises:
+        PlanError: with the least memory of inputs, the largest of them, and what would fit.
+    """
+    limit = options.memory_limit
+    if limit is None:
+        return
+    least: list[tuple[int, TensorGroup]] = []
+    for group in problem.tensor_groups:
+        if group.is_input:
+            sizes = (
+                problem.input_bytes(group, problem.produced_placements(group, strategy))
+                for strategy in candidates[group.class_id]
+            )
+            least.append((group.multiplicity * min(sizes), group))
+    total = sum(nbytes for nbytes, _ in least)
+    if total <= limit:
+        return
+    largest = sorted(least, key=lambda pair: -pair[0])[:LARGEST]
+    names = ", ".join(
+        f"{_named(problem, group.tensors[0], group.multiplicity)}: {_bytes(nbytes)}"
+        for nbytes, group in largest
+    )
+    devices = math.ceil(problem.mesh.num_devices * total / limit)
+    raise PlanError(
+        f"no plan fits into {_bytes(limit)} of a device's memory: the least is about "
+        f"{_bytes(total)} for arguments alone (parameters, optimizer state and the batch), sharded "
+        f"as far as sizes and pins allow; the largest are {names}. A limit above {_bytes(total)} "
+        f"may fit, or {devices} devices or more"
+    )
+
+
+def _named(problem: Problem, tensor: int, multiplicity: int) -> str:
+    name = described(problem.graph, tensor)
+    return f"{name} x {multiplicity}" if multiplicity > 1 else name
+
+
 def infeasible_message(
     problem: Problem,
     candidates: CandidateStrategies,
@@ -224,17 +272,20 @@ def infeasible_message(
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {_bytes(limit)} of a device's memory"
     least = infeasible.least_memory
-    least = least or minimize_memory(problem, candidates, options, until=until)[0]
+    if least is None:
+        until = min(until, time.perf_counter() + REFUSAL_TIME_S)
+        least, nbytes = minimize_memory(problem, candidates, options, until=until)
+        if least is None and nbytes > 0:
+            return f"{none}: the least is at least {_bytes(nbytes)}{_less(problem, options)}"
     if least is None:
         return f"{none}: the minimum memory could not be determined in time"
     memory = least.cost.memory
     largest = sorted(
         ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
         key=lambda pair: -pair[0],
-    )[:3]
-    tensors = problem.graph.tensors
+    )[:LARGEST]
     names = ", ".join(
-        f"{tensors[reshard.tensors[0]].name} x {reshard.multiplicity}: {_bytes(nbytes)}"
+        f"{_named(problem, reshard.tensors[0], reshard.multiplicity)}: {_bytes(nbytes)}"
         for nbytes, reshard in largest
     )
     return (
