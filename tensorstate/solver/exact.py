@@ -37,6 +37,10 @@ from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution,
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
 
+# Seconds for a proof without costs that nothing fits: the relaxation with costs takes far longer.
+FEASIBILITY_TIME_S = 3.0
+
+
 class Build(Protocol):
     """Makes the program of some candidate strategies."""
 
@@ -73,6 +77,8 @@ def solve_by_size(
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+    if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
+        return full, Solution("infeasible", np.zeros(0), np.inf, np.inf)
     early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
     if relaxed.status == "infeasible":
@@ -154,10 +160,8 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
-# Seconds of the search for the least memory where nothing fits: its figure is for the message.
-REFUSAL_TIME_S = 10.0
-# Tensors that a refusal names.
-LARGEST = 3
+# Where nothing fits: seconds of the search for the least memory, and tensors that are named.
+REFUSAL_TIME_S, LARGEST = 5.0, 3
 # Decisions that take more memory than the program says, and are excluded one after another.
 MAX_LEAST_EXCLUDED = 20
 
@@ -221,17 +225,14 @@ def refuse_below_inputs(
     Raises:
         PlanError: with the least memory of inputs, the largest of them, and what would fit.
     """
-    limit = options.memory_limit
+    limit, least = options.memory_limit, list[tuple[int, TensorGroup]]()
     if limit is None:
         return
-    least: list[tuple[int, TensorGroup]] = []
     for group in problem.tensor_groups:
         if group.is_input:
-            sizes = (
-                problem.input_bytes(group, problem.produced_placements(group, strategy))
-                for strategy in candidates[group.class_id]
-            )
-            least.append((group.multiplicity * min(sizes), group))
+            each = [problem.produced_placements(group, s) for s in candidates[group.class_id]]
+            nbytes = min(problem.input_bytes(group, placements) for placements in each)
+            least.append((group.multiplicity * nbytes, group))
     total = sum(nbytes for nbytes, _ in least)
     if total <= limit:
         return
@@ -240,12 +241,11 @@ def refuse_below_inputs(
         f"{_named(problem, group.tensors[0], group.multiplicity)}: {_bytes(nbytes)}"
         for nbytes, group in largest
     )
-    devices = math.ceil(problem.mesh.num_devices * total / limit)
     raise PlanError(
         f"no plan fits into {_bytes(limit)} of a device's memory: the least is about "
         f"{_bytes(total)} for arguments alone (parameters, optimizer state and the batch), sharded "
         f"as far as sizes and pins allow; the largest are {names}. A limit above {_bytes(total)} "
-        f"may fit, or {devices} devices or more"
+        f"may fit, or {math.ceil(problem.mesh.num_devices * total / limit)} devices or more"
     )
 
 
@@ -260,10 +260,12 @@ def infeasible_message(
     infeasible: Infeasible,
     options: SearchOptions,
     until: float = np.inf,
+    free: SearchResult | None = None,
 ) -> str:
     """Why no plan fits: the least memory that was found, and the largest tensors in it.
 
     Args:
+        free: the best plan without a limit, named where the least memory is not found in time.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
     """
     limit = options.memory_limit
@@ -275,10 +277,15 @@ def infeasible_message(
     if least is None:
         until = min(until, time.perf_counter() + REFUSAL_TIME_S)
         least, nbytes = minimize_memory(problem, candidates, options, until=until)
-        if least is None and nbytes > 0:
-            return f"{none}: the least is at least {_bytes(nbytes)}{_less(problem, options)}"
-    if least is None:
-        return f"{none}: the minimum memory could not be determined in time"
+        if least is None:
+            known = f", at least {_bytes(nbytes)}" if limit < nbytes < np.inf else ""
+            other = (
+                f". Without a limit a plan takes {_bytes(free.cost.memory.peak)}" if free else ""
+            )
+            return (
+                f"{none}: the minimum memory could not be determined in time{known}{other}"
+                f"{_less(problem, options)}"
+            )
     memory = least.cost.memory
     largest = sorted(
         ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
