@@ -21,7 +21,7 @@ myst_heading_anchors = 3
 # `size`, are those of the class where they stand.
 suppress_warnings = ["myst.xref_missing", "myst.header", "ref.python"]
 exclude_patterns = ["experiments", "site"]
-html_extra_path = ["reference/live"]
+html_extra_path = ["reference/live", "extra"]
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

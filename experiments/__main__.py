@@ -12,9 +12,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments import sweeps
-from experiments.config import CONFIGS, EXPERIMENTS, ROOT, checked, configure
-from experiments.errors import CheckError, ConfigError
+from experiments.config import (
+    CONFIGS,
+    EXPERIMENTS,
+    ROOT,
+    checked,
+    configure,
+    has_ended,
+    mark_ended,
+)
+from experiments.study import CheckError, ConfigError
 from jaxcoll.progress import working
 
 
@@ -64,7 +71,7 @@ def _job(composed: DictConfig) -> None:
     except ConfigError as error:
         sys.exit(_failed(error, 2))
     folder = Path(composed.results)
-    if context.mode == RunMode.MULTIRUN and sweeps.has_ended(composed, folder):
+    if context.mode == RunMode.MULTIRUN and has_ended(composed, folder):
         print(f"{folder}: has ended before")
         return
     devices = getattr(config, "devices", None)
@@ -76,7 +83,7 @@ def _job(composed: DictConfig) -> None:
     except CheckError as error:
         sys.exit(_failed(error, 1))
     if context.mode == RunMode.MULTIRUN:
-        sweeps.mark_ended(composed, folder)
+        mark_ended(composed, folder)
 
 
 def _failed(error: Exception, code: int) -> int:

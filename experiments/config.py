@@ -1,15 +1,19 @@
 """Configurations of experiments: frozen dataclasses, put together from ``configs/`` by Hydra.
 
-Configurations of experiments: frozen dataclasses, made and checked from plain mappings.
+Which experiments there are, and their configurations: Hydra puts together mappings, which are
+checked and made into a frozen dataclass; behind this file and ``__main__`` nothing knows Hydra.
 
-Which experiments there are, and their configurations, put together by Hydra from ``configs/``.
-
-The result is a frozen dataclass; behind this file and ``__main__`` nothing knows Hydra.
+Sweeps go on where they were stopped. A run leaves its configuration beside its results when it has
+ended. The same sweep in the same folder (``hydra.sweep.dir=FOLDER``) skips runs whose configuration
+is found there. When all jobs of a sweep have ended, ``rows.csv`` in its folder holds the rows of
+all, with the overrides of each.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
 import types
 import typing
@@ -19,13 +23,14 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
-from experiments.errors import ConfigError
-from experiments.study import Experiment
+from experiments.study import ConfigError, Experiment
 from jaxcoll import SYNTHESIZERS
+from jaxcoll.io.files import read_text, write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,3 +374,47 @@ def checked(name: str, composed: DictConfig) -> Any:
     if not presets(name):
         del values["size"]
     return build(EXPERIMENTS[name].load_config(), values)
+
+
+ENDED, ROWS = "ended.yaml", "rows.csv"
+
+
+def has_ended(composed: DictConfig, folder: Path) -> bool:
+    """Whether a run of this configuration has ended in a folder."""
+    path = folder / ENDED
+    return path.is_file() and read_text(path) == _said(composed)
+
+
+def mark_ended(composed: DictConfig, folder: Path) -> None:
+    """Note that a run of this configuration has ended in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / ENDED, _said(composed))
+
+
+def _said(composed: DictConfig) -> str:
+    return OmegaConf.to_yaml(composed, resolve=True)
+
+
+class Gather(Callback):
+    """Writes the rows of all runs of a sweep to one table, once its jobs have ended."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Called by Hydra where the sweep was started, whatever its launcher."""
+        gather(Path(config.hydra.sweep.dir))
+
+
+def gather(folder: Path) -> None:
+    """Write ``rows.csv`` of a sweep: the rows of its runs in their order, overrides first."""
+    rows: list[dict[str, str]] = []
+    runs = [path for path in folder.iterdir() if path.name.isdigit() and (path / ROWS).is_file()]
+    for run in sorted(runs, key=lambda path: int(path.name)):
+        given = OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "overrides.yaml"))
+        overrides = dict(str(each).split("=", 1) for each in given)  # type: ignore[union-attr]
+        for row in csv.DictReader(io.StringIO(read_text(run / ROWS))):
+            rows.append({**overrides, **row})
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer: csv.DictWriter[str] = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / ROWS, text.getvalue())

@@ -19,17 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import recording
 from experiments.__main__ import main as run_experiment
 from experiments.config import CONFIGS, EXPERIMENTS, configure, presets
-from experiments.errors import ConfigError
-from experiments.notes import filled
-from experiments.recording import pages, records
-from experiments.recording.records import PAPER, SMALL, Run, Study
+from experiments.recording import PAPER, SMALL, Run, Study
+from experiments.study import ConfigError, filled
 from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.io.files import write_text
 from jaxcoll.synth import Tacos
 
-PAGE = records.ROOT / "docs" / "experiments.md"
+PAGE = recording.ROOT / "docs" / "experiments.md"
 PRINTED = "paper "  # how a column begins that holds the paper's numbers
 NOTHING = "none"  # ours, where the paper prints a number and we have none
 # Where a sentence ends; not after "Fig." or "Sec.".
@@ -102,19 +101,19 @@ def record(name: str, *, paper: bool) -> None:
     Raises:
         ConfigError: the study did not run to its end.
     """
-    study = records.load(name)
+    study = recording.load(name)
     small = _run(name, SMALL)
-    now = records.recorded(name, SMALL, small)
+    now = recording.recorded(name, SMALL, small)
     was = study.get(SMALL)
     if was is None or was.settings != now.settings or _differ(name, was, small):
         study[SMALL] = now
     if paper:
-        study[PAPER] = records.recorded(name, PAPER, _run(name, PAPER), study[SMALL].small)
-    records.save(name, study)
+        study[PAPER] = recording.recorded(name, PAPER, _run(name, PAPER), study[SMALL].small)
+    recording.save(name, study)
 
 
 def _differ(name: str, was: Run, content: Mapping[str, Any]) -> bool:
-    return bool(records.differences(name, was, content["rows"], content["remarks"]))
+    return bool(recording.differences(name, was, content["rows"], content["remarks"]))
 
 
 def _run(name: str, size: str) -> dict[str, Any]:
@@ -201,7 +200,7 @@ def page(names: Sequence[str]) -> str:
     """The whole page."""
     lines, notes = [], []
     for name in names:
-        size, run = shown(records.load(name))
+        size, run = shown(recording.load(name))
         lines.append(line(name, size, run))
         notes += section(name, size, run)
     return _HEAD + "\n".join([*lines, "", "## How each ran, and what differs", *notes, ""])
@@ -221,15 +220,15 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     names = studies() if options.all else options.names
     if options.stale:
-        names = [name for name in studies() if records.stale(name, records.load(name))]
+        names = [name for name in studies() if recording.stale(name, recording.load(name))]
     for name in names:
         try:
             record(name, paper=not options.ci)
         except ConfigError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    write_text(PAGE, page([name for name in studies() if records.load(name)]))
-    print(f"wrote {PAGE}, and figures in {', '.join(pages.write())}")
+    write_text(PAGE, page([name for name in studies() if recording.load(name)]))
+    print(f"wrote {PAGE}, and figures in {', '.join(recording.write())}")
     return 0
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
     from jaxcoll.bounds.throughput import Optimum, optimum
+    from jaxcoll.calibration import Calibration, calibrate
     from jaxcoll.collective import Collective
     from jaxcoll.compact import CompactSchedule
     from jaxcoll.comparison import Compared, compare
@@ -99,6 +100,7 @@ _MODULES = frozenset(
     (
         "aot",
         "bounds",
+        "calibration",
         "collective",
         "compact",
         "devices",
@@ -135,6 +137,7 @@ _PUBLIC = frozenset(("aot", "draw", "execute", "executors", "finder", "io", "pag
 _NAMES = {
     "bounds": ("Bound", "bound", "cut_bound", "ideal", "lower_bounds", "step_bound"),
     "bounds.throughput": ("Optimum", "optimum"),
+    "calibration": ("Calibration", "calibrate"),
     "collective": ("Collective",),
     "compact": ("CompactSchedule",),
     "comparison": ("Compared", "compare"),
@@ -196,6 +199,7 @@ __all__ = [
     "SYNTHESIZERS",
     "AssumptionWarning",
     "Bound",
+    "Calibration",
     "Collective",
     "CollectiveError",
     "CompactSchedule",
@@ -228,6 +232,7 @@ __all__ = [
     "axis_size",
     "bound",
     "broadcast",
+    "calibrate",
     "compare",
     "compiler_options",
     "concatenate",

@@ -36,6 +36,14 @@ def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
     return column
 
 
+def put_columns(of: object, what: str, **dtypes: type) -> None:
+    """Fields of a frozen dataclass as columns of integers that nobody can write to."""
+    for name, dtype in dtypes.items():
+        column = whole_numbers(getattr(of, name), dtype, f"{name} of {what}")
+        column.setflags(write=False)
+        object.__setattr__(of, name, column)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges:
     """Connections that sends use, each from a rank to a rank over a path of links.
@@ -55,15 +63,9 @@ class Edges:
     path_link: np.ndarray
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("src", np.int32),
-            ("dst", np.int32),
-            ("path_ptr", np.int64),
-            ("path_link", np.int32),
-        ):
-            column = whole_numbers(getattr(self, name), dtype, f"{name} of edges")
-            column.setflags(write=False)
-            object.__setattr__(self, name, column)
+        put_columns(
+            self, "edges", src=np.int32, dst=np.int32, path_ptr=np.int64, path_link=np.int32
+        )
 
     @classmethod
     def from_links(cls, topology: Topology) -> Edges:

@@ -74,6 +74,8 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     schedule.check_claims()
     if not collective.num_deliveries and not schedule.num_sends:
         return  # groups of one rank: every chunk is where it must be
+    # Chunks never meet, so they are proved in parts; the fault of the lowest step is the one
+    # reported, as if all had been replayed together.
     at_once = max(1, _PAIRS_AT_ONCE // collective.num_ranks)
     found = [
         _first_fault(schedule, begin, min(begin + at_once, collective.num_chunks))
@@ -139,6 +141,9 @@ def _replay(step_ptr, edge, chunk, reduce, ends, begin, complete, held):
     longest = 1
     for t in range(len(step_ptr) - 1):
         longest = max(longest, step_ptr[t + 1] - step_ptr[t])
+    # Three passes per step, since its sends start together: senders are read, then partial sums are
+    # given away, then all is added where it arrives. In one pass a chunk could cross two links in a
+    # step, and a partial sum would take along contributions that arrive in the same step.
     moved = np.zeros(longest, np.int32)
     for t in range(len(step_ptr) - 1):
         first, last = step_ptr[t], step_ptr[t + 1]
@@ -166,7 +171,12 @@ def _replay(step_ptr, edge, chunk, reduce, ends, begin, complete, held):
             if reduce[i]:
                 if held[v, c] == _GIVEN_AWAY:
                     return _AFTER_GIVING, i
+                # The amount is that of the first pass: the sender may have received more in this
+                # step.
                 held[v, c] += moved[i - first]
+                # Numbers are enough, and no sets of contributors: partial sums move and are never
+                # copied, so every contribution is in one place, and as many as there are is each of
+                # them once.
                 if held[v, c] > complete[c]:
                     return _TOO_MANY, i
             elif held[v, c] == complete[c]:

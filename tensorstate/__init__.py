@@ -38,6 +38,7 @@ from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.mesh_assignments import MeshAssignment, mesh_assignments
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
+from tensorstate.rules.declared import declare
 from tensorstate.saved_plan import SavedPlan, load
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
@@ -78,6 +79,7 @@ __all__ = [
     "SearchResult",
     "ShardedStep",
     "Solver",
+    "declare",
     "lax_collectives",
     "load",
     "mesh_assignments",

@@ -63,7 +63,8 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
         )
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
-        graph = tensorstate.trace(step, arguments)
+        loops = "unroll" if options["recompute"] else "keep"
+        graph = tensorstate.trace(step, arguments, loops=loops)
     with working("searching") as report:
         found = tensorstate.search(graph, mesh=mesh, topology=topology, progress=report, **options)
     if output is not None:

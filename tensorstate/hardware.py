@@ -1,20 +1,23 @@
 """The speed and memory of a device, and the cost of collectives between devices.
 
-Collectives are costed either by simulating schedules that ``jaxcoll`` synthesizes for the replica
-groups of each mesh axis on the real network, or by latency and bandwidth alone.
+Collectives are costed by simulating schedules that ``jaxcoll`` synthesizes for the replica groups
+of each mesh axis on the real network, by latency and bandwidth alone, or as they were measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.numerics import checks
+from jaxcoll.progress import Wanted
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
@@ -22,6 +25,7 @@ from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
+from tensorstate.measuring import SIZES, measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Hardware:
         memory: bytes of its main memory.
         execution: its charges for collectives beside the links, which plans on a ``topology`` then
             pay, or the backend whose shipped ones are meant; none when None.
+        network: costs of collectives that were measured with the device: those of a search on their
+            mesh that is given neither a topology nor a network.
     """
 
     name: str
@@ -43,6 +49,41 @@ class Hardware:
     memory_bandwidth: float
     memory: float
     execution: ExecutionCosts | str | None = None
+    network: CollectiveCostModel | None = None
+
+    @classmethod
+    def measure(
+        cls,
+        mesh: Mesh,
+        *,
+        cache: str | os.PathLike | None = None,
+        seconds: float = 60.0,
+        progress: Wanted = None,
+    ) -> Hardware:
+        """The devices of a mesh as they are, all at work together::
+
+            hardware = ts.Hardware.measure(mesh, cache="measured.json")
+            plan = ts.search(step, args, mesh=mesh, hardware=hardware)
+
+        Measured are matrix products, an addition to a long vector, and the four collectives of
+        ``jax.lax`` along every axis at five sizes, between which costs are interpolated.
+
+        Args:
+            mesh: a ``jax.sharding.Mesh`` of this process's devices.
+            cache: a JSON file that keeps what was measured, by machine, version of JAX, and axes of
+                the mesh. Rates found there are returned at once; others are measured and added. A
+                file that cannot be used is skipped with a warning, and not written.
+            seconds: to measure for at most, compiling included; programs compiled by then are
+                called five times at least.
+            progress: see ``jaxcoll.progress``; told of every program compiled.
+
+        Raises:
+            PlanError: no mesh, several processes, or seconds out of range.
+            OSError: the file cannot be written.
+        """
+        found = measured(mesh, cache, seconds, progress)
+        network = MeasuredCosts(MeshShape.of(found.axes), found.collectives)
+        return cls(found.name, found.flops, found.memory_bandwidth, found.memory, network=network)
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -57,6 +98,8 @@ class Hardware:
         if not self.flops:
             raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
+        if self.network is not None:
+            checks.instance(self.network, CollectiveCostModel, "network", PlanError)
 
     def flops_of(self, itemsize: int) -> float:
         """Operations per second for elements of this many bytes, or of the next larger size."""
@@ -151,6 +194,35 @@ class AlphaBetaCosts(CollectiveCostModel):
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> None:
         """``None``: the cost has no schedule."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredCosts(CollectiveCostModel):
+    """Costs of ``jax.lax`` between devices, interpolated between sizes that were measured.
+
+    Below the smallest size a collective takes as long as it; beyond the largest, bytes cost what
+    they cost between the last two.
+
+    Attributes:
+        mesh: the device mesh.
+        seconds: by collective and name of a mesh axis, one for every size of ``measuring.SIZES``.
+    """
+
+    mesh: MeshShape
+    seconds: Mapping[tuple[str, str], tuple[float, ...]]
+
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
+        if self.mesh.sizes[axis] == 1 or nbytes == 0:
+            return 0.0
+        times = self.seconds[kind, self.mesh.names[axis]]
+        if nbytes <= SIZES[-1]:
+            return float(np.interp(nbytes, SIZES, times))
+        return times[-1] + (nbytes - SIZES[-1]) * (times[-1] - times[-2]) / (SIZES[-1] - SIZES[-2])
+
+    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
+        """``None``: ``jax.lax`` runs."""
         return None
 
 

@@ -247,7 +247,8 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        graph = trace(step_fn, abstract_args(self.graph))
+        loops = "keep" if self.graph.loops else "unroll"
+        graph = trace(step_fn, abstract_args(self.graph), loops=loops)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

@@ -66,8 +66,8 @@ class SavedPlan:
         """
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
-        graph = graph_of(step, abstract_args)
         content = self.content
+        graph = graph_of(step, abstract_args, unroll=not content.has_loops)
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
         if network is None or hardware is None:

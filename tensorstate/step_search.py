@@ -66,7 +66,8 @@ def search(
     """Choose the placements of every tensor of a training step.
 
     Args:
-        step: a function that JAX can trace, or its graph from ``trace``.
+        step: a function that JAX can trace, or its graph from ``trace``. Scans of a function stay
+            loops, and are unrolled with ``recompute`` or ``microbatches``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
@@ -121,7 +122,8 @@ def search(
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
-        graph = graph_of(step, abstract_args)  # last: it traces, others are refused at once
+        # Last: it traces, others are refused at once.
+        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches))
         if costs is not None:
             plan = ask(network=costs, graph=graph).plan()
         else:
@@ -133,6 +135,11 @@ def search(
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
     )  # fmt: skip
     return plan
+
+
+def unrolls(recompute: bool = False, microbatches: object = 1, **_: object) -> bool:
+    """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
+    return recompute or microbatches != 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -307,8 +314,13 @@ def _network(
     network: CollectiveCostModel | None,
     device: Hardware,
 ) -> CollectiveCostModel:
+    if topology is None and network is None:
+        network = device.network
     if (topology is None) == (network is None):
-        raise PlanError("give either topology, whose links are priced, or network")
+        raise PlanError(
+            "give either topology, whose links are priced, or network, or hardware that was "
+            "measured (Hardware.measure)"
+        )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
     checks.instance(network, CollectiveCostModel, "network", PlanError)

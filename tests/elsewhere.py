@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
+
+from jaxcoll import aot
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +30,23 @@ def printed_elsewhere(code: str) -> set[str]:
         ).stdout
         for seed in ("1", "2")
     }
+
+
+def compiled_elsewhere(worker: Path, *arguments: str) -> list[dict]:
+    """The rows that a script prints where compilers of machines that are not here can run."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment.update(aot.ENVIRONMENT)
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    done = subprocess.run(
+        [sys.executable, str(worker), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @contextlib.contextmanager

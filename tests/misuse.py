@@ -16,7 +16,22 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import draw, executors, pages, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.io import astra_sim, json, multitree, nccl_topology, nvidia_smi, tpu_slices, traces
+from jaxcoll.io import (
+    astra_sim,
+    forestcoll,
+    graph_files,
+    infragraph,
+    json,
+    multitree,
+    nccl_tests,
+    nccl_topology,
+    nvidia_smi,
+    sccl,
+    teccl,
+    timings,
+    tpu_slices,
+    traces,
+)
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
@@ -40,10 +55,22 @@ FLOW = synth.forest(RING)
 OPTIMUM = jc.optimum(RING)
 GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
+TABLE = nccl_tests.of_timelines([TIMELINE])
+TIMES = timings.Timings(
+    tuple(
+        timings.Timing("all_gather", 4, size, 1e-5 + size / 1e10, "ring", 1)
+        for size in (10**5, 10**6, 10**7, 10**8)
+    )
+)
 FRAMING = jc.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "choice": "xpu"}],
+  "links": [{"name": "l"}], "edges": [{"ep1": {"component": "x"}, "ep2": {"component": "x"},
+  "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
+TACCL = """{"gpus_per_node": 2, "nics_per_node": 1, "alpha": 0.5, "links": [[0, 1], [1, 0]],
+  "betas": [[0, 20], [20, 0]], "remote_alpha": 2.5, "remote_beta": 100}"""
 PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
 COLUMNS: dict[str, Any] = {
     "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]
@@ -153,6 +180,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.bound,
         {"topology": RING, "collective": "all_reduce", "nbytes": 1e6, "progress": None},
     ),
+    "calibrate": (
+        jc.calibrate,
+        {"log": TIMES, "topology": RING, "collective": "all_gather", "least": 0},
+    ),
     "compare": (
         lambda **given: list(jc.compare(**given)),
         {
@@ -211,6 +242,50 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"text": "topology: [Ring]\nnpus_count: [4]\nbandwidth: [1]\nlatency: [0]"},
     ),
     "io.astra_sim.load": (astra_sim.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.sccl.loads": (sccl.loads, {"text": sccl.dumps(RING), **LINKS}),
+    "io.sccl.dumps": (sccl.dumps, {"obj": RING, "dialect": "msccl"}),
+    "io.sccl.save": (sccl.save, {"path": "s.json", "obj": SCHEDULE, "dialect": "sccl"}),
+    "io.sccl.load": (sccl.load, {"path": "/nowhere", **LINKS, "max_bytes": 1000}),
+    "io.sccl.topology": (sccl.topology, {"text": TACCL, "nbytes": 1e6, "hosts": 2}),
+    "io.teccl.network": (
+        teccl.network, {"name": "Mesh", "chassis": 1, "alpha": 1e-6, "side_length": 3}
+    ),
+    "io.teccl.loads": (teccl.loads, {"text": '{"TopologyParams": {"name": "DGX1"}}'}),
+    "io.teccl.dumps": (teccl.dumps, {"schedule": SCHEDULE, "nbytes": 1000}),
+    "io.teccl.loads_schedule": (
+        teccl.loads_schedule,
+        {"text": teccl.dumps(SCHEDULE, 8), "network": RING, "kind": "all_gather"},
+    ),
+    "io.teccl.save": (teccl.save, {"path": "t.json", "schedule": SCHEDULE, "nbytes": 1000}),
+    "io.teccl.load": (teccl.load, {"path": "/nowhere", "max_bytes": 1000}),
+    "io.forestcoll.dumps": (forestcoll.dumps, {"trees": FLOW}),
+    "io.forestcoll.loads": (
+        forestcoll.loads, {"text": forestcoll.dumps(FLOW), "network": RING}
+    ),
+    "io.forestcoll.save": (forestcoll.save, {"path": "t.xml", "trees": SCHEDULE}),
+    "io.forestcoll.load": (
+        forestcoll.load, {"path": "/nowhere", "network": RING, "max_bytes": 1000}
+    ),
+    "io.graph_files.loads": (graph_files.loads, {"text": graph_files.dumps(RING), **LINKS}),
+    "io.graph_files.dumps": (graph_files.dumps, {"topology": RING, "form": "gexf"}),
+    "io.graph_files.save": (graph_files.save, {"path": "g.gexf", "topology": RING}),
+    "io.infragraph.loads": (infragraph.loads, {"text": MODEL, **LINKS}),
+    "io.timings.Timing": (timings.Timing, fields_of(TIMES.rows[0])),
+    "io.timings.loads": (
+        timings.loads,
+        {"text": timings.dumps(TIMES.rows), "collective": "all_gather", "ranks": 4},
+    ),
+    "io.timings.dumps": (timings.dumps, {"timings": TIMES.rows}),
+    "io.timings.dumps_json": (timings.dumps_json, {"timings": TIMES.rows}),
+    "io.timings.save": (timings.save, {"path": "t.csv", "timings": TIMES.rows}),
+    "io.timings.load": (
+        timings.load, {"path": "/nowhere", "collective": "reduce", "ranks": 2, "max_bytes": 1000}
+    ),
+    "io.nccl_tests.of_timelines": (nccl_tests.of_timelines, {"runs": [TIMELINE]}),
+    "io.nccl_tests.dumps": (nccl_tests.dumps, {"measured": TABLE}),
+    "io.nccl_tests.dumps_json": (nccl_tests.dumps_json, {"measured": TABLE}),
+    "io.nccl_tests.save": (nccl_tests.save, {"path": "t.txt", "measured": TABLE}),
+    "io.nccl_tests.load": (nccl_tests.load, {"path": "/nowhere", "max_bytes": 1000}),
     "io.traces.dumps": (traces.dumps, {"timeline": TIMELINE}),
     "io.traces.save": (traces.save, {"path": "t.json", "timeline": TIMELINE}),
     "io.tpu_slices.sides": (tpu_slices.sides, {"name": "v5p-128"}),

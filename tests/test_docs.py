@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -11,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.compact import compact_schedule
+from jaxcoll import compact, pages
 from jaxcoll.execute.choice.measured_costs import FORMAT
 from jaxcoll.finder import entry
 from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program, runtimes
-from jaxcoll.pages import schedule_page
 from jaxcoll.tune.tables import table_file
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -58,7 +58,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 # Pages whose printed lines are compared: below, and those of execution.md beside the code it shows.
-COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md"}
+COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md", "flax-script.md"}
 # The second block compiles for a TPU slice, which takes libtpu (scripts/test --targets).
 RUN_BLOCKS = {"targets.md": None if importlib.util.find_spec("libtpu") else 1}
 
@@ -112,6 +112,23 @@ def test_the_page_of_plans_plans_and_runs(tmp_path):
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
     assert printed[-2].startswith("a plan of ")
     assert printed[-1].endswith(" True")
+
+
+def test_a_flax_script_trains_under_a_plan_of_another_process(tmp_path, capsys, monkeypatch):
+    """The losses are those of one device; at most five lines of the script are changed."""
+    script, search, changed = blocks_of("flax-script.md")
+    assert changed.count("# new") + changed.count("# was: ") <= 5
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("train")
+    monkeypatch.setitem(sys.modules, "train", train)
+    train.main()
+    alone = [float(line) for line in capsys.readouterr().out.splitlines()]
+    exec(search, {})
+    found = [float(line) for line in run_code([changed], tmp_path)]
+    assert found == pytest.approx(alone, abs=2e-3)
+    assert found[-1] < 0.7 * found[0]
 
 
 def test_the_cluster_described_by_hand_has_its_switch(tmp_path):
@@ -172,7 +189,7 @@ def test_the_page_of_formats_has_the_versions_and_limits_of_the_code():
     assert chunks == [program.MOST_COUNT, program.MOST_CHUNKS]
     assert rows["MSCCL: ranks of a program that is read"] == [program.MOST_RANKS]
     shown = rows["a page: messages on links, links with a row"]
-    assert shown == [2 * schedule_page.MOST_HOPS, schedule_page.MOST_ROWS]
+    assert shown == [2 * pages.MOST_HOPS, pages.MOST_ROWS]
     formats = (io_json.TOPOLOGY, io_json.COLLECTIVE, io_json.SCHEDULE, FORMAT, entry.FORMAT)
-    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact_schedule._FORMAT):
+    for name in (*formats, f"{table_file.FORMAT}` {table_file.VERSION}", compact._FORMAT):
         assert f"`{name}" in page

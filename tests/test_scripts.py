@@ -95,7 +95,7 @@ LOAD_ALL = """
 from experiments.benchmarks import __main__ as command
 for name in command.find():
     try:
-        command.load(name).main(["--help"])
+        command.load(name)(["--help"])
     except SystemExit as ended:
         assert ended.code == 0, name
     else:

@@ -28,16 +28,16 @@ EXEMPT = {
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
-    "jaxcoll/synth/forestcoll/packing/balancing.py": {
+    "jaxcoll/synth/forestcoll/balancing.py": {
         "_shift": KERNEL,
         "search": KERNEL,
         "follow": KERNEL,
     },
-    "jaxcoll/synth/forestcoll/packing/spanning.py": {"may_take": KERNEL},
-    "jaxcoll/synth/forestcoll/packing/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
-    "jaxcoll/synth/routing/concurrent_flow_kernel.py": {"soft_flows": KERNEL, "_split": KERNEL},
-    "jaxcoll/synth/routing/min_congestion_kernel.py": {"route": KERNEL, "_cheapest": KERNEL},
-    "jaxcoll/synth/routing/time_stepped_kernel.py": {
+    "jaxcoll/synth/forestcoll/spanning.py": {"may_take": KERNEL},
+    "jaxcoll/synth/forestcoll/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
+    "jaxcoll/synth/routing/soft_distances.py": {"soft_flows": KERNEL, "_split": KERNEL},
+    "jaxcoll/synth/routing/min_congestion.py": {"route": KERNEL, "_cheapest": KERNEL},
+    "jaxcoll/synth/routing/time_stepped.py": {
         "_walk_back": KERNEL,
         "even_out": KERNEL,
         "_reroute": KERNEL,
@@ -49,7 +49,7 @@ EXEMPT = {
         "replace": KERNEL,
         "_grow": KERNEL,
     },
-    "jaxcoll/synth/trees/multitree_kernel.py": {"_add_one_each": KERNEL},
+    "jaxcoll/synth/trees/multitree.py": {"_add_one_each": KERNEL},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.autoccl.labels import LABELS, MODELLED, NEEDS_NCCL
+from experiments.autoccl import LABELS, MODELLED, NEEDS_NCCL
 from experiments.config import at_least, one_of
 from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import THREADS
@@ -28,7 +28,7 @@ class ClaimConfig:
         what: it is of.
         low, high: the number, or the ends of the range.
         unit: of the number; empty where it has none.
-        row: how it can be had (``labels``).
+        row: how it can be had (``Label``).
     """
 
     source: str

@@ -17,18 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 
 import jaxcoll as jc
-from experiments.autoccl.labels import MEASURED
+from experiments.autoccl import MEASURED
 from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
 from experiments.config import above, at_least
-from experiments.errors import CheckError
 from experiments.models import load_model
-from experiments.models.training_step import adamw
-from experiments.study import Row, Rows, publish
+from experiments.models.training_step import adamw, data_parallel_step
+from experiments.study import CheckError, Row, Rows, publish
 from experiments.timing import compare
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
@@ -134,16 +132,8 @@ def data_parallel(model: ModelConfig, mesh: Mesh, seed: int) -> tuple[Any, tuple
     summed = jc.optax.all_reduce_gradients(_AXIS, bucket_bytes=model.bucket_bytes)
     optimizer = optax.chain(summed, adamw())
 
-    def step(params, state, batch):
-        own = lax.pcast(params, _AXIS, to="varying")
-        loss, gradients = jax.value_and_grad(built.loss_of)(own, batch)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, lax.pmean(loss, _AXIS)
-
+    mapped = data_parallel_step(built, optimizer, mesh, _AXIS)
     replicated, split = PartitionSpec(), PartitionSpec(_AXIS)
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(replicated, replicated, split), out_specs=replicated
-    )
     params, _, batch = built.init(seed)
     params, state = jax.device_put(
         (params, optimizer.init(params)), NamedSharding(mesh, replicated)

@@ -37,7 +37,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least, one_of
-from experiments.errors import CheckError, ConfigError
+from experiments.study import CheckError, ConfigError
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Parameter, Space, Subspace
 from jaxcoll.tune.trial import COLLECTIVES, Program, Trial

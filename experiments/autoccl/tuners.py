@@ -1,10 +1,12 @@
-"""Fig. 7 to 9 in the model: tuners over NCCL's default, with and without computation beside.
+"""Tuners in the model: the walk-through of Section 5.3 (Fig. 4 to 6), and gains (Fig. 7 to 9).
 
-A machine is a landscape of equations 1 to 5; its tasks have constants near those of the machine.
-The default is the machine's optimum, as a cost model that knows no task has it. Computation beside
-takes threads and memory from the protocol, whose peak falls. AFNFA samples all tasks offline,
-without computation, and sets one configuration for all of them; AutoCCL and this library's search
-tune each task where it runs, with the computation.
+``workflow`` fills the tables of the leader and of a worker as the paper's text does. ``tuners``
+measures gains over NCCL's default, with and without computation beside. A machine there is a
+landscape of equations 1 to 5; its tasks have constants near those of the machine. The default is
+the machine's optimum, as a cost model that knows no task has it. Computation beside takes threads
+and memory from the protocol, whose peak falls. AFNFA samples all tasks offline, without
+computation, and sets one configuration for all of them; AutoCCL and this library's search tune each
+task where it runs, with the computation.
 """
 
 from __future__ import annotations
@@ -17,24 +19,126 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import Bandwidth
-from experiments.autoccl.labels import MODELLED
 from experiments.autoccl.searches.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.searches.released import Released
 from experiments.autoccl.searches.sampled import global_configuration
 from experiments.config import above, at_least
 from experiments.study import Row, Rows, publish, tell
 from jaxcoll.configurations.base import Search
+from jaxcoll.configurations.config import THREADS, Task, nccl_config
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
+from jaxcoll.tune.tables.decision import Machine
+from jaxcoll.tune.tables.table import Table
+
+_A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkflowConfig:
+    """The walk-through.
+
+    Attributes:
+        size: the preset, "ci" or "paper".
+        megabytes: of the all_gather (2**20 bytes).
+        ranks: of its group.
+        threads: numbers of threads tried, in order.
+        milliseconds: their times.
+        printed_next: the paper's next number of threads.
+        notes: differences from the paper.
+        results: folder to write to.
+    """
+
+    size: str
+    megabytes: int
+    ranks: int
+    threads: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+    printed_next: int
+    notes: tuple[str, ...]
+    results: Path
+
+    def __post_init__(self) -> None:
+        at_least("megabytes", self.megabytes, 1)
+        at_least("threads", len(self.threads), len(self.milliseconds))
+
+
+def workflow(config: WorkflowConfig) -> list[Row]:
+    """A row per step of Fig. 6 with the state of both tables after it, then the readings of b3."""
+    task = Task("all_gather", config.megabytes << 20, "float32", config.ranks)
+    leader, worker = Table(), Table()
+    default = _with(config.threads[-1])
+    rows: list[Row] = Rows()
+    for table in (leader, worker):
+        table.choose(task, default, None, None, _A40)
+    rows.append(_state("a1, a2: both run task_2 with config_1", task, leader, worker))
+    for threads, milliseconds in zip(config.threads, config.milliseconds, strict=True):
+        leader.record(task, _with(threads), milliseconds / 1e3, _A40)
+        rows.append(_state(f"b1, b2: NT {threads} took {milliseconds:g} ms", task, leader, worker))
+    before, after = config.milliseconds[-2:]
+    gain = 1 - after / before
+    tuned = next_threads(config.threads[-1], gain)
+    for table in (leader, worker):
+        table.choose(task, default, _with(tuned), None, _A40)
+    state = _state("b4, b5: config_2 broadcast", task, leader, worker)
+    rows.append({**state, "next NT": tuned, "paper next NT": config.printed_next})
+    of_values = round(gain * len(THREADS.values))
+    rows.append(
+        {
+            "step": f"b3 if the rate of {gain:.3g} were a share of the 20 values",
+            "next NT": config.threads[-1] + of_values * 32,
+            "paper next NT": config.printed_next,
+            "row": MODELLED,
+        }
+    )
+    title = "AutoCCL, Fig. 6: the history table and the configuration tables"
+    publish(title, rows, config.results, figure=_workflow_figure(config), notes=config.notes)
+    return rows
+
+
+def next_threads(threads: int, rate: float) -> int:
+    """Algorithm 2, line 14, with the rate as a share of the value: at least the next of Table 2."""
+    wanted = threads * (1 + rate)
+    return next((int(v) for v in THREADS.values if float(v) >= math.ceil(wanted)), threads)
+
+
+def _with(threads: int) -> Configuration:
+    """config_1 with a number of threads."""
+    return nccl_config("ring", "ll", "shm", 8, threads, 2 << 20)
+
+
+def _state(step: str, task: Task, leader: Table, worker: Table) -> Row:
+    times = leader.times(task, _A40)
+    in_use = [table.decisions[_A40, task] for table in (leader, worker)]
+    return {
+        "step": step,
+        "times in the history": sum(map(len, times.values())),
+        "leader's NT": int(in_use[0].in_use["threads"]),
+        "worker's NT": int(in_use[1].in_use["threads"]),
+        "generation": in_use[0].generation,
+        "row": MODELLED,
+    }
+
+
+def _workflow_figure(config: WorkflowConfig) -> Figure:
+    figure = Figure(figsize=(4, 3), layout="constrained")
+    axes = figure.subplots()
+    times: Sequence[float] = config.milliseconds
+    axes.plot(config.threads[: len(times)], times, "o-", color=PALETTE[0])
+    axes.set_xlabel("NT", color=INK)
+    axes.set_ylabel("ms", color=INK)
+    return figure
+
 
 _SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
 AFNFA, OPTIMUM = "AFNFA", "optimum"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TunersConfig:
     """The comparison.
 
     Attributes:
@@ -70,7 +174,7 @@ class Config:
             above("interference", value, 0)
 
 
-def run(config: Config) -> list[Row]:
+def tuners(config: TunersConfig) -> list[Row]:
     """A row per level and tuner: geometric means of speedups over the default, and evaluations."""
     speedups: dict[tuple[str, str], list[float]] = {}
     evaluations: dict[tuple[str, str], list[int]] = {}
@@ -106,7 +210,7 @@ def run(config: Config) -> list[Row]:
         for (level, name), ratios in sorted(speedups.items())
     )
     title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
-    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
+    publish(title, rows, config.results, figure=_tuners_figure(rows), notes=config.notes)
     return rows
 
 
@@ -116,7 +220,7 @@ def _space_of(seed: int) -> Space:
     return Space(space.subspaces, equations(space, seed).best()[0])
 
 
-def tasks_model(space: Space, config: Config, machine: int, task: int) -> list[Bandwidth]:
+def tasks_model(space: Space, config: TunersConfig, machine: int, task: int) -> list[Bandwidth]:
     """The bandwidths of a task, one per subspace, near those of its machine."""
     base = equations(space, config.seed + machine, noise=config.noise)
     rng = np.random.default_rng([config.seed, machine, task])
@@ -134,11 +238,15 @@ def _beside(model: Bandwidth, left: float) -> Bandwidth:
     return dataclasses.replace(model, peak=(model.peak[0], model.peak[1] * left))
 
 
-def _landscape(space: Space, models: Sequence[Bandwidth], config: Config, task: int) -> Landscape:
+def _landscape(
+    space: Space, models: Sequence[Bandwidth], config: TunersConfig, task: int
+) -> Landscape:
     return Landscape(space, tuple(models), noise=config.noise, seed=config.seed + task)
 
 
-def _afnfa(space: Space, tasks: Sequence[Sequence[Bandwidth]], config: Config) -> Configuration:
+def _afnfa(
+    space: Space, tasks: Sequence[Sequence[Bandwidth]], config: TunersConfig
+) -> Configuration:
     """One configuration for all tasks, from samples without computation."""
     rng = np.random.default_rng(config.seed)
     measured = {}
@@ -166,7 +274,7 @@ def _median(counts: Sequence[int] | None) -> float | None:
     return None if counts is None else float(np.median(counts))
 
 
-def _figure(rows: Sequence[Row]) -> Figure:
+def _tuners_figure(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     levels = list(dict.fromkeys(str(row["computation"]) for row in rows))

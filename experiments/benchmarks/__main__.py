@@ -1,18 +1,24 @@
-"""Lists the benchmarks, or runs one: ``python -m experiments.benchmarks [NAME [ARGUMENTS]]``."""
+"""Lists the benchmarks, or runs one: ``python -m experiments.benchmarks [NAME [ARGUMENTS]]``.
+
+A benchmark is a public function of one argument, ``argv``: ``main`` is called like its file, any
+other by its own name. Its first line, for ``main`` that of its file, says what it measures.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
 
 from experiments import benchmarks
+
+# Ends with its exit status, or None for 0.
+Benchmark = Callable[[Sequence[str]], int | None]
 
 
 def find() -> dict[str, str]:
@@ -21,25 +27,40 @@ def find() -> dict[str, str]:
     Sources are read, not imported: a list should not wait for the imports of the benchmarks.
     """
     found = {}
-    for folder, path in _sources():
-        tree = ast.parse((folder / path).read_bytes(), str(path))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    for path, tree, function in _functions():
+        says = tree if function.name == "main" else function
+        found[_name(path, function)] = (ast.get_docstring(says) or "").partition("\n")[0]
     return dict(sorted(found.items()))
 
 
-def _sources() -> Iterator[tuple[Path, Path]]:
-    """The folder of the benchmarks, and the path in it of each module and each folder's modules."""
+def _functions() -> Iterator[tuple[Path, ast.Module, ast.FunctionDef]]:
+    """The path of each benchmark, in the folder of all of them, its module and its function."""
     for folder in map(Path, benchmarks.__path__):
         for path in folder.rglob("*.py"):
-            if not path.name.startswith("_"):
-                yield folder, path.relative_to(folder)
+            if path.name.startswith("_"):
+                continue
+            tree = ast.parse((folder / path).read_bytes(), str(path))
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef) and _is_benchmark(node):
+                    yield path.relative_to(folder), tree, node
 
 
-def load(name: str) -> ModuleType:
-    """The module of a benchmark that ``find`` lists."""
-    path = next(path for _, path in _sources() if path.stem == name)
-    return importlib.import_module(".".join([benchmarks.__name__, *path.with_suffix("").parts]))
+def _is_benchmark(function: ast.FunctionDef) -> bool:
+    arguments = [argument.arg for argument in function.args.args]
+    return arguments == ["argv"] and not function.name.startswith("_")
+
+
+def _name(path: Path, function: ast.FunctionDef) -> str:
+    return path.stem if function.name == "main" else function.name
+
+
+def load(name: str) -> Benchmark:
+    """The function of a benchmark that ``find`` lists."""
+    path, function = next(
+        (path, function.name) for path, _, function in _functions() if _name(path, function) == name
+    )
+    module = ".".join([benchmarks.__name__, *path.with_suffix("").parts])
+    return getattr(importlib.import_module(module), function)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         names = ", ".join(found) or "none yet"
         print(f"There is no benchmark {name!r}. The benchmarks are: {names}.", file=sys.stderr)
         return 2
-    return load(name).main(rest) or 0
+    return load(name)(rest) or 0
 
 
 if __name__ == "__main__":

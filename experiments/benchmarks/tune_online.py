@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.benchmarks.report import report
 from experiments.study import Rows
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.processes import Progress

@@ -29,9 +29,8 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
-from experiments.errors import CheckError, ConfigError
 from experiments.plots import panels
-from experiments.study import Rows, publish, tell
+from experiments.study import CheckError, ConfigError, Rows, publish, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE

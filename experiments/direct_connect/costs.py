@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
 from experiments.direct_connect.paper import plain_axes
-from experiments.errors import CheckError, ConfigError
-from experiments.study import Rows, publish
+from experiments.study import CheckError, ConfigError, Rows, publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import above, at_least
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.finder.construction import Construction

@@ -23,8 +23,7 @@ from experiments.direct_connect.paper import (
     predicted,
     rate_bound,
 )
-from experiments.errors import CheckError, ConfigError
-from experiments.study import Rows, publish
+from experiments.study import CheckError, ConfigError, Rows, publish
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,

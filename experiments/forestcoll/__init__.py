@@ -18,8 +18,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-12a": Experiment(*_BANDWIDTHS),
     "forestcoll-fig-4-12b": Experiment(*_BANDWIDTHS),
     "forestcoll-fig-4-13": Experiment(f"{_M}.fsdp"),
-    "forestcoll-fig-4-14": Experiment(f"{_M}.scaling", measured=("seconds",), searched=_MILP),
-    "forestcoll-failures": Experiment(f"{_M}.failures"),
+    "forestcoll-fig-4-14": Experiment(
+        f"{_M}.tables:scaling",
+        f"{_M}.tables:ScalingConfig",
+        measured=("seconds",),
+        searched=_MILP,
+    ),
+    "forestcoll-failures": Experiment(f"{_M}.bandwidths:failures", f"{_M}.bandwidths:Failures"),
     "forestcoll-pieces": Experiment(f"{_M}.bandwidths:pieces_of_trees", f"{_M}.bandwidths:Pieces"),
     "forestcoll-table-b-2": Experiment(
         f"{_M}.tables:table_b_2", f"{_M}.tables:TableB2", measured=("* s", "peak GB*")

@@ -27,7 +27,7 @@ from jaxcoll.synth import (
     forest,
     synthesize,
 )
-from jaxcoll.synth.building.hosts import host_chains, host_circles
+from jaxcoll.synth.building.circles import host_chains, host_circles
 from jaxcoll.topology import Topology
 
 # Dissertation, Sec. 4.6.2 and 4.6.3: bytes per second from a rank to its host's switch, and

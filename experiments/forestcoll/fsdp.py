@@ -8,10 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from experiments.config import StudyConfig, at_least, one_of
-from experiments.errors import ConfigError
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig, fastest_times
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, names_in
 from jaxcoll.numerics.rational import as_fraction

@@ -1,34 +1,34 @@
-"""Models to trace, search and train: a family per file, sizes in ``configs/model``."""
+"""Models to trace, search and train: transformers and classifiers, sizes in ``configs/model``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
 from experiments.config import build, one_of
-from experiments.errors import ConfigError
-from experiments.models import gpt, gpt_scan, llama, mlp, moe, vgg, vit
+from experiments.models import classifiers, transformers
 from experiments.models.training_step import Model
+from experiments.study import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 
-FAMILIES: Mapping[str, ModuleType] = {
-    "mlp": mlp,
-    "gpt": gpt,
-    "gpt_scan": gpt_scan,
-    "llama": llama,
-    "moe": moe,
-    "vgg": vgg,
-    "vit": vit,
+# The configuration of each family, and the model of one.
+FAMILIES: Mapping[str, tuple[type, Callable[..., Model]]] = {
+    "mlp": (classifiers.MlpConfig, classifiers.mlp),
+    "gpt": (transformers.GptConfig, transformers.gpt),
+    "gpt_scan": (transformers.GptScanConfig, transformers.gpt_scan),
+    "llama": (transformers.LlamaConfig, transformers.llama),
+    "moe": (transformers.MoeConfig, transformers.moe),
+    "vgg": (classifiers.VggConfig, classifiers.vgg),
+    "vit": (classifiers.VitConfig, classifiers.vit),
 }
 
 
 def build_model(values: Mapping[str, Any], **changed: Any) -> Model:
-    """A model from a mapping: its ``family`` and the fields of that family's ``Config``.
+    """A model from a mapping: its ``family`` and the fields of that family's configuration.
 
     Args:
         changed: fields that take the place of those of the mapping.
@@ -39,8 +39,8 @@ def build_model(values: Mapping[str, Any], **changed: Any) -> Model:
     fields = {**values, **changed}
     name = fields.pop("family", "")
     one_of("model.family", name, tuple(FAMILIES))
-    family = FAMILIES[name]
-    return family.model(build(family.Config, fields, "model"))
+    config, model = FAMILIES[name]
+    return model(build(config, fields, "model"))
 
 
 def load_model(name: str, **changed: Any) -> Model:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 Tree = Any
 
@@ -93,6 +95,27 @@ def make_training_step(
     params = jax.eval_shape(init_params, jax.random.key(0))
     args = (params, jax.eval_shape(optimizer.init, params), batch)
     return Model(step, args, init, loss_of)
+
+
+def data_parallel_step(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, axis: str
+) -> Callable[[Tree, Tree, Tree], tuple[Tree, Tree, jax.Array]]:
+    """``step`` on the ranks of an axis, each with its part of the batch; to be jitted.
+
+    Args:
+        optimizer: sums the gradients over the axis too; they are each rank's own.
+    """
+
+    def step(params, state, batch):
+        own = lax.pcast(params, axis, to="varying")
+        loss, gradients = jax.value_and_grad(model.loss_of)(own, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, lax.pmean(loss, axis)
+
+    replicated, split = PartitionSpec(), PartitionSpec(axis)
+    return jax.shard_map(
+        step, mesh=mesh, in_specs=(replicated, replicated, split), out_specs=replicated
+    )
 
 
 def _random(leaf, rng: np.random.Generator, integers_below: int):

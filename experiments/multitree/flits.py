@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import StudyConfig, at_least
-from experiments.errors import ConfigError
 from experiments.plots import panels
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import MultiTree

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import StudyConfig, one_of
-from experiments.errors import ConfigError
-from experiments.multitree.networks import LABELS, algorithms, torus
+from experiments.multitree.allreduces import LABELS, algorithms, torus
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from experiments.workloads import (
     Overlap,
     Workload,

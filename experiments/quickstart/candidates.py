@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 
 import jaxcoll as jc
 from experiments.config import HardwareConfig, SynthConfig, TopologyConfig, configure
-from experiments.errors import CheckError
-from experiments.study import write_figure
+from experiments.study import CheckError, write_figure
 from jaxcoll import Bound, CollectiveError, Schedule, Topology, TopologyError, draw, topologies
 
 # Drawn beside the winners, however they fare.

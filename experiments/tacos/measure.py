@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from experiments.config import IDEAL, PaperValue, StudyConfig, above, at_least, one_of
-from experiments.errors import ConfigError
-from experiments.study import Row, tell
+from experiments.study import ConfigError, Row, tell
 from jaxcoll import topologies
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError

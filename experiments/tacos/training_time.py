@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import IDEAL, StudyConfig, at_least, one_of
-from experiments.errors import ConfigError
-from experiments.study import publish
+from experiments.study import ConfigError, publish
 from experiments.tacos.measure import AlgorithmConfig, NetworkConfig
 from experiments.workloads import (
     Overlap,

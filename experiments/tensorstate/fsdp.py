@@ -1,22 +1,45 @@
-"""Fully sharded training on hosts, with the costs of ForestColl's schedules and of rings."""
+"""Plans with the network's costs and without: fully sharded training, and regret.
+
+Fully sharded training on hosts pays for ForestColl's schedules or for rings. The regret of planning
+without the network is that of a mesh, of links and of placements chosen on assumed equal links.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.config import StudyConfig, at_least, one_of
-from experiments.errors import ConfigError
+from matplotlib.figure import Figure
+
+from experiments.config import StudyConfig, TopologyConfig, above, at_least, one_of
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
 from experiments.plots import stacked_bars
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
+from jaxcoll import topologies
+from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace
+from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll.topology import Topology
+from tensorstate import (
+    HARDWARE,
+    AlphaBetaCosts,
+    CollectiveCostModel,
+    Graph,
+    MeshShape,
+    Plan,
+    ScheduleCosts,
+    search,
+    solve_baseline,
+    trace,
+)
 from tensorstate.cost.cost import Cost
+from tensorstate.mesh_search import search_mesh
+from tensorstate.plan import reprice
+from tensorstate.problem.mesh_assignments import mesh_assignments
 from tensorstate.problem.problem import Problem
 
 RING, FOREST = "vendor ring", "ForestColl"
@@ -168,3 +191,157 @@ def _rows(start: dict[str, Any], costs: dict[str, Cost]) -> list[dict[str, Any]]
         }
         for name, cost in costs.items()
     ]
+
+
+# As printed: without the network; placements with it; mesh, links and placements with it.
+BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and states"
+
+
+@dataclasses.dataclass(frozen=True)
+class Regret(StudyConfig):
+    """The study.
+
+    Attributes:
+        network: a torus or mesh, whose sides are the grid of ranks.
+        alpha_us: latency of a link in microseconds.
+        bandwidth_gbps: bandwidth of a link in GB/s.
+        model: in ``configs/model``.
+        widths: the widths of the layers of each model.
+        batch: of the models.
+        axes: names of the mesh axes.
+        candidates: synthesizers, with the chunks per shard of each.
+        hardware: a name in ``tensorstate.HARDWARE``.
+        seed: of the synthesizers.
+    """
+
+    network: TopologyConfig
+    alpha_us: float
+    bandwidth_gbps: float
+    model: str
+    widths: tuple[tuple[int, ...], ...]
+    batch: int
+    axes: tuple[str, ...]
+    candidates: Mapping[str, int]
+    hardware: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        at_least("alpha_us", self.alpha_us, 0)
+        above("bandwidth_gbps", self.bandwidth_gbps, 0)
+        at_least("seed", self.seed, 0)
+        for name, chunks in self.candidates.items():
+            one_of("candidates", name, tuple(SYNTHESIZERS))
+            at_least(f"candidates.{name}", chunks, 1)
+        if not self.widths or not self.axes or not self.candidates:
+            raise ConfigError("needs widths, axes and candidates")
+        if self.network.family not in ("torus", "mesh"):
+            raise ConfigError(f"network.family must be torus or mesh, got {self.network.family!r}")
+
+    def build(self) -> Topology:
+        """The network."""
+        family = topologies.torus if self.network.family == "torus" else topologies.mesh
+        alpha, bandwidth = 1e-6 * self.alpha_us, 1e9 * self.bandwidth_gbps
+        return family(*self.network.sides, alpha=alpha, bandwidth=bandwidth)
+
+
+def regret(config: Regret) -> list[dict[str, Any]]:
+    """Three rows for each model: ``BLIND``, ``PLACEMENTS`` and ``ALL``."""
+    rows, spread = Rows(), {}
+    for widths in config.widths:
+        model = load_model(config.model, widths=list(widths), batch=config.batch)
+        graph = trace(model.step, model.abstract_args)
+        label = "-".join(map(str, widths))
+        of_model, plans = _regret_rows(config, graph, label)
+        rows += of_model
+        spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
+    title = "Regret of plans that do not know the network"
+    figure = _figure(spread, rows)
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def _regret_rows(
+    config: Regret, graph: Graph, label: str
+) -> tuple[list[dict[str, Any]], tuple[Plan, ...]]:
+    topology = config.build()
+    candidates = [(SYNTHESIZERS[name](), chunks) for name, chunks in config.candidates.items()]
+    plans = search_mesh(
+        graph,
+        topology=topology,
+        grid_shape=config.network.sides,
+        axes=config.axes,
+        candidates=candidates,
+        seed=config.seed,
+        hardware=config.hardware,
+    )
+    blind = _blind(config, graph, topology)
+    mesh = blind.problem.mesh
+    real = ScheduleCosts(topology, mesh, candidates=candidates, seed=config.seed)
+    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
+    best = plans[0]
+    choices = (
+        (BLIND, mesh, real.device_order, reprice(blind, real), blind.cost.serial_seconds),
+        (PLACEMENTS, mesh, real.device_order, aware.cost, None),
+        (ALL, best.problem.mesh, _device_order(best), best.cost, None),
+    )
+    rows = [
+        {
+            "model": label,
+            "chosen": chosen,
+            "mesh": " x ".join(map(str, mesh.sizes)),
+            "wires": "as numbered" if list(device_order) == sorted(device_order) else "others",
+            "us": 1e6 * cost.serial_seconds,
+            "communication us": 1e6 * cost.communication,
+            "regret %": 100 * (cost.serial_seconds / best.cost.serial_seconds - 1),
+            "it expected us": None if expected is None else 1e6 * expected,
+        }
+        for chosen, mesh, device_order, cost, expected in choices
+    ]
+    return rows, plans
+
+
+def _device_order(plan: Plan) -> tuple[int, ...]:
+    network = plan.problem.network
+    return network.device_order if isinstance(network, ScheduleCosts) else ()
+
+
+def _blind(config: Regret, graph: Graph, topology: Topology) -> Plan:
+    """The best plan of all mesh shapes on equal links."""
+    assignments = mesh_assignments((topology.num_ranks,), config.axes)
+    shapes = dict.fromkeys(assignment.mesh for assignment in assignments)
+    degree = topology.num_links / topology.num_ranks
+    bandwidth = (degree * 1e9 * config.bandwidth_gbps,) * len(config.axes)
+    alpha = (1e-6 * config.alpha_us,) * len(config.axes)
+    plans = [
+        search(
+            graph,
+            mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
+            network=AlphaBetaCosts(MeshShape(*mesh), alpha, bandwidth),
+            hardware=config.hardware,
+        )
+        for mesh in shapes
+    ]
+    return min(plans, key=lambda plan: plan.cost.serial_seconds)
+
+
+def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
+    """Times of the best plans of all mesh assignments and of the rows, divided by the least."""
+    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for x, (label, times) in enumerate(spread.items()):
+        best = min(times)
+        axes.scatter([x] * len(times), [t / best for t in times], color=FAINT, label="_")
+        for chosen, colour in zip((BLIND, PLACEMENTS, ALL), PALETTE, strict=False):
+            row = next(r for r in rows if r["model"] == label and r["chosen"] == chosen)
+            name = chosen if x == 0 else "_"
+            axes.scatter([x], [row["us"] / best], color=colour, marker="D", label=name)
+    axes.scatter([], [], color=FAINT, label="best plan of another mesh or other links")
+    axes.set_xticks(range(len(spread)), list(spread))
+    axes.margins(x=0.3)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("widths of the model")
+    axes.set_ylabel("time / time of the best plan")
+    axes.legend(frameon=False, loc="lower right")
+    return figure

@@ -20,10 +20,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.config import HardwareConfig, TopologyConfig, above, at_least
-from experiments.errors import CheckError, ConfigError
 from experiments.models import Model, load_model
 from experiments.quickstart.candidates import build_topology
-from experiments.study import publish, tell
+from experiments.study import CheckError, ConfigError, publish, tell
 from jaxcoll.io.files import write_text
 from tensorstate import Auto, Plan, PlanError, search
 

@@ -15,9 +15,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, above, at_least, one_of
-from experiments.errors import ConfigError
 from experiments.models import load_model
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,

@@ -19,7 +19,7 @@ import yaml
 
 import jaxcoll as jc
 from experiments.config import above, at_least, build, one_of
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from experiments.workloads.shapes import SHAPES, Product, Shape
 from jaxcoll.collective import Collective
 from jaxcoll.numerics.rational import as_fraction

@@ -195,8 +195,20 @@ class Dense(_Dense):
         return (Product(self.rows, self.inputs, self.values),)
 
 
+class _OfTokens(_Dense):
+    """Layers that give ``hidden`` values for each of ``tokens``."""
+
+    tokens: int
+    hidden: int
+
+    @property
+    def outputs(self) -> int:
+        """Values that leave the layer for one sample."""
+        return self.tokens * self.hidden
+
+
 @dataclasses.dataclass(frozen=True)
-class Attention(_Dense):
+class Attention(_OfTokens):
     """Multi-head attention of ``tokens`` with as many; heads change no count.
 
     Queries, keys, values and the projection of the result, each hidden x hidden; scores and the
@@ -207,11 +219,6 @@ class Attention(_Dense):
     hidden: int
 
     key: ClassVar[str] = "attention"
-
-    @property
-    def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
-        return self.tokens * self.hidden
 
     @property
     def weighted(self) -> tuple[Product, ...]:
@@ -231,7 +238,7 @@ class Attention(_Dense):
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForward(_Dense):
+class FeedForward(_OfTokens):
     """Two products with weights: to ``inner`` values a token and back to ``hidden``."""
 
     tokens: int
@@ -239,11 +246,6 @@ class FeedForward(_Dense):
     inner: int
 
     key: ClassVar[str] = "feed_forward"
-
-    @property
-    def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
-        return self.tokens * self.hidden
 
     @property
     def weighted(self) -> tuple[Product, ...]:
@@ -255,7 +257,7 @@ class FeedForward(_Dense):
 
 
 @dataclasses.dataclass(frozen=True)
-class Lstm(_Dense):
+class Lstm(_OfTokens):
     """An LSTM over ``tokens``: four gates of ``hidden`` values, from inputs and the last state."""
 
     tokens: int
@@ -263,11 +265,6 @@ class Lstm(_Dense):
     hidden: int
 
     key: ClassVar[str] = "lstm"
-
-    @property
-    def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
-        return self.tokens * self.hidden
 
     @property
     def weighted(self) -> tuple[Product, ...]:

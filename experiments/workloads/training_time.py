@@ -16,9 +16,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue, one_of
-from experiments.errors import ConfigError
 from experiments.plots import stacked_bars
-from experiments.study import tell
+from experiments.study import ConfigError, tell
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"

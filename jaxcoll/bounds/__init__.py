@@ -10,7 +10,7 @@
   narrow ones; steps, and the TACOS paper's Ideal;
 - ``flows_over_time``: data on its way to one rank, and cuts over time that bound it;
 - ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
-- ``all_reduce``: the linear program of App. B.7, with proofs in ``dual_variables``.
+- ``all_reduce``: the linear program of App. B.7, and exact proofs of its answer.
 """
 
 from jaxcoll.bounds.distances import ideal, step_bound

@@ -1,19 +1,35 @@
-"""How fast an all_reduce can be: a linear program, and whether two phases reach it; exact.
+"""How fast an all_reduce can be: a linear program, and exact proofs of its answer (App. B.7).
 
 Dissertation, App. B.7. An all_reduce may root unequal shares at the ranks, and share every link
 between trees that sum and trees that broadcast. The program chooses both; switches are replaced
-by capacities between ranks, which it chooses too. A solver answers in floats; the results are
-computed from them exactly: dual variables that prove a bound, and shares and capacities that trees
-reach.
+by capacities between ranks, which it chooses too.
+
+The program is solved in floats, whose answer is only nearly right. But any values of the dual
+variables prove a bound, good values a good one; and any capacities for copies and sums hold some
+trees. So the floats are read as fractions and both sides follow from them: a rate that nothing
+beats (``proved_rate``) and one that trees reach (``reached_rate``, ``is_routable``). Where they are
+equal the answer is exact; where the solver failed they are far apart, and still true. Every number
+after the solver is a ``Fraction``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+
+from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
+from jaxcoll.bounds.throughput import bottleneck, check_balanced
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics.max_flow import FlowNetwork
+from jaxcoll.numerics.rational import common_denominator
+from jaxcoll.topology import Topology
 
 try:
     import cvxpy as cp
@@ -23,17 +39,6 @@ except ModuleNotFoundError as error:
         name="cvxpy",
     ) from error
 
-from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
-from jaxcoll.bounds.dual_variables import (
-    DualVariables,
-    is_routable,
-    paths_of_flows,
-    proved_rate,
-    reached_rate,
-)
-from jaxcoll.bounds.throughput import bottleneck, check_balanced
-from jaxcoll.errors import TopologyError
-from jaxcoll.topology import Topology
 
 # Floats are taken for fractions with denominators up to these; the best answer of all counts.
 _DENOMINATORS = (12, 360, 10_000, 10**6)
@@ -213,3 +218,192 @@ def _fractions(values: Any, most: int) -> list[Fraction]:
 
 def _fraction(value: float, most: int) -> Fraction:
     return max(Fraction(0), Fraction(float(value)).limit_denominator(most))
+
+
+Arc = tuple[int, int]
+Numbers = Sequence[Fraction]
+
+
+@dataclasses.dataclass(frozen=True)
+class DualVariables:
+    """A solution of the dual program, or nearly: at least 0, otherwise anything.
+
+    Attributes:
+        arcs: pairs of ranks that have capacity from one to the other.
+        copies: for each rank t, its weight as a receiver, and lengths of the arcs towards
+            it.
+        sums: for each rank t, its weight as a sender, and lengths of the arcs from it.
+        links: of the links, where switches stand between the ranks.
+    """
+
+    arcs: tuple[Arc, ...]
+    copies: tuple[tuple[Fraction, Numbers], ...]
+    sums: tuple[tuple[Fraction, Numbers], ...]
+    links: Numbers
+
+
+def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
+    """Bytes per second that no all_reduce beats; None if they prove nothing.
+
+    Take an all_reduce of x_v bytes per second at the roots v. Towards each rank t flows all of x,
+    each byte from v over a length of at least dist_t(v); and so from each rank t. What flows on an
+    arc is no more than its capacity for copies, or for sums, so that
+
+        sum_v x_v sum_t (min(worth_t, dist_t(v)) + the same of sums)  <=  sum_arcs capacity x worth
+
+    with the larger of an arc's lengths over all t, of copies and of sums, as its worth. Capacity
+    between ranks through switches is worth at least the shortest path by the links' variables.
+    """
+    n = topology.num_ranks
+    gains = [Fraction(0)] * n
+    for sides, reverse in ((dual.copies, True), (dual.sums, False)):
+        for t, (most, lengths) in enumerate(sides):
+            apart = _distances(n, dual.arcs, lengths, t, reverse)
+            for v in range(n):
+                gains[v] += min(most, apart[v])
+    worth = [
+        max(sum(column, Fraction(0)) for column in (sums, copies))
+        for sums, copies in zip(
+            zip(*(lengths for _, lengths in dual.sums), strict=True),
+            zip(*(lengths for _, lengths in dual.copies), strict=True),
+            strict=True,
+        )
+    ]
+    paid = _cost(topology, dual, worth)
+    return None if paid is None or min(gains) <= 0 else paid / min(gains)
+
+
+def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction | None:
+    """What all capacity is worth; the links' variables scaled until every arc is worth enough."""
+    if topology.is_direct:
+        return sum(
+            (b * p for b, p in zip(topology.exact_bandwidth, worth, strict=True)), Fraction()
+        )
+    ends = tuple(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    scale = Fraction(0)
+    for u in range(topology.num_ranks):
+        apart = _distances(topology.num_vertices, ends, dual.links, u, False)
+        for (a, b), asked in zip(dual.arcs, worth, strict=True):
+            if a == u and asked:
+                if not apart[b]:
+                    return None  # the links' variables are 0 along a path
+                scale = max(scale, asked / apart[b])
+    pairs = zip(topology.exact_bandwidth, dual.links, strict=True)
+    return scale * sum((b * p for b, p in pairs), Fraction(0))
+
+
+def _distances(
+    count: int, arcs: Sequence[Arc], lengths: Numbers, start: int, reverse: bool
+) -> dict[int, Fraction]:
+    """Shortest distances from ``start``, or to it, by vertex: Dijkstra's, but exact."""
+    near: list[list[tuple[int, Fraction]]] = [[] for _ in range(count)]
+    for (u, v), length in zip(arcs, lengths, strict=True):
+        tail, head = (v, u) if reverse else (u, v)
+        near[tail].append((head, length))
+    found: dict[int, Fraction] = {}
+    queue = [(Fraction(0), start)]
+    while queue:
+        reached, u = heapq.heappop(queue)
+        if u not in found:
+            found[u] = reached
+            for v, length in near[u]:
+                heapq.heappush(queue, (reached + length, v))
+    return found
+
+
+def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers) -> Fraction:
+    """The largest rate r for which trees of bandwidth r x roots[v] in all from each rank v fit.
+
+    They do as long as no cut is too narrow (Edmonds, 1973). Newton's method on cuts, as in
+    ``jaxcoll.bounds.throughput``; 0 if some rank is cut off from a root.
+    """
+    scale = common_denominator([*capacity, *roots])
+    room, weight = ([int(x * scale) for x in column] for column in (capacity, roots))
+    src = np.asarray([*(u for u, _ in arcs), *[n] * n])
+    network = FlowNetwork(n + 1, src, np.asarray([*(v for _, v in arcs), *range(n)]))
+    rate = Fraction(sum(room) + 1)
+    while rate:
+        need = sum(weight) * rate.numerator
+        held = [c * rate.denominator for c in room] + [w * rate.numerator for w in weight]
+        short = network.first_short(held, n, range(n), need)
+        if short is None:
+            break
+        inside = short.source_side
+        leaving = sum(c for (u, v), c in zip(arcs, room, strict=True) if inside[u] > inside[v])
+        rate = Fraction(leaving, sum(itertools.compress(weight, inside)))
+    return rate
+
+
+def is_routable(
+    topology: Topology,
+    arcs: Sequence[Arc],
+    capacity: Numbers,
+    flows: Sequence[Numbers],
+    unit: Fraction,
+) -> bool:
+    """Whether flows through the switches make up the capacities between ranks, and fit the links.
+
+    Args:
+        flows: for each rank, what of its capacity runs over each link.
+        unit: bytes per second of capacities and flows.
+    """
+    ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    load = [Fraction(0)] * topology.num_links
+    wanted = [[Fraction(0)] * topology.num_vertices for _ in range(topology.num_ranks)]
+    for (u, v), amount in zip(arcs, capacity, strict=True):
+        wanted[u][v] += amount
+        wanted[u][u] -= amount
+    for flow, net in zip(flows, wanted, strict=True):
+        for link, ((u, v), amount) in enumerate(zip(ends, flow, strict=True)):
+            load[link] += amount
+            net[v] -= amount
+            net[u] += amount
+    fits = all(x * unit <= b for x, b in zip(load, topology.exact_bandwidth, strict=True))
+    return fits and not any(x for net in wanted for x in net)
+
+
+def paths_of_flows(
+    topology: Topology, arcs: Sequence[Arc], capacity: Numbers, flows: Sequence[Numbers]
+) -> Iterator[tuple[int, tuple[int, ...], Fraction]]:
+    """Flows through the switches as paths: (arc, links, amount), which make up the capacities.
+
+    Args:
+        flows: for each rank, what of its capacity runs over each link (``is_routable``).
+            Circulations among them are left out.
+    """
+    for rank in range(topology.num_ranks):
+        left = list(flows[rank])
+        wanted = {v: a for a, (u, v) in enumerate(arcs) if u == rank}
+        missing = {v: capacity[a] for v, a in wanted.items() if capacity[a]}
+        while missing:
+            path = _path(topology, left, rank, missing)
+            end = int(topology.dst[path[-1]])
+            amount = min(missing[end], *(left[link] for link in path))
+            for link in path:
+                left[link] -= amount
+            missing[end] -= amount
+            if not missing[end]:
+                del missing[end]
+            yield wanted[end], path, amount
+
+
+def _path(
+    topology: Topology, left: Numbers, start: int, ends: Mapping[int, Fraction]
+) -> tuple[int, ...]:
+    """Links of a shortest path with flow left on it, from a rank to one that misses some."""
+    near: dict[int, list[int]] = {}
+    for link in np.flatnonzero(np.asarray([x > 0 for x in left])).tolist():
+        near.setdefault(int(topology.src[link]), []).append(link)
+    before: dict[int, int] = {start: -1}
+    queue = [start]
+    for u in queue:
+        for link in near.get(u, []):
+            v = int(topology.dst[link])
+            if v not in before:
+                before[v] = link
+                queue.append(v)
+    path, v = [], next(v for v in queue if v in ends)
+    while v != start:
+        path.append(before[v])
+        v = int(topology.src[before[v]])
+    return tuple(reversed(path))

@@ -1,16 +1,15 @@
 """Bounds by cuts: what must cross them, over which shared paths.
 
-The all_reduce program (App. B.7) as it is solved: the least time, and the paths of its trees.
-
-The share of a buffer that a collective moves from each rank to each other.
-
-Sets of vertices that a network is narrow around, and how long all data take to cross them.
-
-Every set gives a bound that holds. The sets come from three places.
+A set of vertices that misses some of the data must let it in, over the links that enter it: bytes
+over bandwidth is a bound, and so is every other set's. Few sets say much: those around the narrow
+places of a network. They come from three sources.
 
 - The worst cut of ForestColl, of every group: exact for all_gather and broadcast, latency aside.
 - The parts that links above some bandwidth hold together: hosts, racks, sites.
 - Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
+
+Also here is what the all_reduce program (App. B.7) answers, the least time and the paths of its
+trees, and the share of a buffer that a collective moves from each rank to each other.
 """
 
 from __future__ import annotations
@@ -138,6 +137,8 @@ def parts(topology: Topology) -> Iterator[np.ndarray]:
     shape = (topology.num_vertices,) * 2
     most = -(-len(speeds) // _MOST_WAYS)
     for least in speeds[::-1][:: max(most, 1)]:
+        # First every vertex alone, then what ever slower links join: a host is a part as soon as
+        # the links inside it count and those out of it do not.
         fast = topology.bandwidth > least
         ends = topology.src[fast], topology.dst[fast]
         graph = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), shape=shape)
@@ -152,6 +153,7 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
     """
     found: list[np.ndarray] = []
     for optimum in worst_cuts(topology, what):
+        # Both sides of a cut: leaving a set slowly is entering the rest slowly.
         inside = np.zeros(topology.num_vertices, bool)
         inside[list(optimum.cut)] = True
         found += [inside, ~inside]

@@ -1,20 +1,20 @@
-"""Bounds by distances, and the yardsticks of papers that build on distances too.
+"""Bounds by distances: how long the links take for data that goes from rank to rank.
 
-How long the links take for data that goes from rank to rank, whatever the routes.
+Any lengths of the links give a bound: bytes times distance over what the links carry at once. On a
+ring of 3 ranks one way, an all_to_all of a byte per pair crosses 1 + 2 links from every rank, 9 in
+all; the 3 links share them, so one carries 3 bytes at the least.
 
-Any lengths of the links give a bound: bytes times distance over what the links carry at once. Good
-lengths show which links are the narrow ones. The best are the dual variables of a linear program,
-the least time in which all data flow to where they are needed (Shahrokhi and Matula, 1990). Where
-it is small it is solved. Elsewhere the lengths climb: along shortest paths some links are loaded
-for longer than others, and those become longer. Whatever lengths come out, the bound by them is
-proved by itself.
+Good lengths show which links are the narrow ones. The best are the dual variables of a linear
+program, the least time in which all data flow to where they are needed (Shahrokhi and Matula,
+1990). Where it is small it is solved. Elsewhere the lengths climb: along shortest paths some links
+are loaded for longer than others, and those become longer. Whatever lengths come out, the bound by
+them is proved by itself.
 
-Yardsticks: the fewest steps on a direct network, and the TACOS paper's Ideal.
-
-Neither bounds a time. Steps follow from distances and ports together: chunks from t links away or
-more arrive in step t at the earliest, and from then on no faster than a chunk per port. The Ideal
-adds the latency of the farthest ranks to the time of the slowest rank's bytes, which data
-that is on its way in the meantime can beat; papers compare with it.
+The yardsticks of papers build on distances too, and bound no time. The fewest steps on a direct
+network follow from distances and ports together: chunks from t links away or more arrive in step t
+at the earliest, and from then on no faster than a chunk per port. TACOS's Ideal adds the latency of
+the farthest ranks to the time of the slowest rank's bytes, which data that is on its way in the
+meantime can beat; papers compare with it.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
         _, dual = highs.linear_program(np.append(np.zeros(len(flow)), 1.0), matrix, low, high)
     except RuntimeError:  # links so unequal that the solver gives up: other lengths will do
         return None
+    # Floats may be just below 0, which no length is. Any lengths give a bound, and so do these.
     return np.maximum(-dual[:links], 0.0)
 
 
@@ -178,6 +179,8 @@ def _climbed(topology: Topology, nbytes: np.ndarray, steps: int) -> np.ndarray:
         if time > best:
             best, found = time, lengths
         if idle > _PATIENCE:
+            # No gain for a while: no lengths reach the aim. Back to the best ones, with a lower
+            # aim.
             lengths, aim, idle = found, aim * _LESS, 0
         direction = load - time * room + _KEPT * direction
         norm = float(direction @ direction)

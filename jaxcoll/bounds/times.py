@@ -1,11 +1,8 @@
-"""Least times of collectives, by the best of all bounds.
-
-Bounds that take seconds: maximum flows over time, and the linear programs.
-
-What no schedule can beat, and which rank or pair of ranks it comes from.
+"""Least times of collectives: the best of all bounds, and the rank or pair of ranks behind it.
 
 Every bound holds for both link models and for any number of chunks. Switches forward, and copy
-and sum nothing.
+and sum nothing. Some bounds take seconds, maximum flows over time and the linear programs: they
+are asked for (``exact``).
 
 A schedule gives contributions to a sum away and copies the sum (``jaxcoll.verifier``). Recursive
 doubling, which copies partial sums, is none: it takes less latency for more bytes. Run backwards, a

@@ -30,6 +30,7 @@ COMMANDS = {
     "find": ("jaxcoll.cli.exploring", "Networks of a size and degree with the best schedules."),
     "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
+    "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
     "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
     "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),
     "doctor": ("jaxcoll.cli.doctor", "Devices, their guessed network, versions, missing packages."),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.files import check_network, check_target, is_xml, read_schedule, write
+from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described, workers_option
@@ -119,7 +119,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
 def _read(what: str, network_name: str | None, *speeds) -> Any:
     import jaxcoll as jc
 
-    if os.path.isdir(what) or is_xml(what):
+    if needs_network(what):
         return read_schedule(what, named_network(network_name) if network_name else None)
     if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)

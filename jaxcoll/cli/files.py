@@ -10,7 +10,14 @@ import click
 # By name: suffixes. MSCCL XML is written for the runtime of microsoft/msccl, or for Azure's.
 FORMATS = {
     "json": (".json",), "msccl": (".xml",), "azure": (), "mscclpp": (),
-    "multitree": (".txt", ".tables"),
+    "multitree": (".txt", ".tables"), "forestcoll": (), "sccl": (), "teccl": (),
+    "graphml": (".graphml",), "gexf": (".gexf",), "nccl-conf": (".conf",), "ncclx": (),
+    "csv": (".csv",),
+}  # fmt: skip
+# What each holds, where it is not schedules alone.
+_HOLDS = {
+    "json": "anything", "sccl": "networks and schedules", "graphml": "networks", "gexf": "networks",
+    "nccl-conf": "rules of NCCL's tuner", "ncclx": "rules of NCCL's tuner", "csv": "measured times",
 }  # fmt: skip
 
 
@@ -32,18 +39,19 @@ def open_schedule(path: str, network: Any = None):
     """
     import jaxcoll as jc
 
-    if os.path.isdir(path) or is_xml(path) or is_plan(path):
-        kind, load = ("MSCCL XML", jc.io.msccl.load)
-        if is_plan(path):
-            kind, load = ("an MSCCL++ plan", jc.io.mscclpp.load)
-        if os.path.isdir(path):
-            kind, load = ("a folder, read as a schedule on disk", jc.io.open_compact)
+    kind = needs_network(path)
+    if kind:
         if network is None:
             raise click.UsageError(
                 f"{path} is {kind}, which does not name the network; add --network, as in "
                 "--network torus:4x4"
             )
-        return load(path, network)
+        if os.path.isdir(path):
+            return jc.io.open_compact(path, network)
+        if is_trace(path):
+            return jc.io.chakra.load(path.removesuffix(".0.et"), network)
+        found = jc.io.load(path, network)
+        return found.to_schedule(1) if isinstance(found, jc.TreeFlow) else found
     found = jc.io.load(path)
     if not isinstance(found, jc.Schedule):
         raise click.UsageError(
@@ -69,23 +77,40 @@ def check_network(path: str, found: Any, network: Any) -> None:
         )
 
 
-def is_plan(path: str) -> bool:
-    """Whether a file begins as a plan of MSCCL++ does, and not as JSON of this library."""
+def needs_network(path: str) -> str:
+    """The kind of a file or folder whose format does not name its network; empty for others."""
+    if os.path.isdir(path):
+        return "a folder, read as a schedule on disk"
+    if not os.path.isfile(path):
+        return ""
+    if is_trace(path):
+        return "a trace of Chakra's"
+    with open(path, "rb") as file:
+        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"<"):
+        if b"<Algo" in start:
+            return "ForestColl's trees"
+        others = (b"<system", b"<graphml", b"<gexf", b"<graphs")
+        return "" if any(other in start for other in others) else "MSCCL XML"
+    if not start.startswith(b"{") or b'"format"' in start:
+        return ""
+    if b'"7-Flows"' in start or b'"1-Epoch_Duration"' in start:
+        return "a schedule of TE-CCL"
+    return "an MSCCL++ plan" if b'"gpus"' in start else ""
+
+
+def is_taccl(path: str) -> bool:
+    """Whether a file begins as a topology of TACCL does."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
         start = file.read(4096)
-    return start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (
-        b'"gpus"' in start and b'"format"' not in start
-    )
+    return b'"gpus_per_node"' in start and b'"format"' not in start
 
 
-def is_xml(path: str) -> bool:
-    """Whether a file begins as XML does. Pipes and devices are left to who reads them."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+def is_trace(path: str) -> bool:
+    """Whether a file is the first of Chakra's traces, ``PREFIX.0.et``."""
+    return path.endswith(".0.et") and os.path.isfile(path)
 
 
 def format_of(path: str, wanted: str | None) -> str:
@@ -140,28 +165,80 @@ def check_target(
     return form
 
 
-def write(path: str, obj: Any, form: str) -> None:
+def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
     """Write an object, whole or not at all; ``-`` is stdout.
+
+    Args:
+        nbytes: of a rank's buffer, which TE-CCL's files say the time of.
 
     Raises:
         ValueError: the format cannot hold it.
         OSError: the file cannot be written.
     """
     import jaxcoll as jc
+    from jaxcoll.io.files import write_text
 
-    modules = {"json": jc.io, "multitree": jc.io.multitree, "mscclpp": jc.io.mscclpp}
-    module: Any = modules.get(form, jc.io.msccl)
-    options = {} if form in modules else {"dialect": form}
-    if form != "json" and not isinstance(obj, jc.Schedule):
-        raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
+    _check_held(obj, form)
     try:
-        if path == "-":
-            click.echo(module.dumps(obj, **options), nl=False)
-        else:
-            module.save(path, obj, **options)
+        if form == "mscclpp" and path != "-":
+            return jc.io.mscclpp.save(path, obj)
+        text = _text(obj, form, nbytes)
     except jc.FormatError as error:
-        if form == "json":
+        if form not in ("msccl", "azure", "mscclpp"):
             raise
         raise click.UsageError(
             f"{error}; make one that fits: jaxcoll synth --for-runtime msccl"
         ) from error
+    if path == "-":
+        click.echo(text, nl=False)
+    else:
+        write_text(path, text)
+
+
+def _check_held(obj: Any, form: str) -> None:
+    """That a format holds an object of this kind."""
+    import jaxcoll as jc
+
+    kinds = {"networks": jc.Topology, "measured times": jc.io.timings.Timings}
+    what = _HOLDS.get(form, "schedules")
+    held = {
+        "anything": True,
+        "networks and schedules": isinstance(obj, (jc.Topology, jc.Schedule)),
+        "rules of NCCL's tuner": isinstance(obj, tuple),
+        "schedules": isinstance(obj, jc.Schedule),
+    }.get(what, isinstance(obj, kinds.get(what, ())))
+    if not held:
+        raise click.UsageError(
+            f"{form} holds {what}, not {kind_of(obj)}s; type --format json, or another"
+        )
+
+
+def kind_of(obj: Any) -> str:
+    """The name of an object in messages."""
+    names = {"Topology": "network", "tuple": "rule", "Timings": "time", "TreeFlow": "tree"}
+    name = type(obj).__name__
+    return names.get(name, name.lower())
+
+
+def _text(obj: Any, form: str, nbytes: int | None) -> str:
+    from jaxcoll import io
+    from jaxcoll.io.nccl import conf, ncclx
+
+    if form in ("msccl", "azure"):
+        return io.msccl.dumps(obj, dialect=form)
+    if form == "json" and isinstance(obj, tuple):
+        return ncclx.dumps_json(obj)
+    if form == "json" and isinstance(obj, io.timings.Timings):
+        return io.timings.dumps_json(obj.rows)
+    if form in ("graphml", "gexf"):
+        return io.graph_files.dumps(obj, form)
+    if form == "teccl":
+        return io.teccl.dumps(obj, 2**20 if nbytes is None else nbytes)
+    if form == "csv":
+        return io.timings.dumps(obj.rows)
+    writers: dict[str, Any] = {
+        "json": io.dumps, "mscclpp": io.mscclpp.dumps, "multitree": io.multitree.dumps,
+        "forestcoll": io.forestcoll.dumps, "sccl": io.sccl.dumps, "nccl-conf": conf.dumps,
+        "ncclx": ncclx.dumps_csv,
+    }  # fmt: skip
+    return writers[form](obj)

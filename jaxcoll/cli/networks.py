@@ -268,8 +268,6 @@ def _of_file(path: str, speeds: Speeds):
         raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
     if is_nvidia_smi(path) or is_nccl_topology(path):
         return described_network(path, None, None, None, ((), ()))
-    if path.endswith((".yml", ".yaml")):
-        return jc.io.astra_sim.load(path)
     found = jc.io.load(path)
     if isinstance(found, jc.Schedule):
         return found.topology
@@ -332,7 +330,7 @@ def network_options(command: Any) -> Any:
     for decorate in (
         from_smi,
         click.option(
-            "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's topology, or -.",
+            "--from", "table", metavar="FILE", help="nvidia-smi topo -m, NCCL's, others; or -.",
         ),
         failure_options,
         click.option(
@@ -383,6 +381,13 @@ def described_network(
     alpha, bandwidth = speeds
     text = sys.stdin.read() if path == "-" else None
     is_nccl = text.lstrip().startswith("<") if text is not None else is_nccl_topology(path)
+    if text is None and not is_nccl and not is_nvidia_smi(path):
+        if (gpu, hosts, column) != (None, None, None):
+            raise click.UsageError(
+                f"--gpu, --hosts and --speeds are of nvidia-smi's table and NCCL's topology, which "
+                f"{path} is not"
+            )
+        return _of_file(path, speeds)
     if alpha or len(bandwidth) > (0 if is_nccl else 2):
         raise click.UsageError(
             "NCCL's topology states its links; leave --alpha and --bandwidth out, or choose the "

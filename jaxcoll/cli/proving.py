@@ -19,15 +19,18 @@ RUNTIMES = ("msccl", "azure", "rccl")
 @click.option("--runtime", type=click.Choice(RUNTIMES), help="Whose limits MSCCL XML must keep.")
 @as_json
 def prove(file, kind, ranks, root, runtime, as_json) -> int:
-    """Prove a schedule, MSCCL XML or MSCCL++ plan by a second, independent checker.
+    """Prove a schedule, MSCCL XML, MSCCL++ plan or compiled HLO by a second, independent checker.
 
     \b
     jaxcoll prove program.xml --as all_reduce --ranks 16
     jaxcoll prove program.xml --runtime azure
+    jaxcoll prove step.hlo
 
     Shown: every rank ends with all that the collective asks for, each contribution once; nothing
     stops with the slots that a connection has; uses of a chunk are ordered; the runtime takes the
-    file. Exit code 1 where one of them fails, 2 where the file cannot be read.
+    file. Of HLO text (jax.jit(f).lower(x).compile().as_text()) that all ranks meet all collectives
+    in one order, and with --as also that it is that collective. Exit code 1 where one of them
+    fails, 2 where the file cannot be read.
     """
     from jaxcoll.prove import NotProved, NotRead, prove_file
 
@@ -46,8 +49,10 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     if as_json:
         print_json({"proved": True, **proof._asdict()})
         return 0
-    what = f"{proof.collective} of {proof.ranks} ranks, {proof.chunks} chunks"
-    click.echo(f"proved: {proof.format}, {what}, {proof.messages} messages")
+    what = f"{proof.collective} of {proof.ranks} ranks"
+    if proof.chunks:  # a whole HLO program has none
+        what += f", {proof.chunks} chunks, {proof.messages} messages"
+    click.echo(f"proved: {proof.format}, {what}")
     for line in proof.shown:
         click.echo(f"  {line}")
     return 0

@@ -11,8 +11,9 @@ from jaxcoll.cli.files import (
     FORMATS,
     check_network,
     check_target,
-    is_plan,
-    is_xml,
+    is_taccl,
+    kind_of,
+    needs_network,
     open_schedule,
     read_schedule,
     write,
@@ -241,31 +242,35 @@ def _plain(place: dict[str, Any]) -> dict[str, int | None]:
 @click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
 @click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
 @click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
+@click.option(
+    "--chakra", "prefix", type=click.Path(), metavar="PREFIX",
+    help="Of the last size, for ASTRA-sim: PREFIX.RANK.et.",
+)  # fmt: skip
+@click.option("--nccl-tests", "table_path", type=click.Path(), help="As nccl-tests prints them.")
 @execution_option
 @_network_of_file
 @as_json
-def simulate(schedule, size, model, trace, execution, network_name, as_json) -> int:
+def simulate(schedule, size, model, execution, network_name, as_json, **written) -> int:
     """Time a schedule link by link at one or more sizes.
 
     \b
-    jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB
+    jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB --nccl-tests times.txt
     jaxcoll simulate schedule.json --size 1GiB --trace trace.json.gz
+    jaxcoll simulate schedule.json --size 1GiB --chakra traces/all_reduce
     """
     import jaxcoll as jc
 
     read = read_schedule(schedule, _network(network_name))
-    if trace is not None:
-        check_target(trace, "json", as_json=as_json)
-    table, rows = Table((10, 12, 14, 14, 10)), []
+    _check_written(read, as_json, **written)
+    table, rows, runs = Table((10, 12, 14, 14, 10)), [], []
     if not as_json:
         table.row("size", "time", "algbw", "busbw", "of bound")
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
             least = jc.bound(read.topology, read.collective, nbytes).time
+        runs.append(run)
         percent = _percent(least, run.time)
-        if trace is not None and nbytes == size[-1]:
-            jc.io.traces.save(trace, run)
         rows.append({
             "nbytes": nbytes, "seconds": run.time, "algbw": run.algbw, "busbw": run.busbw,
             "bound_seconds": least, "percent_of_bound": percent,
@@ -275,21 +280,47 @@ def simulate(schedule, size, model, trace, execution, network_name, as_json) -> 
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
+    _write(runs, **written)
     if as_json:
         print_json({**described(read), "model": model, "rows": rows})
     return 0
 
 
+def _check_written(read, as_json: bool, trace, prefix, table_path) -> None:
+    """Refuse before the work what could not be written after it."""
+    import jaxcoll as jc
+
+    for path in (trace, table_path, prefix and f"{prefix}.json"):
+        check_target(path, "json", as_json=as_json)
+    if prefix is not None:
+        jc.io.chakra.check_collective(read.collective)
+
+
+def _write(runs, trace, prefix, table_path) -> None:
+    """The last run for viewers and simulators, and all runs as a table."""
+    import jaxcoll as jc
+
+    if trace is not None:
+        jc.io.traces.save(trace, runs[-1])
+    if prefix is not None:
+        jc.io.chakra.save(prefix, runs[-1])
+    if table_path is not None:
+        jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
+
+
 @click.command()
 @click.argument("source")
 @click.argument("target", type=click.Path())
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), metavar="NAME",
+              help=f"Instead of the suffix: {', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--size", type=SIZE, help="Of a buffer: TE-CCL says its time; TACCL's message.")
+@click.option("--ranks", type=click.IntRange(1), help="Of rules of NCCLX.")
 @_network_of_file
 @from_smi
 @failure_options
 @as_json
-def convert(source, target, form, network_name, as_json, **options) -> int:
-    """Write a network or a schedule in another format.
+def convert(source, target, form, size, ranks, network_name, as_json, **options) -> int:
+    """Write a network, a schedule, rules or times in another format.
 
     \b
     jaxcoll convert torus:4x4 network.json --without 0-1
@@ -297,6 +328,7 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
     jaxcoll convert program.xml schedule.json --network torus:4x4
     jaxcoll convert nvidia-smi.txt network.json --gpu h100 --hosts 2
     jaxcoll convert nccl-topo.xml network.json --hosts 2 --speeds nccl
+    jaxcoll convert schedule.json trees.xml --format forestcoll
     """
     form = check_target(target, form, as_json=as_json) or "json"
     gpu, hosts, speeds = (options.pop(name) for name in ("gpu", "hosts", "speeds"))
@@ -309,33 +341,36 @@ def convert(source, target, form, network_name, as_json, **options) -> int:
                 f"{source} is not"
             )
         else:
-            obj = _source(source, network_name)
+            obj = _source(source, network_name, size, ranks)
         if any(options.values()):
-            if _kind(obj) != "network":
+            if kind_of(obj) != "network":
                 raise click.UsageError("--without and --slow are of a network, not of a schedule")
             obj = after_failures(obj, **options)
-        write(target, obj, form)
+        write(target, obj, form, size)
     if target == "-":
         return 0
     if as_json:
-        print_json({"source": source, "target": target, "format": form, "kind": _kind(obj)})
+        print_json({"source": source, "target": target, "format": form, "kind": kind_of(obj)})
     else:
-        click.echo(f"{_kind(obj)} written to {target}")
+        click.echo(f"{kind_of(obj)} written to {target}")
     return 0
 
 
-def _source(source: str, network_name: str | None):
+def _source(source: str, network_name: str | None, nbytes: int | None, ranks: int | None):
     import os
 
     import jaxcoll as jc
+    from jaxcoll.io.files import load_text
 
-    if is_xml(source) or is_plan(source) or os.path.isdir(source):
+    if needs_network(source):
         return read_schedule(source, _network(network_name))
-    is_json = os.path.exists(source) and not source.endswith((".yml", ".yaml"))
-    found = jc.io.load(source) if is_json else named_network(source)
+    if is_taccl(source):
+        if nbytes is None:
+            raise click.UsageError(
+                f"{source} has the times of one size of message, which it does not say; add "
+                "--size, as in --size 1MB"
+            )
+        return load_text(source, lambda text: jc.io.sccl.topology(text, nbytes))
+    found = jc.io.load(source, ranks=ranks) if os.path.exists(source) else named_network(source)
     check_network(source, found, _network(network_name))
     return found
-
-
-def _kind(obj) -> str:
-    return "network" if type(obj).__name__ == "Topology" else type(obj).__name__.lower()

@@ -1,15 +1,17 @@
-"""``tune``: collectives measured on the devices that are here, and the tables that this makes."""
+"""``tune`` measures collectives on these devices; ``calibrate`` reads what others measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
 import click
 
-from jaxcoll.cli.files import check_target
-from jaxcoll.cli.quantities import SIZES, size_text, time_text
-from jaxcoll.cli.schedules import as_json
+from jaxcoll.cli.files import check_target, write
+from jaxcoll.cli.networks import NetworkName, named_network
+from jaxcoll.cli.quantities import SIZE, SIZES, size_text, time_text
+from jaxcoll.cli.schedules import KINDS, as_json
 from jaxcoll.cli.terminal import Group, one_line, print_json
 from jaxcoll.progress import working
 
@@ -154,3 +156,49 @@ def _table(path: str):
     import jaxcoll as jc
 
     return jc.tune.Table.load(path)
+
+
+@click.command()
+@click.argument("logs", nargs=-1, required=True, type=click.Path())
+@click.option("--network", type=NetworkName(), help="As assumed; a switch when left out.")
+@click.option("--collective", type=click.Choice(KINDS), help="Where a log does not say it.")
+@click.option("--least", type=SIZE, default=0, help="Smaller sizes are left out.")
+@click.option("--output", "-o", help="The network with the fitted links, as JSON.")
+@as_json
+def calibrate(logs, network, collective, least, output, as_json) -> int:
+    """Fit latencies and bandwidths of links to times that nccl-tests or others measured.
+
+    \b
+    jaxcoll calibrate all_reduce.txt --network dgx-h100:1 -o measured.json
+    jaxcoll synth measured.json all_reduce --size 1GB
+    """
+    import jaxcoll as jc
+
+    if output != "-":
+        check_target(output, suffix=".json")
+    assumed = named_network(network) if network else None
+    with working("fitting the links"):
+        found = jc.calibrate(logs, assumed, collective=collective, least=least)
+    if output is not None:
+        write(output, found.topology, "json")
+    if as_json:
+        if output != "-":
+            print_json({
+                "fitted": found.fitted, "torn": found.torn, "output": output,
+                "classes": [dataclasses.asdict(each) for each in found.classes],
+                "held_out": [
+                    {**dataclasses.asdict(each), "error": each.error} for each in found.held_out
+                ],
+            })  # fmt: skip
+        return 0
+    for each in found.classes:
+        click.echo(str(each), err=output == "-")
+    for each in found.held_out:
+        click.echo(
+            f"held out {size_text(each.nbytes)} of {each.collective}: {time_text(each.seconds)}, "
+            f"by the fit {time_text(each.price)} ({100 * each.error:+.1f} %)",
+            err=output == "-",
+        )
+    if output not in (None, "-"):
+        click.echo(f"written to {output}")
+    return 0

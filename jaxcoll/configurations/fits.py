@@ -1,6 +1,4 @@
-"""Fits of bandwidth: what every fit can do, and AutoCCL's equations 1 to 5.
-
-Fits to few measurements, many at a time: the knowledge of one subspace, and its uncertainty.
+"""Fits to few measurements, many at a time: the knowledge of one subspace, and its uncertainty.
 
 An ensemble holds several fits of one form. Each is the most probable one for its own draw of the
 prior and its own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and Laine,
@@ -9,14 +7,11 @@ A fit minimizes the squares of its residuals and of its distance from the prior 
 prior's spread; all are solved together by Levenberg-Marquardt steps (Nocedal and Wright, Numerical
 Optimization, 2nd ed., section 10.3). Arrays carry the fits in their first dimension.
 
-``equations`` and ``peaks`` are the forms.
-
-Fits of AutoCCL's equations 1 to 5, of machines whose collectives have two phases.
-
-With x the logarithms of the resources, seconds are ``exp(level)`` times the maximum over phases of
-``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``. This is the
-reciprocal of equations 4 and 5 with 1/gamma written out. A phase that never was the slower one
-keeps the spread of its prior.
+The forms are those of ``peaks``, and here AutoCCL's equations 1 to 5, of machines whose collectives
+have two phases. With x the logarithms of the resources, seconds are ``exp(level)`` times the
+maximum over phases of ``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x +
+congestion))``. This is the reciprocal of equations 4 and 5 with 1/gamma written out. A phase that
+never was the slower one keeps the spread of its prior.
 """
 
 from __future__ import annotations

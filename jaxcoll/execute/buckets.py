@@ -4,6 +4,9 @@ A collective costs latency once per call, so small leaves are sent together. A l
 divided: it becomes available as a whole. A leaf waits for those of its own bucket and no others, so
 the first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, Sec. 3.2.3).
+
+Their order is written into the program: values wait for others that they do not depend on, with
+their types restored behind the barrier.
 """
 
 from __future__ import annotations
@@ -18,8 +21,57 @@ from jax import lax
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.ordering import after
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
+
+
+def after(values: list[jax.Array], done: Any) -> list[jax.Array]:
+    """``values``, which XLA may use only once ``done``, a pytree of arrays, has been computed."""
+    held, _ = lax.optimization_barrier((values, done))
+    return typed_like(held, values)
+
+
+def typed_like(held: Iterable[jax.Array], before: Iterable[jax.Array]) -> list[jax.Array]:
+    """Results of a barrier with the types of its operands.
+
+    A barrier of JAX 0.10 types all its results as varying over every axis that any operand varies
+    over; the values themselves do not change.
+    """
+    return [
+        same(new, jax_internals.varying(new) - jax_internals.varying(old))
+        for new, old in zip(held, before, strict=True)
+    ]
+
+
+def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
+    """``x`` typed as the same on all ranks that differ in the mesh axes ``over`` only.
+
+    The caller must know that the value is: nothing checks it.
+    """
+    wanted = set(over)
+    names = tuple(name for name in jax_internals.mesh_axes() if name in wanted)
+    if not names:
+        return x
+    sizes = jax_internals.axis_sizes()
+    return _SAME.bind(x, axes=Axes(names, tuple(sizes[name] for name in names), names))
+
+
+def _same_batch(x, dimension, **params):
+    return _SAME.bind(x, **params), dimension
+
+
+# Only a primitive may say of a value that it is the same on all ranks.
+_SAME = jax_internals.define(
+    "jaxcoll_same",
+    shape=lambda shape, **_: shape,
+    out_varying=lambda varying, *, axes: varying - set(axes.names),
+    transpose=lambda cotangent, *, axes: vary(cotangent, axes.names),
+    batch=_same_batch,
+    run=lambda x, **_: x,
+    platforms={},
+)
+
 
 # Of PyTorch's DistributedDataParallel; large enough for any network's bandwidth, and small enough
 # that the first buckets of a network leave long before its last gradients are computed.

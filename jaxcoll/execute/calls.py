@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes

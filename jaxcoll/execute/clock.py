@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
@@ -17,6 +18,9 @@ from jaxcoll.numerics import checks
 _LEAST_SECONDS = 2e-3
 # A program is faster than another when its paired times are lower by this many standard errors.
 _CONFIDENCE = 2.0
+
+# Rounds of a comparison after which medians settle, and the fewest that are taken.
+_ROUNDS, _FEWEST_ROUNDS = 40, 5
 
 Call = Callable[[], Any]
 
@@ -53,6 +57,44 @@ def is_faster(times: np.ndarray, others: np.ndarray) -> bool:
     ratios = np.log(times / others)
     error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
     return float(np.median(ratios)) < -_CONFIDENCE * error
+
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+def net_medians(calls: Mapping[Label, Call], nothing: Label, until: float) -> dict[Label, float]:
+    """Median seconds of programs beyond those of the one that does nothing, in alternation.
+
+    Args:
+        until: by ``time.monotonic``; the fewest rounds are taken after it too.
+    """
+    labels = list(calls)
+    together = [calls_together(calls[label]) for label in labels]
+    rows = []
+    while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
+        rows.append(in_alternation([calls[label] for label in labels], together, 1)[0])
+    medians = np.median(np.asarray(rows), axis=0)
+    dispatch = medians[labels.index(nothing)]
+    # A clock may see a program faster than one that does nothing.
+    least = 0.02 * dispatch
+    return {
+        label: float(max(median - dispatch, least))
+        for label, median in zip(labels, medians, strict=True)
+    }
+
+
+def repeated(body: Callable, times: int) -> Callable:
+    """A collective several times, each of a vector that the one before has changed."""
+
+    def run(v):
+        out = body(v)
+        for _ in range(times - 1):
+            shared = min(len(v), len(out))
+            v = lax.dynamic_update_slice(v, out[:shared], (0,))
+            out = body(v)
+        return out
+
+    return run
 
 
 def _timed(call: Call, calls: int) -> float:

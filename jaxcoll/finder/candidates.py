@@ -1,9 +1,9 @@
-"""Candidates of a size and degree, and the search of Cayley digraphs among them.
+"""Candidates of a size and degree: constructions with predicted costs, and the bases among them.
 
-Candidates: predicted costs and properties of constructions, and the bases among them.
+A construction is a base and the expansions made of it. Its cost follows from the theorems of Table
+3.3, so that thousands are compared and a few are built.
 
-The search for connections of Cayley digraphs with good BFB all_gathers.
-
+Here also is the search for connections of Cayley digraphs with good BFB all_gathers.
 ``python -m jaxcoll.finder.candidates`` prints ``cayley.json`` of ``generative``, in about five
 minutes on one core; ``--help`` says how to use more. The groups are those of
 ``cayley_digraphs.groups``: dihedral and abelian ones, and other semidirect products of two cyclic

@@ -1,4 +1,8 @@
-"""``find``: the frontier of one size and degree; ``frontiers``: those of all, to be saved."""
+"""``find``: the frontier of one size and degree; ``frontiers``: those of all, to be saved.
+
+The bottom-up search (``search``) runs up to the size asked for; the candidates that no other beats
+are the points of the frontier (``found``).
+"""
 
 from __future__ import annotations
 

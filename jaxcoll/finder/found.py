@@ -1,4 +1,9 @@
-"""The finder's result: a Pareto frontier, printed beside the paper's, and choices from it."""
+"""The finder's result: a Pareto frontier, printed beside the paper's, and choices from it.
+
+A point is on the frontier if no other has both fewer steps and more bandwidth. Which one is best
+depends on the bytes: T = steps x alpha + inverse bandwidth x bytes / B, a line per point, and the
+lower envelope of these lines names the best of every size.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Properties of topologies, in closed form or measured.
 
-Diameters and bounds of all-to-all rates of constructions, from those of their parts.
+Diameters and bounds of all-to-all rates of constructions follow from those of their parts.
 
 - Diameters of a product add up, and a line graph has one more than its base, unless that is a ring.
 - The rate of a product of N ranks is the least of f_i N_i / N over its factors: a flow that
@@ -11,9 +11,8 @@ Diameters and bounds of all-to-all rates of constructions, from those of their p
 - ``kautz_flow`` bounds the rate of generalized Kautz digraphs, ``shortest_flow`` that of others.
   For few ranks the linear program is solved.
 
-Costs of bases that no formula gives: measured once by BFB and kept in ``measured.json``.
-
-Made by ``python -m jaxcoll.finder.properties``, which takes about ten minutes on one core.
+Costs of bases that no formula gives are measured once by BFB and kept in ``measured.json``, made by
+``python -m jaxcoll.finder.properties`` in about ten minutes on one core.
 """
 
 from __future__ import annotations

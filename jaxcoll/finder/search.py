@@ -1,12 +1,13 @@
-"""The Pareto search: the bases and expansions worth building, and the fixed cost of a topology.
+"""The bottom-up search of Section 3.5.4: the best candidates of every size and degree.
 
-The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
+Every expansion multiplies the size, or keeps it and multiplies the degree, so cells (size, degree)
+are filled by size, then by degree: all cells that one can be made of are complete before it. A cell
+keeps candidates that no other beats by costing no more and having all their properties; costs
+of expansions are predicted by the theorems of Table 3.3. From K_3 (3, 2), say, a line graph gives a
+candidate of (6, 2), and a Cartesian square one of (9, 4).
 
-Every expansion multiplies the size, or keeps it and multiplies the degree, so cells are filled by
-size, then by degree. A cell keeps candidates that no other beats by costing no more and having all
-their properties; costs of expansions are predicted by the theorems of Table 3.3.
-
-Fixed cost of a topology: ports, circuits and cables, which are paid for whatever is sent.
+Some costs are paid for whatever is sent: ports, circuits and cables. They are the fixed cost of a
+topology.
 """
 
 from __future__ import annotations

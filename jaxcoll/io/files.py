@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from jaxcoll.compact import drafts
+from jaxcoll import compact
 from jaxcoll.errors import FormatError, shown
 from jaxcoll.numerics import checks
 
@@ -18,11 +18,11 @@ MAX_BYTES = 2**28
 T = TypeVar("T")
 
 
-def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
-    """The UTF-8 text of a file.
+def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a file.
 
     Raises:
-        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes.
         OSError: the file cannot be read.
     """
     name = _checked(path)
@@ -36,6 +36,17 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
             f"{name} has more than the {max_bytes} bytes that are read at most; "
             f"pass a larger max_bytes if you trust it"
         )
+    return data
+
+
+def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of a file.
+
+    Raises:
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
+        OSError: the file cannot be read.
+    """
+    data, name = read_bytes(path, max_bytes), os.fspath(path)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,7 +88,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
     try:
         mode = _permissions(target, name)
         # Not for others to read before it has the permissions of the file that it replaces.
-        draft, file = drafts.locked_draft(
+        draft, file = compact.locked_draft(
             target,
             lambda draft: os.open(
                 draft,
@@ -94,7 +105,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
                 os.fsync(file)
                 os.replace(draft, target)
         except BaseException:
-            drafts.remove(draft)
+            compact.remove(draft)
             raise
     except OSError as error:
         if error.errno is None:

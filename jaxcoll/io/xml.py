@@ -82,7 +82,8 @@ class Element:
 class _Reader:
     """An element under construction for every tag that is open."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, text_in: frozenset[str]):
+        self.text_in = text_in
         self.parser = expat.ParserCreate("utf-8")
         self.open: list[tuple[str, dict[str, str], list[Element], int]] = []
         self.root: Element | None = None
@@ -119,8 +120,8 @@ class _Reader:
             self.root = made
 
     def characters(self, text: str) -> None:
-        """Only white space stands between tags."""
-        if text.strip():
+        """Only white space stands between tags, but for those that hold text."""
+        if text.strip() and self.open[-1][0] not in self.text_in:
             raise FormatError(
                 f"line {self.parser.CurrentLineNumber}: text inside <{self.open[-1][0][:40]}>, "
                 f"{shown(text.strip())}; only tags are read"
@@ -133,19 +134,22 @@ class _Reader:
         )
 
 
-def parsed(text: str, root: str, most: int = 2**16) -> Element:
+def parsed(
+    text: str, root: str, most: int = 2**16, text_in: frozenset[str] = frozenset()
+) -> Element:
     """The root element of XML text.
 
     Args:
         root: the tag that it must have.
         most: elements.
+        text_in: tags that may hold text, which is not kept.
 
     Raises:
         FormatError: not XML, cut short, another root, more elements or deeper than are read, text
             between tags, entities.
     """
     checks.text(text, "text", FormatError)
-    reader = _Reader(most)
+    reader = _Reader(most, text_in)
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:

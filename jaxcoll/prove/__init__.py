@@ -9,7 +9,9 @@ holds; uses of a chunk are ordered where one writes; the runtime's parser takes 
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``native``: schedules of ``jaxcoll.schedule/1``;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
-- ``plans``: execution plans of MSCCL++ 0.8 and later.
+- ``plans``: execution plans of MSCCL++ 0.8 and later;
+- ``hlo``: compiled HLO text: ``hlo_order``, all its collectives over all groups in one order, and
+  ``hlo_replay``, a program of one collective with contributions for numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from __future__ import annotations
 import os
 import stat
 
-from jaxcoll.prove import msccl, native, plans
+from jaxcoll.prove import hlo, hlo_order, hlo_replay, msccl, native, plans
 from jaxcoll.prove.contents import KINDS, Asked, NotProved, NotRead, Proof
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
 
 MAX_BYTES = 2**27
+PROGRAM = "program"  # what a whole HLO program is called in place of a collective
 
 
 def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | None = None, *,
@@ -48,10 +51,11 @@ def prove_file(path: str | os.PathLike, kind: str | None = None, ranks: int | No
 
 def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, root: int = 0,
                runtime: str | None = None) -> Proof:  # fmt: skip
-    """Prove a schedule, a program or a plan, told apart by its content.
+    """Prove a schedule, a program, a plan or compiled HLO, told apart by its content.
 
     Args:
-        kind: the collective that it must be, one of ``KINDS``; the file's own where omitted.
+        kind: the collective that it must be, one of ``KINDS``; the file's own where omitted. HLO
+            says none: without a kind only the order of its collectives is proved.
         ranks: how many ranks it must have; the file's own where omitted.
         root: of a broadcast or reduce in XML, which does not name it.
         runtime: of MSCCL XML: ``msccl``, ``azure`` or ``rccl``, whose limits must be kept; one of
@@ -71,4 +75,22 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
     if start.startswith("{"):
         fields = native.parsed(text)
         return plans.prove(fields, asked) if "gpus" in fields else native.prove(fields, asked)
-    raise NotRead("neither XML nor a JSON object; give a schedule, an MSCCL program or a plan")
+    if start.startswith("HloModule"):
+        return _prove_hlo(text[text.index("HloModule") :], asked)
+    raise NotRead("neither XML nor a JSON object nor HLO; give a schedule, an MSCCL program, a "
+                  "plan or the text of a compiled program")  # fmt: skip
+
+
+def _prove_hlo(text: str, asked: Asked) -> Proof:
+    module = hlo.parsed(text)
+    if asked.kind is None:
+        asked = asked._replace(kind=PROGRAM)
+    kind = asked.agreed(None, module.ranks)
+    met = hlo_order.check_order(module)
+    shown = [f"{len(met)} collectives and permutes: all ranks meet them in one order",
+             "groups and pairs have every rank, and none twice"]  # fmt: skip
+    if kind == PROGRAM:
+        return Proof("HLO", PROGRAM, module.ranks, 0, len(met), tuple(shown))
+    chunks, messages = hlo_replay.replay(module, kind, asked.root)
+    shown.insert(0, "complete, each contribution once, with an element for a chunk")
+    return Proof("HLO", kind, module.ranks, chunks, messages, tuple(shown))

@@ -103,14 +103,14 @@ class Buffers:
         Raises:
             NotProved: nothing was written or given.
         """
-        found = self.held.get(cell) or self._given(*cell)
+        found = self.held.get(cell) or self.given(*cell)
         if found is None:
             rank, buffer, at = cell
             raise NotProved(f"rank {rank} reads chunk {at} of buffer {buffer!r}, which holds "
                             "nothing", rank, at)  # fmt: skip
         return found
 
-    def _given(self, rank: int, buffer: str, at: int) -> Value | None:
+    def given(self, rank: int, buffer: str, at: int) -> Value | None:
         """The value that the caller puts into a cell before the collective begins."""
         if self.kind == "all_gather":
             own = rank * self.share + at if buffer == "i" else at
@@ -140,7 +140,7 @@ class Buffers:
                     source, place = divmod(at, self.share)
                     chunk = source * self.chunks + rank * self.share + place
                 cell = self.cell(rank, "o", at)
-                check_value(self.held.get(cell) or self._given(*cell), chunk, self.full, rank)
+                check_value(self.held.get(cell) or self.given(*cell), chunk, self.full, rank)
 
 
 def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:

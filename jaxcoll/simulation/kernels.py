@@ -1,8 +1,14 @@
-"""Numba kernels of the simulator: a binary heap of arrivals, and links that serve in order.
+"""The simulator's loops: links that serve messages in order, by a heap of arrivals.
 
 A hop's arrival at the queue of its link is an event (time, message). Events are taken in order of
 time and, at the same time, of message number, so a link serves first come, first served and the
-moment of service is known as soon as the event is taken.
+moment of service is known as soon as the event is taken. Two messages of 1 s that reach a link of
+no latency at 0 s and 0.5 s start at 0 s and 1 s, and arrive at 1 s and 2 s.
+
+Four runs share this, from the plainest on. ``run_direct``: every message is one hop, so that no
+heap is needed. ``run_routed``: a schedule over several links, whose messages also wait for their
+place on the first. ``run_messages``: any traffic, with messages that wait for others.
+``run_events``: the same in the order of another simulator, ASTRA-sim's.
 
 A kernel takes so many events in a call that it ends in a few tenths of a second, and goes on in the
 next one: Python handles signals between two calls.
@@ -19,8 +25,9 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import spans
 
 _NONE = -1
+# Of a call, which takes a few tenths of a second; Python handles signals between two.
 _EVENTS_AT_ONCE = 1 << 18
-_SENDS_AT_ONCE = 1 << 20
+_SENDS_AT_ONCE = 1 << 20  # the same, of runs that need no heap
 
 
 class Hops(NamedTuple):
@@ -141,6 +148,8 @@ def _run_direct(begin, end, message_ptr, chunk, src, dst, hops, free, available,
     for m in range(begin, end):
         first, last, link = message_ptr[m], message_ptr[m + 1], hops.link[m]
         t = free[link]
+        # A sum is complete with its last contribution, so a chunk is available when the latest part
+        # is.
         have, get = available[src[m]], available[dst[m]]
         for i in range(first, last):
             t = max(t, have[chunk[i]])
@@ -166,6 +175,7 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
 def _arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
+            # First all that read, then all that arrive: a step's sends do not wait for one another.
             needed[i] = arrived[src[i], chunk[i]]
         for i in range(step_ptr[t], step_ptr[t + 1]):
             arrived[dst[i], chunk[i]] += 1
@@ -185,6 +195,8 @@ def run_routed(queues, hops, num_links, arrived, start):
     every one is served.
     """
     traffic = _traffic(hops, num_links, start)
+    # A link that only starts messages serves them in the order of the schedule, by itself. One that
+    # others pass through too needs the order of arrival, which the heap tells.
     further = np.ones(len(hops.link), np.bool_)
     further[hops.ptr[:-1]] = False
     is_shared = np.zeros(num_links, np.bool_)
@@ -246,6 +258,10 @@ def _take(m, hops, traffic, size):
     if following == _NONE:
         traffic.last[hops.link[h]] = _NONE
         return heap.pop(traffic.times, traffic.events, 0, size)
+    # Messages arrive at the end of a link in the order of their service, for each starts when the
+    # one before it has left the link. So the heap holds only the first on every link: it is as
+    # small as the network, however many messages are on their way, and this replaces its top
+    # instead of a pop and a push.
     traffic.behind[m] = _NONE
     g = traffic.hop[following] - 1
     arrival = traffic.start[g] + hops.delay[hops.case[g]]
@@ -277,6 +293,8 @@ def _join(q, now, queues, replay, hops, traffic, size):
 
     Where nobody else joins, the order in the queue is that of the schedule, and they are served.
     """
+    # Only the head waits: the schedule orders the messages of a first link, and one that is ready
+    # must not overtake another that is not.
     while replay.head[q] < queues.ptr[q + 1]:
         m = queues.message[replay.head[q]]
         rank = queues.src[m]
@@ -446,6 +464,8 @@ def _run_events(waits, hops, state, start, end, size, number):
         h = hop[m]
         start[h], is_busy[on], hop[m] = now, True, h + 1
         subject[number], subject[number + 1] = m, -1 - on
+        # The arrival is numbered before the moment at which the link is free, as ASTRA-sim pushes
+        # them: of events at the same time the lower number is first.
         size = heap.push(times, events, 0, size, now + hops.delay[hops.case[h]], number)
         size = heap.push(times, events, 0, size, now + hops.busy[hops.case[h]], number + 1)
         number += 2

@@ -1,16 +1,11 @@
 """Any traffic, timed: messages one by one, and forests through switches that multicast.
 
-In-network multicast and aggregation: what capable switches spare the links of a forest.
+A message has a route, a size, a release time, and others that it waits for.
 
 A tree of ranks crosses a switch once per child: a root that sends to seven ranks behind one switch
-sends the same data into it seven times. A switch that can copy needs it once. So every later edge
-of a tree that crosses such a switch begins there, and the links before it are spared.
-
-Any traffic, timed: messages one by one, and forests through switches that multicast.
-
-Timing any traffic: messages with routes, sizes, release times and dependencies.
-
-Timing forests through switches that multicast and aggregate, as NVLink SHARP (NVLS) does.
+sends the same data into it seven times. A switch that can copy needs it once, as NVLink SHARP
+(NVLS) does. So every later edge of a tree that crosses such a switch begins there, and the links
+before it are spared. Sums are the same with all links reversed.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from jaxcoll.simulation import kernels
 from jaxcoll.simulation.schedules import check_request, durations, framed
 from jaxcoll.simulation.timeline import MODELS, Clock, Framing
 from jaxcoll.topology import Topology
-from jaxcoll.trees.flow import TreeFlow
+from jaxcoll.trees import TreeFlow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Schedules, timed by link, and the order in which they add.
 
-Timing a schedule: every message on every link of its path.
-
-The order in which a schedule adds: whether an element's sum depends on the chunk it lies in.
+A schedule is timed message by message, on every link of its path.
 
 Floating-point addition commutes but does not associate, so the bits of a sum are those of its
 bracketing: ((a + b) + c) is (c + (b + a)), and not (a + (b + c)). A schedule that brackets the
 contributions of a group in one way for all chunks gives an element the same bits wherever in a
-buffer it lies, whatever the buffer's size and the number of chunks.
+buffer it lies, whatever the buffer's size and the number of chunks. Whether it does is told by
+replaying the brackets themselves, without any floats.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from jaxcoll.pictures import markup
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.kernels import Hops
 
-_HORIZON = 2**62
+_HORIZON = 2**62  # ticks of a whole run at most: sums of two times still fit 64 bits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,17 +17,55 @@ differentiate copies that may differ::
 Gradients that do not vary over the axis are refused, since whether they are sums, means or plain
 copies cannot be told. With ``check_vma=False`` there is no such cast, gradients are a rank's own,
 and nothing can be checked.
+
+Overlap: sums of gradients that advance a step with every layer of the backward pass.
+
+A sum over ranks takes several steps, and XLA decides when each of them runs. It starts the first
+when a gradient is available and leaves the others to the end, where no matrix product hides them.
+Here the order is written into the program: after the backward pass of a layer, the messages in
+flight are received and the next step of every sum is sent; only then does the backward pass of the
+previous layer begin. So each step of every active sum overlaps with one layer's products::
+
+    layer 3:  products                                    send gradient 3, step 0
+    layer 2:  products    receive 3.0, send 3.1           send gradient 2, step 0
+    layer 1:  products    receive 3.1, 2.0, send 3.2, 2.1 send gradient 1, step 0
+
+The remaining steps run after the first layer. Whether this gains depends on the machine: it orders
+communication that XLA could otherwise schedule freely, and a step that takes longer than a layer
+delays the next layer.
 """
 
 from __future__ import annotations
 
-import optax
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import calls, fixed_order, jax_internals
+from jaxcoll.execute.buckets import (
+    BUCKET_BYTES,
+    WINDOW,
+    Order,
+    in_buckets,
+    is_void,
+    plan_buckets,
+    same,
+    typed_like,
+)
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
+from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.primitives import vary
+from jaxcoll.numerics import checks
 from jaxcoll.training.leaf_sums import LeafSums, check_options, check_own
-from jaxcoll.training.overlap import overlap
 from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
 
 __all__ = [
@@ -90,3 +128,223 @@ def all_reduce_gradients(
         return done, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def overlap(
+    layers: Sequence[Callable],
+    loss: Callable,
+    axis_name: AxisName,
+    *,
+    schedule: Choice = None,
+    mean: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
+    accum_dtype=None,
+    order: str | None = None,
+) -> Callable:
+    """``jax.value_and_grad`` of a stack of layers, with gradients summed under the backward pass.
+
+    Called inside ``jax.shard_map``; in place of ``value_and_grad`` and the reduction after it::
+
+        value_and_grad = jc.optax.overlap([embed, *blocks, head], loss, "data", schedule=schedule)
+        value, gradients = value_and_grad([embed_params, *block_params, head_params], x, labels)
+
+    Layers are differentiated one by one, with what ``jax.vjp`` saves for each; wrap a layer in
+    ``jax.checkpoint`` to recompute instead. The gradients are those that ``all_reduce_gradients``
+    gives, but for the order of addition.
+
+    Args:
+        layers: functions of (params, x) that return the next x, first to last; x may be a pytree.
+        loss: a function of ``(last x, *arguments)`` that returns a scalar, this rank's.
+        axis_name: an axis of the mesh, or several.
+        schedule, mean, bucket_bytes, accum_dtype, order: as for ``all_reduce_gradients``, of each
+            layer.
+
+    Returns:
+        A function of ``(params, x, *arguments)``, ``params`` having one pytree per layer, which
+        returns this rank's loss and the gradients: a list of pytrees that are the same on all
+        ranks. Parameters may be typed as the same on all ranks; ``check_vma`` does not change
+        the result.
+
+    Raises:
+        CollectiveError: no layers, an unknown ``order``; from the function returned: another number
+            of params than layers, or what ``jc.psum`` refuses.
+    """
+    check_options(axis_name, mean, bucket_bytes, window=0)
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
+    if not layers:
+        raise CollectiveError("overlap needs one or more layers, got none")
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
+
+    def reduce(leaves: list[jax.Array]) -> _Sum | _SumByLax:
+        return _SumByLax(sums(leaves)) if sums.apart(leaves) else _Sum(leaves, sums)
+
+    def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
+        if len(params) != len(layers):
+            raise CollectiveError(
+                f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
+            )
+        value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
+        return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, reduce)
+
+    return value_and_grad
+
+
+def _own(params, axis_name: AxisName):
+    """Copies of parameters that may differ from rank to rank, so that gradients are a rank's."""
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = tuple(name for name in names if name in jax_internals.mesh_axes())
+    return jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), names), params)
+
+
+def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:
+    """The loss, and for each layer and the loss what maps its cotangent to those before it."""
+    pulls = []
+    for i, (layer, own) in enumerate(zip(layers, params, strict=True)):
+        if i == 0:
+            x, pull = jax.vjp(lambda p, layer=layer, x=x: layer(p, x), own)
+        else:
+            x, pull = jax.vjp(layer, own, x)
+        pulls.append(pull)
+    value, pull = jax.vjp(lambda last: loss(last, *arguments), x)
+    if jnp.shape(value) != ():
+        raise CollectiveError(f"the loss must be a scalar, got shape {jnp.shape(value)}")
+    return value, [*pulls, pull]
+
+
+def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> list:
+    """The gradients of all layers, last layer first, each summed by ``reduce`` under the others."""
+    active = _ActiveSums()
+    (cotangent,) = pulls.pop()(cotangent)
+    gradients: list[Any] = [None] * len(pulls)
+    for i in reversed(range(len(pulls))):
+        gradients[i], *before = pulls[i](cotangent)
+        gradients[i], before = active.advance((gradients[i], before))
+        cotangent = before[0] if before else None
+        leaves, structure = jax.tree.flatten_with_path(gradients[i])
+        gradients[i] = structure, [leaf for _, leaf in leaves]
+        for members in plan_buckets(leaves, bucket_bytes):
+            active.add(gradients[i][1], members, reduce)
+    while active.sums:
+        active.advance(())
+    return [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
+
+
+# ---------------------------------------------------------------------- sums under way
+
+
+class _Sum:
+    """A sum over ranks of some leaves of one dtype, run a step at a time."""
+
+    def __init__(self, leaves: list[jax.Array], sums: LeafSums):
+        fixed = is_fixed(sums.order)
+        self.like, self.is_cast = leaves, sums.accum_dtype is not None
+        self.add = fixed_order.add if fixed else lax.add
+        x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
+        x = calls.widened(x, sums.accum_dtype)
+        self.axes, chosen = calls.resolve("all_reduce", x, sums.axis_name, sums.schedule, fixed)
+        self.size, self.divisor = x.size, None
+        if sums.mean:
+            self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
+        # Groups that share a schedule share permutes, not results.
+        self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
+        self.program = permute_program(chosen)
+        self.rank = self.axes.rank()
+        if fixed:
+            x = fixed_order.rounded_on_rank(x, self.rank, jax_internals.platform())
+        self.width = -(-x.size // self.program.block_rows)
+        x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
+        self.buffer = initial_buffer(self.program, x, self.rank, self.width)
+        # There is nothing to send of an empty vector, or to a single rank.
+        self.left = list(self.program.steps) if x.size else []
+        self.in_flight: list[jax.Array] = []
+        self._send()
+
+    def _send(self) -> None:
+        rounds = self.left[0] if self.left else ()
+        self.in_flight = [
+            self.axes.permute(source(self.buffer, r, self.rank, self.width), r.pairs)
+            for r in rounds
+        ]
+
+    def advance(self, arrived: list[jax.Array]) -> None:
+        """Receive a step and send the next one."""
+        rounds = self.left.pop(0)
+        self.buffer = receive(self.buffer, arrived, rounds, self.rank, self.width, self.add)
+        self._send()
+
+    def result(self) -> list[jax.Array]:
+        """The leaves, reduced."""
+        total = read_result(self.program, self.buffer, self.rank, self.width)[: self.size]
+        total = total if self.divisor is None else total / self.divisor
+        if jax_internals.checks_vma():
+            total = same(total, self.same)
+        reduced, start = [], 0
+        for leaf in self.like:
+            part = total[start : start + leaf.size].reshape(leaf.shape)
+            reduced.append(part.astype(leaf.dtype) if self.is_cast else part)
+            start += leaf.size
+        return reduced
+
+
+class _SumByLax:
+    """A sum that ``jax.lax`` runs as a whole: it has no steps, and XLA hides it where it can."""
+
+    def __init__(self, total: list[jax.Array]):
+        self.total, self.left, self.in_flight = total, [], []
+
+    def advance(self, arrived: list[jax.Array]) -> None:
+        """Nothing: it was complete when it began."""
+
+    def result(self) -> list[jax.Array]:
+        """The leaves, reduced."""
+        return self.total
+
+
+@dataclasses.dataclass
+class _ActiveSums:
+    """The sums that are not complete, oldest first.
+
+    Attributes:
+        sums: each with the list that its leaves go to, and their indices in it.
+    """
+
+    sums: list[tuple[_Sum | _SumByLax, list, list[int]]] = dataclasses.field(default_factory=list)
+
+    def add(
+        self, leaves: list, members: list[int], start: Callable[[list], _Sum | _SumByLax]
+    ) -> None:
+        """Start a sum of some of a layer's leaves, which take their places when it is done."""
+        kept = [i for i in members if not is_void(leaves[i])]
+        if kept:
+            self.sums.append((start([leaves[i] for i in kept]), leaves, kept))
+            self._retire()
+
+    def advance(self, computed: Any) -> Any:
+        """One step of every sum, after what was computed meanwhile and before what comes next.
+
+        Returns:
+            ``computed``, available only once the steps in flight have arrived.
+        """
+        flat, structure = jax.tree.flatten(computed)
+        real = [i for i, leaf in enumerate(flat) if not is_void(leaf)]
+        flights = [summing.in_flight for summing, _, _ in self.sums]
+        if not flights:
+            return computed
+        before = [flat[i] for i in real]
+        held, flights = lax.optimization_barrier((before, flights))
+        for i, leaf in zip(real, typed_like(held, before), strict=True):
+            flat[i] = leaf
+        for (summing, _, _), arrived in zip(self.sums, flights, strict=True):
+            summing.advance(arrived)
+        self._retire()
+        return jax.tree.unflatten(structure, flat)
+
+    def _retire(self) -> None:
+        for summing, leaves, members in self.sums:
+            if not summing.left:
+                for i, leaf in zip(members, summing.result(), strict=True):
+                    leaves[i] = leaf
+        self.sums = [entry for entry in self.sums if entry[0].left]

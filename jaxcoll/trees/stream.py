@@ -60,6 +60,8 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     """
     # One event per link at the start, at time 0: the moment when it is first free.
     count, links = len(edge), len(pace)
+    # Queues of all links in one column, each with room for every message that ever crosses its
+    # link: nothing is allocated in a kernel.
     heap_ptr = queue_starts(edge, path_ptr, path_link, links) * pieces
     now = _Streams(
         _farthest(before),
@@ -99,6 +101,7 @@ def _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending):
     below, child_ptr, child, heap_ptr = now.below, now.child_ptr, now.child, now.heap_ptr
     key, item, size, hop, begin = now.key, now.item, now.size, now.hop, now.begin
     on_link, times, events = now.on_link, now.times, now.events
+    # Trees span all ranks, so each has as many edges as any other.
     per_tree, taken = len(edge) // len(weight), 0
     while pending and taken < _EVENTS_AT_ONCE:
         taken += 1

@@ -7,41 +7,39 @@ gradient buckets.
 
 What may be chosen and the search for the fastest are in ``jaxcoll.configurations``. Then to be read
 in this order: ``backend_space`` (what a JAX backend may run), ``tables``; ``trial`` and
-``offline_tuner``; ``bucket_sizes``; ``training_step`` (the online tuner); ``nccl``.
+``offline_tuner``; ``training_step`` (the online tuner); ``nccl``.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from jaxcoll.configurations.config import Config, Parameter
+from jaxcoll.configurations.config import Config, Parameter, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space, Subspace
-from jaxcoll.configurations.task import Task
 from jaxcoll.tune import nccl
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table
 
 if TYPE_CHECKING:
     from jaxcoll.tune.backend_space import jax_space
-    from jaxcoll.tune.bucket_sizes import BucketSizes, bucket_bytes
-    from jaxcoll.tune.offline_tuner import Outcome, offline
+    from jaxcoll.tune.offline_tuner import BucketSizes, Outcome, bucket_bytes, offline
     from jaxcoll.tune.tables.in_use import this_machine, use
-    from jaxcoll.tune.task import tasks_of
     from jaxcoll.tune.training_step.online_tuner import online
     from jaxcoll.tune.training_step.report import Recording, Report, replay
+    from jaxcoll.tune.trial import tasks_of
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
-    "BucketSizes": "bucket_sizes",
+    "BucketSizes": "offline_tuner",
     "Outcome": "offline_tuner",
     "Recording": "training_step.report",
     "Report": "training_step.report",
-    "bucket_bytes": "bucket_sizes",
+    "bucket_bytes": "offline_tuner",
     "jax_space": "backend_space",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
     "replay": "training_step.report",
-    "tasks_of": "task",
+    "tasks_of": "trial",
     "this_machine": "tables.in_use",
     "use": "tables.in_use",
 }

@@ -20,9 +20,8 @@ from collections.abc import Iterator
 import jax
 
 from jaxcoll.collective import ROOTED, Collective
-from jaxcoll.configurations.config import Config, Parameter
+from jaxcoll.configurations.config import Config, Parameter, Task
 from jaxcoll.configurations.space import Space, Subspace
-from jaxcoll.configurations.task import Task
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice.configured import default_topology, is_small, schedule_of
 from jaxcoll.execute.choice.stated import alternatives, clique_conflict

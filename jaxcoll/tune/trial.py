@@ -1,6 +1,7 @@
-"""Trials: the collective of one task on a mesh axis, by one configuration after another.
+"""The tasks of a program, and trials: a task's collective by one configuration after another.
 
-It runs alone, or beside a computation that shares its program, as in training.
+The tasks of a step are found by tracing it once. A task's collective then runs on a mesh axis,
+alone or beside a computation that shares its program, as in training.
 
 A configuration is compiled, compared once with ``jax.lax`` on test buffers, and only then timed.
 The test buffers hold small whole numbers, whose sums are exact in every dtype, so results must be
@@ -9,6 +10,7 @@ equal bit by bit.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcoll.configurations.config import Config
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import configured
@@ -29,7 +31,59 @@ from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
 from jaxcoll.tune.backend_space import collective_of
-from jaxcoll.tune.task import tasks_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Occurrence:
+    """A call of a task as a step contains it.
+
+    Attributes:
+        run_by: runs the call by a configuration.
+        shape: of a rank's operand.
+        mesh: names and sizes of the axes of the mesh around the call.
+    """
+
+    task: Task
+    run_by: configured.RunBy
+    shape: tuple[int, ...]
+    mesh: tuple[tuple[str, int], ...]
+
+
+class Recorder:
+    """Runs every task by the default, counts its calls and notes the first of them."""
+
+    def __init__(self) -> None:
+        self.calls: collections.Counter[Task] = collections.Counter()
+        self.found: dict[Task, Occurrence] = {}
+
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+        """The result by the default."""
+        mesh = jax.sharding.get_abstract_mesh()
+        sizes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+        self.found.setdefault(task, Occurrence(task, run_by, x.shape, sizes))
+        self.calls[task] += 1
+        return run_by(x, None)
+
+
+def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
+    """The tasks of a step and how often its program calls each, in the order of their first calls.
+
+    Only calls that leave ``schedule=`` and ``lowering=`` open are tasks. A call in the body of a
+    loop counts once.
+
+    Args:
+        step: a function that JAX can trace; if jitted, it stays so.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
+
+    Raises:
+        TuneError: no function.
+    """
+    checks.function(step, "step", TuneError)
+    recorder = Recorder()
+    with configured.choosing(recorder):
+        jax.eval_shape(step, *args, **kwargs)
+    return dict(recorder.calls)
+
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 

@@ -75,7 +75,7 @@ def find_recomputed_nodes(problem: Problem, decisions: Decisions) -> frozenset[i
     """The nodes of ``decisions.recomputed`` whose results are needed after the forward pass."""
     nodes = problem.graph.nodes
     recomputed: set[int] = set()
-    pending = {n for n in decisions.recomputed if problem.is_in_forward(nodes[n].class_id)}
+    pending = {n for n in decisions.recomputed if problem.can_recompute(nodes[n].class_id)}
     needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
     for group in problem.tensor_groups:
         for tensor, producer, consumers in zip(
@@ -107,7 +107,7 @@ class ReshardPasses:
     Attributes:
         in_forward, after_forward, after_loop: the consumers that each pass delivers to, without
             recomputed ones.
-        num_repeats: executions of the passes inside the microbatch loop per step.
+        num_repeats: executions of the passes per step, in the microbatch loop and in a body.
         resident_from: the pass that delivers the loop-resident copy; ``None`` without such a copy.
     """
 
@@ -133,7 +133,7 @@ def reshard_passes(problem: Problem, group: TensorGroup) -> ReshardPasses:
         tuple(c for c in classes if not c.after_forward) if group.in_forward else (),
         tuple(c for c in classes if c.after_forward and not c.after_loop),
         tuple(c for c in classes if c.after_loop),
-        problem.microbatches if group.in_loop else 1,
+        group.num_repeats * (problem.microbatches if group.in_loop else 1),
         _resident_from(problem, group),
     )
 
@@ -172,7 +172,7 @@ class ReshardPlan:
             only the input itself.
         is_recomputed: whether the producer recomputes them after the forward pass.
         num_repeats: executions of ``in_forward`` and ``after_forward`` per training step: one per
-            microbatch.
+            microbatch, and per iteration of the loops in whose body the tensors exist.
         before_loop, after_loop: steps before and after the microbatch loop, executed once.
         loop_resident: placements of the copy that stays resident through the loop; ``None`` if
             there is no such copy, or only the input itself.

@@ -10,11 +10,13 @@ transposes of the backward pass are materialized in it.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.execution.microbatch_loop import (
@@ -36,6 +38,7 @@ from tensorstate.execution.placement_table import (
     local_shard,
     shard_index,
 )
+from tensorstate.execution.step_loop import by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
@@ -64,6 +67,7 @@ class LocalExecutor:
         inputs: Mapping[int, Copies] | None = None,
     ):
         self.overlap = overlap
+        self.depth = 0  # loops of the step around these operators
         self.table, self.graph, self.mesh = table, table.graph, table.mesh
         self.collectives, self.microbatch = collectives, microbatch
         self.reshards = table.reshards if reshards is None else reshards
@@ -114,11 +118,71 @@ class LocalExecutor:
 
     def run_operators(self, operators: Sequence[Operator], after_forward: bool = False) -> None:
         """Run operators in order; with ``after_forward``, all of them after the forward pass."""
+        for loop, body in by_loop(operators, self.depth):
+            for operator in body if loop is None else body[:1]:
+                in_forward = operator.phase == "forward" and not after_forward
+                if not in_forward and self.forward_done is None:
+                    self.end_forward()
+                if loop is None:
+                    self.execute(operator, in_forward)
+                else:
+                    self.run_step_loop(loop, body, in_forward)
+
+    # ------------------------------------------------------------------ loops of the step
+
+    def run_step_loop(self, number: int, body: Sequence[Operator], in_forward: bool) -> None:
+        """Run a loop of the step, and store what it leaves behind."""
+        results = run_loop(self, self.graph, number, body)
+        first = next(iter(results.values()))
+        self.order.advance(first)
+        for tensor, x in results.items():
+            self.write(tensor, x, self.order.num_events, in_forward)
+        if not in_forward:
+            read = {use.tensor for operator in body for use in operator.operands}
+            for tensor in read & self.inputs.keys():
+                self._results_that_read[tensor].append(first)
+
+    def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
+        """Makes the executors of a loop's body, in the order of its own."""
+        copies: dict[int, Copies] = {}
         for operator in operators:
-            in_forward = operator.phase == "forward" and not after_forward
-            if not in_forward and self.forward_done is None:
-                self.end_forward()
-            self.execute(operator, in_forward)
+            for k, use in enumerate(operator.operands):
+                if len(self.graph.loops_around(use.tensor)) <= self.depth:
+                    placements = self.table.read_placements(operator.index, k)
+                    copies.setdefault(use.tensor, {})[placements] = self.operand(operator, k)
+        in_forward = all(operator.phase == "forward" for operator in operators)
+        return lambda: self.executor_of_body(copies, in_forward)
+
+    def executor_of_body(self, given: Mapping[int, Copies], in_forward: bool) -> LocalExecutor:
+        """An executor of one iteration, with copies of the tensors that it reads from outside."""
+        child = copy.copy(self)
+        copies = {tensor: dict(of_tensor) for tensor, of_tensor in given.items()}
+        child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
+        child.in_forward = copies if in_forward else {}
+        child.after_forward = {} if in_forward else copies
+        child.forward_done = None if in_forward else []
+        child.order, child.ready_at = type(self.order)(), defaultdict(int)
+        child._gradients, child._results_that_read = {}, defaultdict(list)
+        return child
+
+    def operand(self, operator: Operator, k: int) -> jax.Array:
+        """An operand of an operator, in the placements that it requires."""
+        placements = self.table.read_placements(operator.index, k)
+        return self.read(operator.operands[k].tensor, placements, operator.phase == "forward")
+
+    def enter(self, operator: Operator, x: jax.Array) -> None:
+        """Store what passes into the body of a loop."""
+        self.write(operator.results[0].tensor, x, 0, operator.phase == "forward")
+
+    def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        """The initial carry of a loop, available once all results before it are."""
+        if self.overlap or not self.order.num_events:
+            return arrays
+        whole = [k for k, x in enumerate(arrays) if isinstance(x.dtype, np.dtype)]
+        delayed = self.order.delay([arrays[k] for k in whole]) if whole else []
+        for k, x in zip(whole, delayed, strict=True):
+            arrays[k] = x
+        return arrays
 
     def end_forward(self) -> None:
         """Reshard the saved tensors to their saved placements."""

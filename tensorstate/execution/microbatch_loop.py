@@ -182,40 +182,6 @@ def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     return array.reshape(shape)
 
 
-def evaluate(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
-    """All tensors of a graph, as global arrays, from its arguments."""
-    values: dict[int, Any] = {}
-    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
-        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
-    for operator in graph.operators:
-        arrays = [values[use.tensor] for use in operator.operands]
-        results = run_operator(operator, arrays, LocalShard.full(operator.sizes))
-        for use, result in zip(operator.results, results, strict=True):
-            values[use.tensor] = result
-    return values
-
-
-def interpret(graph: Graph) -> Callable[..., Any]:
-    """The step of a graph on one device, with the signature of the traced function."""
-
-    def step(*args):
-        leaves, tree = jax.tree.flatten(args)
-        if tree != graph.in_tree:
-            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
-        values = evaluate(graph, leaves)
-        outputs = [
-            read_view(
-                out.view,
-                None if out.view.tensor is None else values[out.view.tensor],
-                out.view.sizes,
-            )
-            for out in graph.outputs
-        ]
-        return jax.tree.unflatten(graph.out_tree, outputs)
-
-    return step
-
-
 Copies = dict[Placements, jax.Array]
 PlacedTensor = tuple[int, Placements]
 """A tensor in given placements."""

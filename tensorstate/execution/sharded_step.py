@@ -4,7 +4,7 @@ Every operator runs on the shards that its strategy gives a device; a tensor is 
 collectives. A tensor that is read both in the forward pass and after it has one saved copy, or none
 if it is recomputed.
 
-Loops of the step itself, over layers or microbatches, stay unrolled, as they are in the graph.
+Loops of the step itself run as loops where the graph has them as loops (``step_loop``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any
 from jax import lax
 
 from tensorstate.execution.microbatch_loop import read_view
-from tensorstate.ir.graph import Operator, View
+from tensorstate.execution.step_loop import flat_view
+from tensorstate.ir.graph import Operator
 from tensorstate.rules.sharding_rule import LocalEqn, LocalShard, bind
 
 _SUMS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
@@ -37,7 +38,7 @@ def run_on_factors(operator: Operator, arrays: Sequence[Any]) -> list[Any] | Non
     out = call.output_labels[0]
     if any(labels != out for labels in call.input_labels if labels):
         return None  # an argument of size 1 is broadcast
-    outputs = tuple(_flat(view) for view in call.outputs)
+    outputs = tuple(flat_view(view) for view in call.outputs)
     equation = LocalEqn(call.primitive, call.params, (), (), ())
     run = call.rule.run_local if operator.primitive != "optimization_barrier" else bind
     full = LocalShard.full(operator.sizes)
@@ -83,17 +84,10 @@ def _arguments(operator: Operator, arrays: Sequence[Any]) -> list[Any]:
     given = iter(arrays)
     arguments = []
     for view in operator.eqn.inputs:
-        flat = _flat(view)
+        flat = flat_view(view)
         array = next(given) if view.tensor is not None else None
         arguments.append(read_view(flat, array, flat.sizes))
     return arguments
-
-
-def _flat(view: View) -> View:
-    """A view with a dimension for every factor of every dimension."""
-    positions = tuple((position,) for dimension in view.positions for position in dimension)
-    sizes = tuple((size,) for dimension in view.sizes for size in dimension)
-    return View(view.tensor, positions, sizes, view.dtype, view.value)
 
 
 def _joined(labels) -> list[int]:

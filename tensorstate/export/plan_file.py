@@ -20,7 +20,7 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
-from tensorstate.ir.graph import Graph, Phase
+from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Phase
 from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
 
@@ -88,6 +88,11 @@ class PlanFile:
             if (text := _leaf_difference(kind, planned, given)) is not None:
                 return text
         return None
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether the planned step has its loops as loops."""
+        return any(operator.primitive in LOOP_BOUNDARY for operator in self.operators)
 
     def operator_difference(self, graph: Graph) -> str | None:
         """The first operator in which another step differs, in one microbatch, or ``None``."""

@@ -9,6 +9,12 @@ An *operator* names the positions of its tensors by *labels* of its own, as an e
 *node* gets one strategy from the search: it is a fused chain of elementwise operators, any other
 operator, or an input. Corresponding nodes of identical layers form a *node class*.
 
+A *loop* of the step, a ``lax.scan`` or a ``lax.while_loop``, has its body in the graph once. Its
+boundary consists of operators that compute nothing: ``carry_in`` and ``carry_out`` between the
+carry and the tensors outside, ``scan_row`` from stacked operands, ``scan_stack`` to stacked
+results, and ``while_condition``. A carry has the same placements in every iteration, so its
+``carry_in`` and its ``carry_out`` are nodes of one class.
+
 The ``eqn`` of an operator holds the data that only execution needs; the search never reads it.
 """
 
@@ -26,7 +32,7 @@ Role = Literal[
     "parameter", "optimizer", "input", "constant", "gradient", "activation", "scalar/output"
 ]
 Kind = Literal[
-    "einsum", "elementwise", "reduction", "gather", "scatter", "window", "source", "opaque"
+    "einsum", "elementwise", "reduction", "gather", "scatter", "window", "source", "loop", "opaque"
 ]
 Reduce = Literal["sum", "max", "min"]
 
@@ -194,6 +200,7 @@ class Operator:
         eqn: the equation that runs it.
         pin: of an operator that changes nothing, the sharding that the step asks for there, by
             dimension; else ``None``.
+        loops: numbers (in ``Graph.loops``) of the loops in whose body it runs, outermost first.
     """
 
     index: int
@@ -210,6 +217,28 @@ class Operator:
     source: SourceLocation
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
+    loops: tuple[int, ...] = ()
+
+
+class Loop(NamedTuple):
+    """A loop of the step.
+
+    Attributes:
+        length: number of iterations; ``None`` if it depends on data.
+        reverse: whether it starts with the last row of its stacked operands.
+        carries: of every carry the operators ``carry_in`` and ``carry_out``.
+        source: the line of the model.
+    """
+
+    length: int | None
+    reverse: bool
+    carries: tuple[tuple[int, int], ...]
+    source: SourceLocation
+
+
+LOOP_BOUNDARY = frozenset({"carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"})
+# Those whose results a loop leaves behind, outside of its body.
+LOOP_EXITS = frozenset({"carry_out", "scan_stack", "while_condition"})
 
 
 class Output(NamedTuple):
@@ -295,6 +324,7 @@ class Graph:
         in_tree, out_tree: structures (``jax.tree``) of the arguments and of the result.
         changed: names of the arguments that the traced function changes in place, as steps on
             ``flax.nnx`` models do: their new values are the first results.
+        loops: the loops of the step, which operators name by their numbers.
     """
 
     tensors: tuple[Tensor, ...]
@@ -309,11 +339,24 @@ class Graph:
     in_tree: Any = dataclasses.field(repr=False)
     out_tree: Any = dataclasses.field(repr=False)
     changed: tuple[str, ...] = ()
+    loops: tuple[Loop, ...] = ()
 
     @property
     def flops(self) -> int:
         """Floating-point operations of one step."""
-        return sum(operator.flops for operator in self.operators)
+        return sum(operator.flops * self.num_repeats(operator.loops) for operator in self.operators)
+
+    def num_repeats(self, loops: tuple[int, ...]) -> int:
+        """Executions of the body of nested loops; one for a loop whose length depends on data."""
+        return math.prod(self.loops[loop].length or 1 for loop in loops)
+
+    def loops_around(self, tensor: int) -> tuple[int, ...]:
+        """The loops in whose body a tensor exists, outermost first."""
+        producer = self.tensors[tensor].producer
+        if producer is None:
+            return ()
+        operator = self.operators[producer]
+        return operator.loops[:-1] if operator.primitive in LOOP_EXITS else operator.loops
 
     @property
     def replicated(self) -> dict[str, tuple[Operator, ...]]:
@@ -354,66 +397,6 @@ class Graph:
         outputs = ", ".join(f"{tensor.name}{_format_factors(tensor, names)}" for tensor in returned)
         lines.append(f"  output: OUTPUT[{outputs}]")
         return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------- names
-
-
-def described(graph: Graph, tensor: int) -> str:
-    """A tensor in the model's names: of a result, by the nearest input that it comes from.
-
-    A gradient is named after the parameter that it updates, another result after the nearest
-    parameter, or else argument, that it is computed from: "dot_general after params/up".
-    """
-    found = graph.tensors[tensor]
-    if found.producer is None:
-        return found.name
-    updated = _updated_input(graph, tensor) if found.role == "gradient" else None
-    if updated is not None:
-        return f"gradient of {updated}"
-    producer = graph.operators[found.producer]
-    what = (
-        f"gradient at {producer.primitive}" if producer.phase == "backward" else producer.primitive
-    )
-    nearest = _nearest_input(graph, tensor)
-    return what if nearest is None else f"{what} after {nearest}"
-
-
-def _updated_input(graph: Graph, tensor: int) -> str | None:
-    """The input whose new value is computed from a tensor by the fewest operators."""
-    updates = {
-        output.view.tensor: graph.tensors[graph.inputs[output.updates]]
-        for output in graph.outputs
-        if output.updates is not None
-    }
-    pending, seen = [tensor], {tensor}
-    for current in pending:  # grows while it is read
-        input_tensor = updates.get(current)
-        if input_tensor is not None and input_tensor.role == "parameter":
-            return input_tensor.name
-        for consumer in graph.tensors[current].consumers:
-            for use in graph.operators[consumer.operator].results:
-                if use.tensor not in seen:
-                    seen.add(use.tensor)
-                    pending.append(use.tensor)
-    return None
-
-
-def _nearest_input(graph: Graph, tensor: int) -> str | None:
-    """The parameter, or else the argument, from which the fewest operators lead to a tensor."""
-    pending, seen, other = [tensor], {tensor}, None
-    for current in pending:
-        found = graph.tensors[current]
-        if found.producer is None:
-            if found.role == "parameter":
-                return found.name
-            other = other or (found.name if found.role == "input" and found.sizes else None)
-            continue
-        for use in graph.operators[found.producer].operands:
-            if use.tensor not in seen:
-                seen.add(use.tensor)
-                pending.append(use.tensor)
-    return other
 
 
 # ---------------------------------------------------------------------- printing

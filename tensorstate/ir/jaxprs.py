@@ -143,6 +143,15 @@ class Loop(NamedTuple):
     reverse: bool
 
 
+class While(NamedTuple):
+    """A while loop. Condition and body take constants of their own, then the carry."""
+
+    condition: tuple[Any, Sequence[Any]]
+    body: tuple[Any, Sequence[Any]]
+    num_condition_consts: int
+    num_body_consts: int
+
+
 class Inner(NamedTuple):
     """The program that a call runs once.
 
@@ -207,6 +216,23 @@ def loop_of(eqn: Any) -> Loop:
         )
     jaxpr, constants = unpack_jaxpr(params["jaxpr"])
     return Loop(jaxpr, constants, *parts[:2], int(params["length"]), bool(params["reverse"]))
+
+
+def while_of(eqn: Any) -> While:
+    """The condition and the body of a while loop."""
+    params = eqn.params
+    condition, body = (unpack_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+
+
+def has_own_gradient(jaxpr: Any) -> bool:
+    """Whether a jaxpr contains a backward pass of its own, as a loop over whole steps does."""
+    for eqn in jaxpr.eqns:
+        if "transpose(" in str(eqn.source_info.name_stack):
+            return True
+        if any(map(has_own_gradient, core.jaxprs_in_params(eqn.params))):
+            return True
+    return False
 
 
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
@@ -393,6 +419,13 @@ def registered() -> list[core.Primitive]:
 
 # ---------------------------------------------------------------------- equations
 
+# Of flat programs only: these are never bound.
+_fill_p = core.Primitive("fill")
+_BOUNDARY = {
+    name: core.Primitive(name)
+    for name in ("carry_in", "carry_out", "scan_row", "scan_stack", "while_condition")
+}
+
 Equation = tuple[core.Primitive, dict[str, Any]]
 
 
@@ -434,6 +467,16 @@ def concatenating(dimension: int) -> Equation:
 def pinning(spec: PinSpec) -> Equation:
     """The identity on an array whose sharding is asked for."""
     return sharding_constraint_p, {"spec": spec}
+
+
+def filling() -> Equation:
+    """A repeated scalar as an array of its own, where a loop changes it."""
+    return _fill_p, {}
+
+
+def at_boundary(name: str) -> Equation:
+    """An equation at the boundary of a loop (see ``tensorstate.ir.graph``)."""
+    return _BOUNDARY[name], {}
 
 
 def selecting() -> Equation:

@@ -37,7 +37,8 @@ DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
 BASELINES = (*DATA, *MODEL)
 # Primitives that cast, cut or stack.
-COPIES = frozenset({"convert_element_type", "slice", "dynamic_slice", "concatenate"})
+_CUTS = frozenset({"convert_element_type", "slice", "dynamic_slice", "scan_row"})
+COPIES = _CUTS | {"concatenate", "scan_stack"}
 
 
 class Baselines:
@@ -161,6 +162,8 @@ class Baselines:
         if node.tensor is None:
             if class_id in self.copies:
                 return name == "fsdp" and placement >= 0
+            if name == "megatron-sp" and node.kind == "loop":  # no gathered rows are stacked
+                return placement >= 0
             if name in DATA and node.phase != "optimizer":
                 return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
@@ -210,7 +213,7 @@ def is_parameter(graph: Graph, tensor: int) -> bool:
     source = graph.tensors[tensor]
     while source.producer is not None:
         operator = graph.operators[source.producer]
-        if operator.primitive not in COPIES - {"concatenate"} and operator.pin is None:
+        if operator.primitive not in _CUTS | {"scan_stack"} and operator.pin is None:
             return False
         source = graph.tensors[operator.operands[0].tensor]
     return source.role == "parameter"

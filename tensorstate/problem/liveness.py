@@ -6,6 +6,9 @@ after the loop. Memory is evaluated at *program points*: the last operator of th
 last node of every class. Memory is monotonic along identical layers, so its peak is at one of
 these points.
 
+The body of a loop of the step runs once in this order. A tensor from outside that it reads is live
+to its end, and a stack of rows from its beginning on.
+
 A compiler computes cheap elementwise results inside their consumers instead of storing them: such a
 tensor is *fused*. It takes no memory itself, but its operands must be live when it is read.
 """
@@ -16,7 +19,8 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,6 +100,7 @@ class Liveness:
     def __init__(self, graph: Graph, after_loop: frozenset[int] = frozenset()):
         self.graph, self.after_loop = graph, after_loop
         self.at = _execution_order(graph, after_loop)
+        self._bodies = _bodies(graph, self.at)
         self.end = len(graph.operators)
         # The first point after the loop; without a loop, past the end of the step.
         self.loop_end = self.end - len(after_loop) if after_loop else self.end + 1
@@ -130,6 +135,8 @@ class Liveness:
         if producer is None or producer.kind != "elementwise" or not consumers:
             return False
         if tensor in self.returned or tensor in self.replacing or self._is_used_after_loop(tensor):
+            return False
+        if any(consumer.loops != producer.loops for consumer in consumers):
             return False
         if len(consumers) == 1:
             return consumers[0].kind in ("elementwise", "reduction")
@@ -203,7 +210,21 @@ class Liveness:
     def reads(self, tensor: int) -> list[int]:
         """The points at which a tensor is read, if it is stored."""
         points = {p for consumer in self.consumers(tensor) for p in self.runs[consumer.index]}
+        points |= set(self._until(tensor))
         return sorted(points | ({self.end} if tensor in self.returned else set()))
+
+    def _until(self, tensor: int) -> Iterator[int]:
+        """The last points of the bodies that read a tensor from outside, or carry it.
+
+        The initial carry is overwritten by the first iteration.
+        """
+        around = self.graph.loops_around(tensor)
+        for consumer in self.consumers(tensor):
+            if len(consumer.loops) > len(around) and consumer.primitive != "carry_in":
+                yield self._bodies[consumer.loops[len(around)]].last
+        producer = self.producer(tensor)
+        if producer is not None and producer.primitive == "carry_in":
+            yield self._bodies[producer.loops[-1]].carried
 
     def _program_points(self) -> np.ndarray:
         nodes = {e for members in self.graph.node_classes for e in (members[0], members[-1])}
@@ -277,7 +298,8 @@ class Liveness:
         is_produced = (points == produced_at) & (
             bool(stored_reads) and tensor not in self.replacing
         )
-        yield "producing", is_produced
+        started_at = self._started_at(tensor)
+        yield "producing", is_produced | ((points >= started_at) & (points < produced_at))
         uses_after_loop = [p for p in stored_reads if produced_at < self.loop_end <= p]
         yield from self._after_loop(uses_after_loop)
         stored_reads = [p for p in stored_reads if p not in uses_after_loop]
@@ -322,7 +344,16 @@ class Liveness:
     def _produced_at(self, tensor: int) -> int:
         """The point of a tensor's producer; -1 for inputs and constants."""
         producer = self.producer(tensor)
-        return -1 if producer is None else self.at[producer.index]
+        if producer is None:
+            return -1
+        return self.at[producer.index]
+
+    def _started_at(self, tensor: int) -> int:
+        """The point from which on a tensor is being produced: a stack, throughout its loop."""
+        producer = self.producer(tensor)
+        if producer is not None and producer.primitive == "scan_stack":
+            return self._bodies[producer.loops[-1]].first
+        return self._produced_at(tensor)
 
     def _after_loop(self, uses_after_loop: Sequence[int]) -> Iterator[tuple[str, np.ndarray]]:
         """The ranges of a tensor of the loop that is read at these points after it."""
@@ -394,5 +425,36 @@ def _execution_order(graph: Graph, after_loop: frozenset[int]) -> dict[int, int]
         if operator.phase == "optimizer":
             tensors = [use.tensor for use in operator.operands if use.tensor in producer_of]
             ready[operator.index] = max([forward_end, *(ready[producer_of[t]] for t in tensors)])
+    # A loop of the optimizer runs as soon as all that it reads is ready.
+    started: dict[int, int] = {}
+    for operator in graph.operators:
+        if operator.phase == "optimizer" and operator.loops:
+            loop = operator.loops[0]
+            started[loop] = max(started.get(loop, 0), ready[operator.index])
+    for operator in graph.operators:
+        if operator.loops:
+            ready[operator.index] = started.get(operator.loops[0], ready[operator.index])
     order = sorted(ready, key=lambda index: (index in after_loop, ready[index], index))
     return {index: point for point, index in enumerate(order)}
+
+
+class _Body(NamedTuple):
+    """The first and the last point of a loop's body, and the last before the carry is replaced."""
+
+    first: int
+    last: int
+    carried: int
+
+
+def _bodies(graph: Graph, at: Mapping[int, int]) -> dict[int, _Body]:
+    """The bodies of all loops that run."""
+    points: dict[int, list[int]] = {}
+    for operator in graph.operators:
+        for loop in operator.loops:
+            points.setdefault(loop, []).append(at[operator.index])
+    bodies = {}
+    for loop, of_loop in points.items():
+        ends = [at[leave] for _, leave in graph.loops[loop].carries]
+        last = max(of_loop)
+        bodies[loop] = _Body(min(of_loop), last, min(ends, default=last + 1) - 1)
+    return bodies

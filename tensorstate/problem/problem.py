@@ -37,7 +37,9 @@ from tensorstate.problem.tensor_groups import (
     is_in_loop,
 )
 
-SLICES = frozenset({"slice", "dynamic_slice"})
+SLICES = frozenset({"slice", "dynamic_slice", "scan_row", "scan_stack"})
+# Operators that only hand over: a loop's carry stays where it is.
+FREE = frozenset({"carry_in", "carry_out", "while_condition"})
 
 
 class Problem:
@@ -76,6 +78,11 @@ class Problem:
         self.traced, self.network, self.hardware = graph, network, hardware
         self.microbatches, self.batch = microbatches, batch
         in_loop = microbatches != 1
+        if in_loop and graph.loops:
+            raise PlanError(
+                f"the step has a loop of its own ({graph.loops[0].source}), which microbatches "
+                "cannot run through as a loop: trace it with loops='unroll'"
+            )
         self.microbatch_split = (
             split_microbatches(graph, batch_factor(graph, batch)) if in_loop else None
         )
@@ -112,14 +119,19 @@ class Problem:
         """Number of nodes of a class."""
         return len(self.graph.node_classes[class_id])
 
-    def is_in_forward(self, class_id: int) -> bool:
-        """Whether a class runs in the forward pass, and in the loop if there is one."""
+    def can_recompute(self, class_id: int) -> bool:
+        """Whether a class of the forward pass can be recomputed: not inside a loop of the step."""
         node = self.node(class_id)
-        return node.phase == "forward" and is_in_loop(node, self.microbatch_split)
+        if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
+            return False
+        return not any(self.graph.operators[member.operator].loops for member in node.members)
 
     def num_repeats(self, class_id: int) -> int:
         """Number of times that a class runs per step."""
-        return self.microbatches if is_in_loop(self.node(class_id), self.microbatch_split) else 1
+        node = self.node(class_id)
+        loops = self.graph.operators[node.members[0].operator].loops if node.members else ()
+        repeats = self.graph.num_repeats(loops)
+        return repeats * (self.microbatches if is_in_loop(node, self.microbatch_split) else 1)
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
         """The reshard steps between the placements of a group's tensors."""
@@ -181,7 +193,7 @@ class Problem:
         """
         node, tensors = self.node(class_id), self.graph.tensors
         operators = [self.graph.operators[member.operator] for member in node.members]
-        if not operators or operators[0].pin is not None:
+        if not operators or operators[0].pin is not None or operators[0].primitive in FREE:
             return 0.0
         shards = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(
@@ -192,8 +204,11 @@ class Problem:
         )
         traffic = self.memory_traffic(class_id, strategy)
         if all(operator.primitive in SLICES for operator in operators):
-            # A slice reads only its own bytes of the operand: one layer of the stacked layers.
+            # A slice reads only its own bytes of the operand: one layer of the stacked layers. A
+            # stack is written row by row.
             produced = {use.tensor for operator in operators for use in operator.results}
+            if operators[0].primitive == "scan_stack":
+                produced = {use.tensor for operator in operators for use in operator.operands}
             traffic = min(traffic, 2 * sum(tensors[tensor].nbytes for tensor in produced) / shards)
         per_repeat = max(arithmetic / shards, traffic / self.hardware.memory_bandwidth)
         return self.num_repeats(class_id) * per_repeat

@@ -227,6 +227,7 @@ class TensorGroup:
         nbytes: likewise.
         batch_placement: its placement along the batch (see ``MicrobatchSplit.batch_placements``).
         in_loop: whether it exists in the microbatch loop.
+        num_repeats: executions of the loops of the step in whose body it exists.
     """
 
     tensors: tuple[int, ...]
@@ -242,6 +243,7 @@ class TensorGroup:
     nbytes: int
     batch_placement: int
     in_loop: bool
+    num_repeats: int = 1
 
     @property
     def multiplicity(self) -> int:
@@ -371,6 +373,7 @@ def _group(
         tensor.nbytes,
         REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensors[0]],
         in_loop,
+        graph.num_repeats(graph.loops_around(tensors[0])),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcoll.pages.schedule_page import page as html_page
+from jaxcoll.pages import page as html_page
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import CATEGORIES, bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, ReshardTree, reshard_plans

@@ -5,15 +5,15 @@ equation on one device's shards. Primitives that only rename dimensions are view
 see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
 
 In reading order: ``sharding_rule`` (the parts of a rule, and the shard of one device in one
-microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing`` (the written
-rules, by family), ``inferred`` (rules read from ``vmap``).
+microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing``, ``loops`` (the
+written rules, by family), ``declared`` (rules of the user), ``inferred`` (read from ``vmap``).
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules import elementwise, grouped, indexing, products, shapes
+from tensorstate.rules import declared, elementwise, grouped, indexing, loops, products, shapes
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
@@ -34,6 +34,8 @@ RULES: dict[str, PrimitiveRule] = {
     **indexing.RULES,
     **shapes.RULES,
     **shapes.RANDOM,
+    **loops.RULES,
+    **declared.RULES,
     **dict.fromkeys(_KEY_PRIMITIVES, dataclasses.replace(FALLBACK_RULE, origin="written")),
 }
 

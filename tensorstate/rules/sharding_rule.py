@@ -171,6 +171,7 @@ class ShardingRule:
         linear: sets of arguments in which it is jointly linear.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations.
+        unseen: sizes of labels that no dimension has: the terms of a sum that is known.
     """
 
     kind: Kind
@@ -180,6 +181,7 @@ class ShardingRule:
     linear: tuple[frozenset[int], ...] = ()
     need_replication: frozenset[int] = frozenset()
     flops: int = 0
+    unseen: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 class LocalEqn(NamedTuple):

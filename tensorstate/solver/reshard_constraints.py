@@ -68,7 +68,7 @@ class StrategyVariables:
         x[g, w, 0] + x[g, w, 1] = strategy[g, w]
         """
         problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
-        recomputed = self.recompute and problem.is_in_forward(class_id)
+        recomputed = self.recompute and problem.can_recompute(class_id)
         choices, strategies = {}, []
         for strategy in candidates:
             strategies.append(self.program.add_variable(high=1.0, integer=True))

@@ -7,14 +7,31 @@ view becomes an operator whose labels are the unsplit factors of its dimensions.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
-from tensorstate.ir.graph import Operator, PinnedDim, Reduce, Tensor, TracedEqn, Use, View
+from tensorstate.ir.graph import (
+    Loop,
+    Operator,
+    PinnedDim,
+    Reduce,
+    Tensor,
+    TracedEqn,
+    Use,
+    View,
+)
 from tensorstate.rules import PrimitiveRule, ShardingRule
-from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
-from tensorstate.tracing.propagate import FactorTable, propagate_factors
+from tensorstate.tracing.flat import (
+    FlatAtom,
+    FlatEqn,
+    FlatJaxpr,
+    FlatLoop,
+    FlatVar,
+    SplatConstant,
+)
+from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite
 
 _Item = TypeVar("_Item")
 
@@ -30,6 +47,7 @@ class GraphParts(NamedTuple):
     operators: list[Operator]
     outputs: list[View]
     factors: tuple[int, ...]
+    loops: tuple[Loop, ...]
 
 
 def build(program: FlatJaxpr, unknown: str) -> GraphParts:
@@ -44,6 +62,9 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     """
     dims = FactorTable()
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
+    for loop in program.loops:
+        for enter, leave in loop.carries:
+            _unite_ends(enter, leave, dims)
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         builder.add_tensor(variable, None, 0)
@@ -53,7 +74,16 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
         else:
             builder.operator(eqn, *related_factors)
     outputs = [builder.view(atom) for atom in program.outputs]
-    return GraphParts(builder.tensors, builder.operators, outputs, builder.factors())
+    loops = builder.finished_loops(program.loops)
+    return GraphParts(builder.tensors, builder.operators, outputs, builder.factors(), loops)
+
+
+def _unite_ends(enter: FlatEqn, leave: FlatEqn, dims: FactorTable) -> None:
+    """Unite the factors of a carry before and after an iteration."""
+    before, after = enter.outputs[0], leave.inputs[0]
+    if isinstance(after, FlatVar):
+        for a, b in zip(dims.of(before), dims.of(after), strict=True):
+            unite(dims.factors, a, b)
 
 
 # ---------------------------------------------------------------------- views and operators
@@ -69,6 +99,7 @@ class _GraphBuilder:
         self._views: dict[FlatVar, View] = {}
         self._factor_ids: dict[int, int] = {}
         self._sizes_of: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._operator_of: dict[int, int] = {}
 
     def factors(self) -> tuple[int, ...]:
         """Sizes of the factors that tensors name."""
@@ -144,6 +175,7 @@ class _GraphBuilder:
     def operator(self, eqn: FlatEqn, rule: PrimitiveRule, sharding: ShardingRule) -> None:
         """Append an operator and its results."""
         index, first = len(self.operators), len(self.tensors)
+        self._operator_of[id(eqn)] = index
         for k, out in enumerate(eqn.outputs):
             self.add_tensor(out, index, k)
         labels = _Labels(self, eqn, sharding)
@@ -183,8 +215,33 @@ class _GraphBuilder:
                 eqn.source,
                 traced,
                 _pin(eqn, labels.results[0]),
+                eqn.loops,
             )
         )
+
+    def finished_loops(self, loops: Sequence[FlatLoop]) -> tuple[Loop, ...]:
+        """The loops, in numbers of operators.
+
+        The ends of a carry have the same labels; those that a body splits otherwise at its end than
+        at its beginning are replicated.
+        """
+        finished = []
+        for loop in loops:
+            pairs = []
+            for enter, leave in loop.carries:
+                ends = self._operator_of[id(enter)], self._operator_of[id(leave)]
+                a, b = (self.operators[end] for end in ends)
+                same = a.sizes == b.sizes and a.linear == b.linear
+                for end, operator in zip(ends, (a, b), strict=True):
+                    every = frozenset(range(len(operator.sizes)))
+                    self.operators[end] = dataclasses.replace(
+                        operator,
+                        need_replication=a.need_replication | b.need_replication if same else every,
+                        linear=operator.linear if same else (),
+                    )
+                pairs.append(ends)
+            finished.append(Loop(loop.length, loop.reverse, tuple(pairs), loop.source))
+        return tuple(finished)
 
 
 def _pin(eqn: FlatEqn, labels: Sequence[tuple[int, ...]]) -> tuple[PinnedDim, ...] | None:
@@ -213,6 +270,8 @@ class _Labels:
         arrays = [*zip(eqn.inputs, sharding.arguments, strict=True)]
         arrays += zip(eqn.outputs, sharding.results, strict=True)
         array_factor_sizes = [builder.factor_sizes(atom) for atom, _ in arrays]
+        for name, size in sharding.unseen.items():
+            self._of[name] = self._new((size,), need_replication=False)
         self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
         for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
             if isinstance(atom, FlatVar):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,11 +20,13 @@ class FlatVar:
         shape, dtype: of the array.
         unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it
             was not stacked here.
+        loops: the loops in whose body it exists, outermost first.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     unstacked: tuple[FlatAtom, ...] | None = None
+    loops: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -39,6 +41,22 @@ class SplatConstant:
 FlatAtom = FlatVar | SplatConstant
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scope:
+    """The context of equations: name stack, calling line of user code, remat region, loops."""
+
+    stack: str
+    line: Any
+    remat_region: int | None
+    loops: tuple[int, ...] = ()
+
+    def inside(self, stack: str) -> Scope:
+        if not stack:
+            return self
+        names = f"{self.stack}/{stack}" if self.stack else stack
+        return dataclasses.replace(self, stack=names)
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class FlatEqn:
     """An equation of the flat program.
@@ -49,6 +67,7 @@ class FlatEqn:
         stack: names of the functions and transformations that contain it.
         infos: JAX's source info of the equation, and of the user's call that contains it.
         remat_region: number of the checkpoint region that recomputes it, or ``None``.
+        loops: the loops in whose body it runs, outermost first.
     """
 
     primitive: Any
@@ -58,6 +77,7 @@ class FlatEqn:
     stack: str
     infos: tuple[Any, Any]
     remat_region: int | None
+    loops: tuple[int, ...] = ()
 
     @property
     def source(self) -> SourceLocation:
@@ -66,13 +86,33 @@ class FlatEqn:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
+class FlatLoop:
+    """A loop whose body is in the program once.
+
+    Attributes:
+        length: number of iterations; ``None`` if it depends on data.
+        reverse: whether it starts with the last row.
+        carries: of every carry the equations ``carry_in`` and ``carry_out``.
+        condition: the equation ``while_condition``, if the length depends on data.
+        source: the line of the model.
+    """
+
+    length: int | None
+    reverse: bool
+    carries: list[tuple[FlatEqn, FlatEqn]]
+    condition: FlatEqn | None
+    source: SourceLocation
+
+
+@dataclasses.dataclass(eq=False, slots=True)
 class FlatJaxpr:
-    """A flat program: inputs, closed-over constants, equations and outputs."""
+    """A flat program: inputs, closed-over constants, equations, outputs, and loops by number."""
 
     inputs: list[FlatVar]
     constants: list[tuple[FlatVar, np.ndarray]]
     eqns: list[FlatEqn]
     outputs: list[FlatAtom]
+    loops: list[FlatLoop] = dataclasses.field(default_factory=list)
 
 
 def source_of(stack: str, infos: tuple[Any, Any]) -> SourceLocation:
@@ -125,12 +165,40 @@ def _signature(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
     return key
 
 
-def eliminate_dead_code(eqns: Sequence[FlatEqn], outputs: Sequence[FlatAtom]) -> list[FlatEqn]:
-    """The equations that an output depends on, in order."""
-    live = {id(atom) for atom in outputs}
-    needed = []
-    for eqn in reversed(eqns):
-        if any(id(output) in live for output in eqn.outputs):
-            needed.append(eqn)
-            live.update(map(id, eqn.inputs))
+def eliminate_dead_code(
+    eqns: Sequence[FlatEqn], outputs: Sequence[FlatAtom], loops: Sequence[FlatLoop] = ()
+) -> list[FlatEqn]:
+    """The equations that an output depends on, in order; dead carries of loops are dropped.
+
+    A carry that the body reads depends on its value after the iteration before, which comes later
+    in the program: so the pass repeats until no loop needs more.
+    """
+    wanted = {id(atom) for atom in outputs}
+    while True:
+        live, needed = set(wanted), []
+        for eqn in reversed(eqns):
+            if any(id(output) in live for output in eqn.outputs):
+                needed.append(eqn)
+                live.update(map(id, eqn.inputs))
+        running = {loop for eqn in needed for loop in eqn.loops}
+        more = {
+            id(eqn.outputs[0])
+            for number, loop in enumerate(loops)
+            if number in running
+            for eqn in _needed_by(loop, live)
+        }
+        if more <= live:
+            break
+        wanted |= more
+    for loop in loops:
+        loop.carries = [pair for pair in loop.carries if id(pair[0].outputs[0]) in live]
     return needed[::-1]
+
+
+def _needed_by(loop: FlatLoop, live: set[int]) -> Iterator[FlatEqn]:
+    """Equations of a running loop that it needs: its condition, and both ends of a carry."""
+    if loop.condition is not None:
+        yield loop.condition
+    for pair in loop.carries:
+        if any(id(eqn.outputs[0]) in live for eqn in pair):
+            yield from pair

@@ -1,9 +1,14 @@
-"""Flattens a traced function into one list of equations: calls inlined, scans unrolled.
+"""Flattens a traced function into one list of equations: calls inlined, loops kept or unrolled.
 
-``lax.scan`` is unrolled, so that the tensors of each iteration can be sharded, saved or recomputed
-like those of layers written one by one. ``tensorstate.tracing.node_classes`` finds that the
-iterations are identical, so the search decides for them once. Residuals that the forward scan
-stacks and the backward scan unstacks are never stacked: iterations read them directly.
+The body of a ``lax.scan`` or a ``lax.while_loop`` is in the program once, between equations that
+take a carry or a row in, and give a carry or a stack out.
+
+A scan that is unrolled has the tensors of each iteration, which can be saved or recomputed each for
+itself, and split into microbatches, like those of layers written one by one.
+``tensorstate.tracing.node_classes`` finds that the iterations are identical, so the search decides
+for them once. Residuals that the forward scan stacks and the backward scan unstacks are not stacked
+then: iterations read them directly. Scans over whole steps, with a backward pass in their body, are
+always unrolled, since a graph has one forward and one backward pass.
 
 All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
 that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
@@ -29,61 +34,53 @@ from tensorstate.tracing.flat import (
     FlatAtom,
     FlatEqn,
     FlatJaxpr,
+    FlatLoop,
     FlatVar,
+    Scope,
     SplatConstant,
     eliminate_dead_code,
     is_constant,
     line_of,
     source_of,
 )
+from tensorstate.tracing.loop_boundary import LoopBoundary
 
 MAX_EQUATIONS = 400_000
 
 
-def inline_and_unroll(closed: Any, pins: bool = True) -> FlatJaxpr:
-    """Inline all calls, unroll all scans, fold constants, and eliminate dead code.
+def inline(closed: Any, pins: bool = True, loops: bool = True) -> FlatJaxpr:
+    """Inline all calls, fold constants, and eliminate dead code.
 
     Args:
         closed: a result of ``jax.make_jaxpr``.
         pins: whether the shardings that the step asks for stay, as equations that change nothing.
+        loops: whether loops stay loops; otherwise scans are unrolled.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
-    inliner = _Inliner(pins)
+    inliner = _Inliner(pins, loops)
     inputs = [inliner.variable(aval) for aval in closed.in_avals]
     constants = [inliner.add_closure_constant(value) for value in closed.consts]
     jaxpr, _ = jaxprs.unpack_jaxpr(closed)
-    outputs = inliner.run(jaxpr, constants, inputs, _Scope("", None, None))
-    return FlatJaxpr(inputs, inliner.constants, eliminate_dead_code(inliner.eqns, outputs), outputs)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Scope:
-    """The context of equations: the name stack, the calling line of user code, the remat region."""
-
-    stack: str
-    line: Any
-    remat_region: int | None
-
-    def inside(self, stack: str) -> _Scope:
-        if not stack:
-            return self
-        names = f"{self.stack}/{stack}" if self.stack else stack
-        return dataclasses.replace(self, stack=names)
+    outputs = inliner.run(jaxpr, constants, inputs, Scope("", None, None))
+    eqns = eliminate_dead_code(inliner.eqns, outputs, inliner.loops)
+    return FlatJaxpr(inputs, inliner.constants, eqns, outputs, inliner.loops)
 
 
 class _Inliner:
     """Appends the equations of jaxprs, inlined, to one flat program."""
 
-    def __init__(self, pins: bool) -> None:
-        self.pins = pins
+    def __init__(self, pins: bool, keep_loops: bool) -> None:
+        self.pins, self.keep_loops = pins, keep_loops
+        self.loops: list[FlatLoop] = []
         self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[FlatVar, np.ndarray]] = []
         self._closed: dict[int, FlatAtom] = {}
-        self._slices: dict[tuple[int, int, int], FlatVar] = {}
+        # By the loops around them, since an array of a body does not exist outside.
+        self._slices: dict[tuple[tuple[int, ...], int, int, int], FlatVar] = {}
         self._regions = 0
-        self._pinned: dict[tuple[int, jaxprs.PinSpec], FlatVar] = {}
+        self._pinned: dict[tuple[tuple[int, ...], int, jaxprs.PinSpec], FlatVar] = {}
         # Shardings that computations ask of their results, by line, shape and sharding.
         self._asked: set[tuple[str, tuple[int, ...], jaxprs.PinSpec]] = set()
 
@@ -105,7 +102,7 @@ class _Inliner:
         return atom
 
     def run(
-        self, jaxpr, constants: Sequence[FlatAtom], arguments: Sequence[FlatAtom], place: _Scope
+        self, jaxpr, constants: Sequence[FlatAtom], arguments: Sequence[FlatAtom], place: Scope
     ) -> list[FlatAtom]:
         """Append the equations of a jaxpr, and return its results."""
         atoms: dict[Any, FlatAtom] = {}
@@ -117,7 +114,7 @@ class _Inliner:
                 return SplatConstant((), _dtype(atom.aval), atom.val)
             return atoms[atom]
 
-        stacks: dict[int, _Scope] = {}
+        stacks: dict[int, Scope] = {}
         for eqn in jaxpr.eqns:
             names = eqn.source_info.name_stack
             scope = stacks.get(id(names))
@@ -128,7 +125,7 @@ class _Inliner:
             atoms.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+    def equation(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append one equation or those that replace it, and return its results."""
         name = eqn.primitive.name
         inner = jaxprs.call_of(eqn)
@@ -136,6 +133,8 @@ class _Inliner:
             return self.call(eqn, inner, inputs, place)
         if name == "scan":
             return self.scan(eqn, inputs, place)
+        if name == "while" and self.keep_loops and not eqn.effects:
+            return self.while_loop(eqn, inputs, place)
         if (reason := jaxprs.refusal(eqn)) is not None:
             source = source_of(place.stack, (eqn.source_info, place.line))
             raise PlanError(f"the step {reason} ({source})")
@@ -174,17 +173,18 @@ class _Inliner:
         self._asked.add((line_of(eqn.source_info), outputs[0].shape, spec))
         return [self.pin(outputs[0], spec, place, eqn.source_info), *outputs[1:]]
 
-    def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: _Scope, source_info) -> FlatAtom:
+    def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope, source_info) -> FlatAtom:
         """The same array after a pin: an equation that changes nothing, in one sharding."""
         if not self.pins or isinstance(x, SplatConstant):
             return x
-        known = self._pinned.get((id(x), spec))
+        known = self._pinned.get((place.loops, id(x), spec))
         if known is None:
-            known = self._pinned[id(x), spec] = FlatVar(x.shape, x.dtype, x.unstacked)
+            known = FlatVar(x.shape, x.dtype, x.unstacked)
+            self._pinned[place.loops, id(x), spec] = known
             self.append(*jaxprs.pinning(spec), [x], [known], place, source_info)
         return known
 
-    def pin_gradient(self, eqn, inputs: list[FlatAtom], place: _Scope) -> list[FlatAtom]:
+    def pin_gradient(self, eqn, inputs: list[FlatAtom], place: Scope) -> list[FlatAtom]:
         """The operands of a transposed equation: the gradient as its value was asked for.
 
         A transposed equation keeps the line of its original, and under Explicit axes a gradient
@@ -200,21 +200,17 @@ class _Inliner:
                 return [*inputs[:k], pinned, *inputs[k + 1 :]]
         return inputs
 
-    def append(self, primitive, params, inputs, outputs, place: _Scope, source_info) -> None:
+    def append(self, primitive, params, inputs, outputs, place: Scope, source_info) -> FlatEqn:
         self.check_length(1, place, source_info)
-        self.eqns.append(
-            FlatEqn(
-                primitive,
-                params,
-                inputs,
-                outputs,
-                place.stack,
-                (source_info, place.line),
-                place.remat_region,
-            )
-        )
+        infos = (source_info, place.line)
+        region, loops = place.remat_region, place.loops
+        eqn = FlatEqn(primitive, params, inputs, outputs, place.stack, infos, region, loops)
+        for out in outputs:
+            out.loops = place.loops
+        self.eqns.append(eqn)
+        return eqn
 
-    def check_length(self, more: int, place: _Scope, source_info) -> None:
+    def check_length(self, more: int, place: Scope, source_info) -> None:
         """Refuse to append more equations than the limit allows."""
         if len(self.eqns) + more > MAX_EQUATIONS:
             raise PlanError(
@@ -223,7 +219,7 @@ class _Inliner:
             )
 
     def call(
-        self, eqn, inner: jaxprs.Inner, inputs: list[FlatAtom], place: _Scope
+        self, eqn, inner: jaxprs.Inner, inputs: list[FlatAtom], place: Scope
     ) -> Sequence[FlatAtom]:
         """Append the called program in place of the call."""
         if inner.recomputed:
@@ -235,7 +231,7 @@ class _Inliner:
         constants = [self.add_closure_constant(c) for c in inner.constants]
         return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
-    def cond(self, eqn, branches, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+    def cond(self, eqn, branches, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append all branches, and select every result by the index of the branch."""
         which, *operands = inputs
         results = [
@@ -254,10 +250,10 @@ class _Inliner:
             chosen.append(out)
         return chosen
 
-    # ------------------------------------------------------------------ rows and stacks
+    # ------------------------------------------------------------------ loops
 
-    def scan(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
-        """Append all iterations, one after the other."""
+    def scan(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
+        """Append a scan: as a loop, or all iterations."""
         loop = jaxprs.loop_of(eqn)
         closed = [self.add_closure_constant(c) for c in loop.constants]
         first_xs = loop.num_consts + loop.num_carry
@@ -266,6 +262,43 @@ class _Inliner:
             inputs[loop.num_consts : first_xs],
             inputs[first_xs:],
         )
+        whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
+        if not self.keep_loops or loop.length < 2 or whole_steps:
+            return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
+        boundary = self.boundary(place, eqn, loop.length, loop.reverse)
+        carried = boundary.carry_in(carry)
+        rows = [*map(boundary.row, xs)]
+        results = self.run(loop.jaxpr, closed, [*fixed, *carried, *rows], boundary.inside)
+        made, ys = results[: loop.num_carry], eqn.outvars[loop.num_carry :]
+        pairs = zip(results[loop.num_carry :], ys, strict=True)
+        stacks = [boundary.stack(row, y.aval) for row, y in pairs]
+        return [*map(boundary.carry_out, carried, made), *stacks]
+
+    def boundary(self, place: Scope, eqn, length: int | None, reverse: bool) -> LoopBoundary:
+        """The boundary of a new loop."""
+        number, info = len(self.loops), eqn.source_info
+        loop = FlatLoop(length, reverse, [], None, source_of(place.stack, (info, place.line)))
+        self.loops.append(loop)
+        return LoopBoundary(loop, number, self.append, place, info)
+
+    def while_loop(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
+        """Append a loop whose length depends on data: its condition, then its body."""
+        loop = jaxprs.while_of(eqn)
+        first_carry = loop.num_condition_consts + loop.num_body_consts
+        fixed = inputs[: loop.num_condition_consts], inputs[loop.num_condition_consts : first_carry]
+        boundary = self.boundary(place, eqn, None, False)
+        carried = boundary.carry_in(inputs[first_carry:])
+        results = []
+        for (jaxpr, constants), given in zip((loop.condition, loop.body), fixed, strict=True):
+            closed = [self.add_closure_constant(c) for c in constants]
+            results.append(self.run(jaxpr, closed, [*given, *carried], boundary.inside))
+            if len(results) == 1:
+                boundary.condition(*results[0])
+        return [*map(boundary.carry_out, carried, results[1])]
+
+    def unroll(self, eqn, loop: jaxprs.Loop, operands, place: Scope) -> Sequence[FlatAtom]:
+        """Append all iterations of a scan, one after the other."""
+        closed, fixed, carry, xs = operands
         order = range(loop.length)
         self.check_length(len(order) * len(loop.jaxpr.eqns), place, eqn.source_info)
         ys = eqn.outvars[loop.num_carry :]
@@ -281,33 +314,33 @@ class _Inliner:
         pairs = zip(stacked, ys, strict=True)
         return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
 
-    def along(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+    def along(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """``stack`` and ``unstack`` along any axis; scans do the same along the first."""
         axis, info = eqn.params["axis"], eqn.source_info
         if eqn.primitive.name == "stack":
             return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
         return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
 
-    def row(self, x: FlatAtom, i: int, place: _Scope, source_info, axis: int = 0) -> FlatAtom:
+    def row(self, x: FlatAtom, i: int, place: Scope, source_info, axis: int = 0) -> FlatAtom:
         """Element i of an array along an axis. Equal arguments return the same variable."""
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, SplatConstant):
             return SplatConstant(shape, x.dtype, x.value)
         if x.unstacked is not None and axis == 0:
             return x.unstacked[i]
-        known = self._slices.get((id(x), i, axis))
+        known = self._slices.get((place.loops, id(x), i, axis))
         if known is not None:
             return known
         start, limit = [0] * len(x.shape), [*x.shape]
         start[axis], limit[axis] = i, i + 1
         part = FlatVar((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
         self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
-        row = self._slices[id(x), i, axis] = FlatVar(shape, x.dtype)
+        row = self._slices[place.loops, id(x), i, axis] = FlatVar(shape, x.dtype)
         self.append(*jaxprs.squeezing(axis), [part], [row], place, source_info)
         return row
 
     def stack(
-        self, rows: list[FlatAtom], aval, place: _Scope, source_info, axis: int = 0
+        self, rows: list[FlatAtom], aval, place: Scope, source_info, axis: int = 0
     ) -> FlatAtom:
         """Stack arrays along a new axis."""
         if not rows:

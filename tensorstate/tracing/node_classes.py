@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
 
-from tensorstate.ir.graph import Edge, Member, Node, Operator, Output, Tensor
+from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor
 
 ROUNDS = 2
 
@@ -30,6 +30,7 @@ def group_nodes(
     operators: Sequence[Operator],
     outputs: Sequence[Output],
     stages: Sequence[Hashable] | None = None,
+    loops: Sequence[Loop] = (),
 ) -> tuple[tuple[Node, ...], Classes, tuple[Edge, ...]]:
     """The nodes of a graph, their classes, and the edges between them.
 
@@ -37,8 +38,9 @@ def group_nodes(
         tensors, operators, outputs: of the graph.
         stages: of every operator, if the step has several: all nodes of a class, and all operators
             of a node, are in one stage.
+        loops: of the graph. Both ends of a carry are of one class.
     """
-    stages = stages or [None] * len(operators)
+    stages = stages or [_stage(operator, loops) for operator in operators]
     chains = _fused_chains(tensors, operators, stages)
     nodes = [_chain(i, members, operators) for i, members in enumerate(chains)]
     for tensor in tensors:
@@ -46,6 +48,7 @@ def group_nodes(
             nodes.append(_input_node(len(nodes), tensor))
     edges = _edges(nodes, tensors, operators)
     class_ids = _refine(nodes, edges, tensors, operators, outputs, stages)
+    class_ids = _merged(class_ids, _ends(nodes, operators, loops))
     classes: list[list[int]] = [[] for _ in range(max(class_ids, default=-1) + 1)]
     for node, class_id in zip(nodes, class_ids, strict=True):
         classes[class_id].append(node.index)
@@ -54,6 +57,44 @@ def group_nodes(
         for node, class_id in zip(nodes, class_ids, strict=True)
     )
     return classified, tuple(map(tuple, classes)), edges
+
+
+def _stage(operator: Operator, loops: Sequence[Loop]) -> Hashable:
+    """Of an operator in a body: how often the loops around it run, outermost first.
+
+    Not which loops: identical loops, one after the other, are decided once.
+    """
+    if not operator.loops:
+        return None
+    return tuple((loops[loop].length, loops[loop].reverse) for loop in operator.loops)
+
+
+def _ends(
+    nodes: Sequence[Node], operators: Sequence[Operator], loops: Sequence[Loop]
+) -> list[tuple[int, int]]:
+    """The nodes at both ends of every carry that can be sharded."""
+    node_of = {member.operator: node.index for node in nodes for member in node.members}
+    return [
+        (node_of[enter], node_of[leave])
+        for loop in loops
+        for enter, leave in loop.carries
+        if operators[enter].sizes == operators[leave].sizes
+    ]
+
+
+def _merged(class_ids: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """The classes after the classes of some pairs of nodes have become one."""
+    of = {class_id: class_id for class_id in class_ids}
+
+    def find(class_id: int) -> int:
+        while of[class_id] != class_id:
+            class_id = of[class_id]
+        return class_id
+
+    for a, b in pairs:
+        x, y = find(class_ids[a]), find(class_ids[b])
+        of[max(x, y)] = min(x, y)
+    return _canonical_ids(map(find, class_ids))
 
 
 def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> Node:

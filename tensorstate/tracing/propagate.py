@@ -202,7 +202,7 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
                 continue
             known = first.setdefault(label, factor)
             if known != factor:
-                _unite(factors, known, factor)
+                unite(factors, known, factor)
     for out, labels in zip(eqn.outputs, sharding.results, strict=True):
         out_factors = []
         for label, size in zip(labels, out.shape, strict=True):
@@ -223,7 +223,8 @@ def _argument(atom: FlatAtom) -> AbstractArray:
     )
 
 
-def _unite(factors: Factors, a: int, b: int) -> None:
+def unite(factors: Factors, a: int, b: int) -> None:
+    """Unite two factors of one size, if they have a common splitting."""
     # Splittings without a common refinement: ``build`` marks the operator's label as replicated.
     with contextlib.suppress(UnalignedError):
         factors.unite(a, b)

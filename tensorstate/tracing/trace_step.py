@@ -1,6 +1,6 @@
 """From a training step to its factor graph, with phases of operators and roles of tensors.
 
-JAX's jaxpr is inlined and unrolled, factors are propagated through it, tensors and operators built,
+JAX's jaxpr is inlined, factors are propagated through it, tensors and operators built,
 and identical nodes of identical layers put in one class. Phases and roles are read from the name
 stacks that ``jax.grad`` leaves.
 """
@@ -23,7 +23,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
-from tensorstate.tracing.inline import inline_and_unroll
+from tensorstate.tracing.inline import inline
 from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
 
@@ -36,6 +36,7 @@ def trace(
     unknown: Literal["replicate", "refuse"] = "replicate",
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
+    loops: Literal["keep", "unroll"] = "keep",
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -54,6 +55,10 @@ def trace(
         constraints: the treatment of shardings that the step asks for, by
             ``with_sharding_constraint``, ``reshard`` or ``out_sharding=``: "keep" them as pins of
             the value and of its gradient, or "drop" them, so that the search decides.
+        loops: the treatment of ``lax.scan`` and ``lax.while_loop``: "keep" them, so that a body is
+            traced and decided once, or "unroll" scans, so that every iteration can be recomputed
+            for itself and microbatches can run through all. Scans over whole steps, with a backward
+            pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
 
     Raises:
         PlanError: the arguments are not arrays or do not fit the function; the function has side
@@ -63,6 +68,7 @@ def trace(
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
+    checks.choice(loops, ("keep", "unroll"), "loops", PlanError)
     checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
@@ -72,14 +78,20 @@ def trace(
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
     with _gc_paused():
         step = step_jaxpr(step_fn, abstract_args)
-        program = inline_and_unroll(step.closed, constraints == "keep")
+        keep_loops = loops == "keep" and checkpoints == "keep"
+        program = inline(step.closed, constraints == "keep", keep_loops)
         program = drop_remat(program) if checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, updates, unknown, program)
 
 
-def graph_of(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
+def graph_of(
+    step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None, unroll: bool = False
+) -> Graph:
     """The graph of a step that was traced before, or is traced here.
+
+    Args:
+        unroll: whether scans are unrolled where the step is traced here.
 
     Raises:
         PlanError: arguments beside a graph, a function without them, or as for ``trace``.
@@ -90,7 +102,7 @@ def graph_of(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | No
         return step
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
-    return trace(step, abstract_args)
+    return trace(step, abstract_args, loops="unroll" if unroll else "keep")
 
 
 @contextlib.contextmanager
@@ -229,7 +241,7 @@ def _graph(
         Output(name, view, updates.get(i))
         for i, (name, view) in enumerate(zip(output_names, parts.outputs, strict=True))
     )
-    nodes, node_classes, edges = group_nodes(tensors, operators, outputs)
+    nodes, node_classes, edges = group_nodes(tensors, operators, outputs, loops=parts.loops)
     first = len(input_names)
     return Graph(
         tensors=tuple(tensors),
@@ -244,6 +256,7 @@ def _graph(
         in_tree=jax.tree.structure(step.shapes),
         out_tree=jax.tree.structure(step.out_shape),
         changed=changed,
+        loops=parts.loops,
     )
 
 
@@ -280,7 +293,7 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
     Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
     inside of a loss), run in the forward pass. Of the others, those that it transposed or
     recomputes run in the backward pass, and the remaining ones in the optimizer. All operators of a
-    function without gradients run in the forward pass.
+    function without gradients run in the forward pass. A loop runs in one phase as a whole.
     """
     phase_of: list[Phase | None] = [
         _phase_from_stack(o.eqn.remat_region, o.source.stack) for o in operators
@@ -289,14 +302,26 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
         return [*itertools.repeat("forward", len(phase_of))]
     operands = [[use.tensor for use in o.operands] for o in operators]
     producers = [tensor.producer for tensor in tensors]
+    bodies: dict[int, list[int]] = {}
+    for i, operator in enumerate(operators):
+        if operator.loops:
+            bodies.setdefault(operator.loops[0], []).append(i)
 
     before = [phase == "forward" for phase in phase_of]
-    for i in reversed(range(len(phase_of))):
-        if before[i]:
-            for tensor in operands[i]:
-                if (p := producers[tensor]) is not None:
-                    before[p] = True
+    pending = [i for i, is_before in enumerate(before) if is_before]
+    while pending:
+        i = pending.pop()
+        needed = [p for tensor in operands[i] if (p := producers[tensor]) is not None]
+        needed += bodies.pop(operators[i].loops[0], []) if operators[i].loops else []
+        for p in needed:
+            if not before[p]:
+                before[p] = True
+                pending.append(p)
     by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
+    for body in bodies.values():  # not of the forward pass
+        phase: Phase = "backward" if any(phase_of[i] == "backward" for i in body) else "optimizer"
+        for i in body:
+            by_stack[i] = phase
     return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
 
 

@@ -7,15 +7,12 @@ target is compiled for in a process of its own, since a compiler may end the pro
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jaxcoll import aot
+from tests.elsewhere import compiled_elsewhere
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,20 +36,8 @@ def compiled(name: str, wrap: str, which: str) -> list[dict]:
     """The worker's output, one mapping per case."""
     if not aot.is_available(platform_of(name)):
         pytest.skip(f"the compiler for {name} is not installed; scripts/test --targets does so")
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment.update(aot.ENVIRONMENT)
-    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     worker = Path(__file__).with_name("compile_targets.py")
-    done = subprocess.run(
-        [sys.executable, str(worker), name, wrap, which],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return compiled_elsewhere(worker, name, wrap, which)
 
 
 def check(row: dict, platform: str) -> None:

@@ -16,6 +16,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, switch, torus
 from jaxcoll.topology import Topology
 from tests import strategies
+from tests.synth.forestcoll.networks import balanced_or_none
 
 NETWORKS = strategies.topologies(max_ranks=8, switches=True, exact=True).filter(
     lambda t: t.num_vertices <= 10
@@ -131,15 +132,6 @@ def test_a_fixed_number_of_trees_is_as_fast_as_every_cut_allows(topology, k):
     assert found.inverse <= best.inverse + 1 / (k * min(bandwidth))  # Theorem 35
     if k % best.k == 0:
         assert found.inverse == best.inverse
-
-
-def balanced_or_none(topology: Topology) -> Topology | None:
-    try:
-        return topology if topology.is_direct else balanced(topology)
-    except TopologyError as error:
-        if "no path" not in str(error):
-            raise
-        return None
 
 
 @given(NETWORKS)

@@ -46,7 +46,9 @@ CASES = {
     "synth": Case(("ring:4", "all_gather"), ("-s", "ring", "-o", "made.json"), writes=True),
     "verify": Case(("schedule.json",)),
     "prove": Case(("schedule.json",), ("--as", "all_gather", "--ranks", "4")),
-    "simulate": Case(("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace"})),
+    "simulate": Case(
+        ("schedule.json",), ("--size", "1KiB"), takes=frozenset({"trace", "table_path", "prefix"})
+    ),
     "convert": Case(("schedule.json", "made.xml"), writes=True, takes=frozenset({"target"})),
     "compare": Case(
         ("ring:4", "all_gather"), ("--only", "ring", "--size", "1KiB", "-o", "made.csv"),
@@ -55,6 +57,7 @@ CASES = {
     "bound": Case(("ring:4", "all_gather"), ("--size", "1KiB")),
     "find": Case(("8", "2"), ("--no-rates", "--take", "1", "-o", "made.json"), writes=True),
     "show": Case(("ring:4",), ("-o", "made.svg"), writes=True),
+    "calibrate": Case(("log.csv",), ("-o", "made.json"), writes=True),
     "tune run": Case(
         (), ("-o", "made.json", "--size", "1KiB", "--evaluations", "1"), needs_jax=True, writes=True
     ),
@@ -73,6 +76,10 @@ CASES = {
     "completion": Case(("bash",)),
 }  # fmt: skip
 
+# Of ranks of a star whose links take 2 us and carry 10 GB/s.
+LOG = "collective,ranks,nbytes,seconds\n" + "".join(
+    f"broadcast,2,{size},{4e-6 + size / 10e9}\n" for size in (10**5, 10**6, 10**7, 10**8, 10**9)
+)
 USERS_MODULE = "def step(w, x):\n    return x @ w\n"
 
 
@@ -100,6 +107,7 @@ def texts() -> dict[str, str]:
     return {
         "schedule.json": jc.io.dumps(schedule),
         "table.json": jc.tune.Table().dumps(),
+        "log.csv": LOG,
         "users_step.py": USERS_MODULE,
         "empty": "",
         "other.json": '{"format": "another/1"}',

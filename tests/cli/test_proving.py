@@ -33,6 +33,21 @@ def test_a_schedule_is_proved(capsys, tmp_path):
     assert called(capsys, "prove", tmp_path / "s.json", "--as", "scatter")[0] == 0
 
 
+def test_a_whole_hlo_program_is_proved_or_its_instruction_named(capsys, tmp_path):
+    text = (
+        "HloModule a, is_scheduled=true, num_partitions=2\n\nENTRY %main (p: f32[2]) -> f32[2] {\n"
+        "  %p = f32[2]{0} parameter(0)\n  ROOT %z = f32[2]{0} collective-permute(%p), "
+        "channel_id=1, source_target_pairs={{0,1},{1,0}}\n}\n"
+    )
+    (tmp_path / "step.hlo").write_text(text)
+    code, out, _ = called(capsys, "prove", tmp_path / "step.hlo", "--ranks", "2")
+    assert code == 0
+    assert out.startswith("proved: HLO, program of 2 ranks\n  1 collectives and permutes")
+    (tmp_path / "step.hlo").write_text(text.replace("{1,0}", "{0,0}"))
+    code, out, _ = called(capsys, "prove", tmp_path / "step.hlo")
+    assert (code, "collective-permute z (line 5): rank 0 is the source of two" in out) == (1, True)
+
+
 def test_what_is_not_proved_ends_with_1_and_names_the_place(capsys, program, tmp_path):
     code, out, err = called(capsys, "prove", program, "--ranks", "5")
     assert (code, err) == (1, "")

@@ -20,7 +20,7 @@ from experiments.config import (
     configure,
     presets,
 )
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 
 QUICKSTART = "experiment=quickstart"
 

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from experiments.config import EXPERIMENTS, configure
-from experiments.errors import ConfigError
-from experiments.notes import NoRow, fill, filled
-from experiments.recording.records import load
+from experiments.recording import load
+from experiments.study import ConfigError, NoRow, fill, filled
 
 ROWS = [
     {"network": "ring", "size": 4, "GB/s": 1.25, "who": "tacos"},

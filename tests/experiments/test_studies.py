@@ -7,10 +7,9 @@ import io
 
 import pytest
 
+from experiments import recording
 from experiments.config import EXPERIMENTS, configure
-from experiments.errors import ConfigError
-from experiments.recording import records
-from experiments.study import Rows, publish
+from experiments.study import ConfigError, Rows, publish
 from tests.experiments.runs import marked, small_run
 
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
@@ -24,8 +23,8 @@ def test_a_study_runs_and_prints_what_is_recorded(name):
     with io.StringIO(run.files["rows.csv"].decode(), newline="") as file:
         assert len(list(csv.DictReader(file))) == len(run.rows) > 0
     assert run.files["figure.png"].startswith(b"\x89PNG")
-    recorded = records.load(name)[records.SMALL]
-    assert not records.differences(name, recorded, run.content["rows"], run.content["remarks"])
+    recorded = recording.load(name)[recording.SMALL]
+    assert not recording.differences(name, recorded, run.content["rows"], run.content["remarks"])
 
 
 @pytest.mark.parametrize("name", STUDIES)

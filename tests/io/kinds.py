@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jaxcoll as jc
 import tensorstate
-from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
+from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, synth, topologies
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
-from jaxcoll.io import msccl, mscclpp, multitree, nccl_topology, nvidia_smi
+from jaxcoll.io import chakra, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.rules import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
@@ -28,10 +30,15 @@ from tensorstate.export.plan_file import plan_file
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import read_hlo
 from tests.aot.test_aot import GPU, TPU
+from tests.calibration.test_timings import MSCCLPP
 from tests.execute.meshes.test_measured_costs import MINE, PLACE
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.io.networks import hosts
+from tests.io.networks.test_graph_models import PAIR
+from tests.io.research.test_research import TACCL
+from tests.misuse import TIMES
 from tests.prove import plans, programs
+from tests.prove.test_hlo import SOUND, WITH_BRANCHES, WITH_LOOP
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tensorstate.tiny import graph
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
@@ -92,11 +99,19 @@ def _as_column(name: str, content: bytes, dice: random.Random) -> bytes:
     return change(name, content, dice)
 
 
+def _as_bytes(name: str, content: bytes, dice: random.Random) -> bytes:
+    return (mutated_text if dice.random() < 0.3 else mutated_bytes)(content, dice)
+
+
 def _use_json(path: Path) -> None:
     read = io.load(path)
     if isinstance(read, jc.Schedule):
         jc.simulate(read, 1000)
         jc.verify(read)
+
+
+def _use_traces(path: Path) -> None:
+    jc.verify(chakra.load(path.parent / "t", RING))
 
 
 def _use_compact(path: Path) -> None:
@@ -158,13 +173,18 @@ def _compact(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def _traces(schedule: jc.Schedule) -> dict[str, bytes]:
+    traces = chakra.dumps(jc.simulate(schedule, 2**20))
+    return {f"t.{rank}.et": content for rank, content in enumerate(traces)}
+
+
 def kinds(scratch: Path) -> dict[str, Kind]:
     """All kinds by name.
 
     Args:
         scratch: a folder for the making of samples.
     """
-    return _networks_and_schedules(scratch) | _tuning() | _programs()
+    return _networks_and_schedules(scratch) | _of_others() | _tuning() | _programs()
 
 
 def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
@@ -207,6 +227,10 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
         "mscclpp": Kind(
             _texts(execution_plan), _as_json, lambda path: mscclpp.load(path, RING), refused
         ),
+        "proved hlo": Kind(
+            _texts(SOUND, WITH_LOOP, WITH_BRANCHES), _as_text, prove_file, (NotRead, NotProved)
+        ),
+        "chakra": Kind((_traces(trees),), _as_bytes, _use_traces, refused),
         "proved plan": Kind(
             _texts(execution_plan, plans.packets()), _as_json, prove_file, (NotRead, NotProved)
         ),
@@ -220,6 +244,59 @@ def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
             ({"file": (scratch / "frontiers.json").read_bytes()},), _as_json, _use_frontiers
         ),
     }
+
+
+def _of_others() -> dict[str, Kind]:
+    """Networks and schedules of other tools."""
+    gather = jc.synthesize(RING, "all_gather", synthesizer="ring")
+    switch = topologies.switch(2)
+    taccl = json.dumps(TACCL)
+    graphs = _texts(*(io.graph_files.dumps(switch, form) for form in io.graph_files.FORMATS))
+    stated: dict[str, Any] = {"alpha": 1e-6, "bandwidth": 1e9}
+
+    def taccl_network(text: str) -> jc.Topology:
+        return io.sccl.topology(text, 1e6, hosts=2)
+
+    return {
+        "sccl": Kind(
+            _texts(io.sccl.dumps(RING), io.sccl.dumps(gather)),
+            _as_json,
+            lambda path: io.sccl.load(path, **stated),
+        ),
+        "taccl": Kind(_texts(taccl), _as_json, lambda path: load_text(path, taccl_network)),
+        "te-ccl": Kind(
+            _texts('{"TopologyParams": {"name": "Mesh", "chassis": 1, "side_length": 3}}'),
+            _as_json,
+            io.teccl.load,
+        ),
+        "te-ccl schedule": Kind(
+            _texts(io.teccl.dumps(gather, 1000)),
+            _as_json,
+            lambda path: io.teccl.load_schedule(path, RING),
+        ),
+        "forestcoll": Kind(
+            _texts(io.forestcoll.dumps(gather), io.forestcoll.dumps(synth.forest(RING))),
+            _as_text,
+            lambda path: io.forestcoll.load(path, RING).to_schedule(1),
+        ),
+        "graph files": Kind(graphs, _as_text, lambda path: io.graph_files.load(path, **stated)),
+        "infragraph": Kind(_texts(PAIR), _as_text, lambda path: io.infragraph.load(path, **stated)),
+        "any": Kind(
+            _texts(
+                io.dumps(RING), io.sccl.dumps(RING), PAIR, NEW, conf.dumps(_RULES),
+                ncclx.dumps_csv(_RULES), io.forestcoll.dumps(gather), hosts.clique({(0, 1): 2}),
+            ),
+            _as_text,
+            _use_any,
+            (FormatError, ScheduleError, TopologyError),
+        ),
+    }  # fmt: skip
+
+
+def _use_any(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        io.load(path, RING, ranks=8)
 
 
 def _tuning() -> dict[str, Kind]:
@@ -247,6 +324,16 @@ def _tuning() -> dict[str, Kind]:
         ),
         "nccl-tests": Kind(
             _texts(NEW, OLD, STATISTICS), _as_text, _use_nccl_tests(nccl_tests.loads)
+        ),
+        "timings": Kind(
+            _texts(timings.dumps(TIMES.rows), NEW, MSCCLPP),
+            _as_text,
+            lambda path: timings.dumps(timings.load(path, "all_reduce", 4).rows),
+        ),
+        "timings json": Kind(
+            _texts(timings.dumps_json(TIMES.rows), _NCCL_TESTS_JSON),
+            _as_json,
+            lambda path: timings.dumps_json(timings.load(path, "all_reduce", 4).rows),
         ),
         "nccl-tests json": Kind(
             _texts(_NCCL_TESTS_JSON), _as_json, _use_nccl_tests(nccl_tests.loads_json)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.compact import drafts
+from jaxcoll import compact
 from jaxcoll.io.files import read_text, write_bytes, write_text
 from tests.elsewhere import writing_elsewhere
 
@@ -46,7 +46,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path, seed):
 
 def test_drafts_of_the_living_and_of_other_files_stay(tmp_path):
     made = [tmp_path / "x", tmp_path / "y"]
-    held = [drafts.locked_draft(path, lambda draft: os.open(draft, os.O_CREAT)) for path in made]
+    held = [compact.locked_draft(path, lambda draft: os.open(draft, os.O_CREAT)) for path in made]
     write_text(tmp_path / "x", "one")
     assert {draft.name for draft, _ in held} < set(os.listdir(tmp_path))
     for _, file in held:
@@ -74,7 +74,7 @@ def test_a_draft_that_another_takes_for_abandoned_is_made_again(tmp_path):
             draft.unlink()
         return file
 
-    draft, file = drafts.locked_draft(tmp_path / "x", make)
+    draft, file = compact.locked_draft(tmp_path / "x", make)
     os.close(file)
     assert draft == made[2]
     assert os.listdir(tmp_path) == [draft.name]

@@ -135,25 +135,3 @@ def test_the_same_bytes_in_every_process():
     told = printed_elsewhere(code)
     assert len(told) == 1
     assert isinstance(loads(told.pop()), Schedule)
-
-
-PIECES = [
-    "0",
-    "1",
-    "-1",
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    '"',
-    ":",
-    "null",
-    "true",
-    "1e999",
-    "NaN",
-    "9" * 30,
-]
-
-
-PIECES += ["[]", "{}", '""', "0.5", "\\", "\u0000", "\U0001f600", "2147483648", '"1/3"', '"p/q"']

@@ -21,6 +21,7 @@ NAMES = (
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
     *("execution costs", "hlo summary", "hlo check", "nvidia_smi", "plan"),
     *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
+    *("proved hlo", "chakra", "timings", "timings json"),
 )
 
 

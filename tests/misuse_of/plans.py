@@ -41,9 +41,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.trace,
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
-            "checkpoints": "keep", "constraints": "keep",
+            "checkpoints": "keep", "constraints": "keep", "loops": "keep",
         },
     ),
+    "ts.declare": (ts.declare, {"function": jnp.dot, "labels": "a, a ->", "whole": "a"}),
     "ts.search": (ts.search, {"step": GRAPH, "abstract_args": None, **SEARCH}),
     "ts.search.pins": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "pin": {"w": given["spec"]}}),
@@ -87,6 +88,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "ts.MeshShape.of": (ts.MeshShape.of, {"sizes": {"data": 2}}),
     "ts.Hardware": (ts.Hardware, fields_of(ts.HARDWARE["CPU"])),
+    "ts.Hardware.measure": (
+        ts.Hardware.measure, {"mesh": None, "cache": None, "seconds": 20.0, "progress": None}
+    ),
     "ts.AlphaBetaCosts": (ts.AlphaBetaCosts, fields_of(NETWORK)),
     "ts.ScheduleCosts": (
         ts.ScheduleCosts,
@@ -117,4 +121,4 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.scheduled_collectives": (ts.scheduled_collectives, {"schedule_for": NETWORK.schedule}),
 }  # fmt: skip
 
-REFUSED: set[str] = {"ts.load", "ts.Plan.save"}
+REFUSED: set[str] = {"ts.load", "ts.Plan.save", "ts.Hardware.measure"}

@@ -15,13 +15,14 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import aot, io, topologies, tune
 from jaxcoll.execute.buckets import in_buckets, plan_buckets
-from jaxcoll.io import msccl, mscclpp
+from jaxcoll.io import chakra, msccl, mscclpp
 from tests.aot.test_aot import GPU
 
 RANKS = 4
 MESH = Mesh(np.asarray(jax.devices()[:RANKS]), ("i",))
 RING = topologies.ring(RANKS)
 SCHEDULE = jc.synthesize(RING, "all_reduce", "ring", chunks=1)
+TIMELINE = jc.simulate(SCHEDULE, 2**20)
 PROGRAM = msccl.lower(SCHEDULE)
 TREE = {"a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
 LEAVES = jax.tree.leaves_with_path(TREE)
@@ -110,6 +111,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "topology": RING, "collective": "all_reduce", "synthesizer": "ring",
             "for_runtime": "azure",
         },
+    ),
+    "io.chakra.dumps": (chakra.dumps, {"timeline": TIMELINE}),
+    "io.chakra.check_collective": (chakra.check_collective, {"what": SCHEDULE.collective}),
+    "io.chakra.system": (chakra.system, {"timeline": TIMELINE, "prefix": "a"}),
+    "io.chakra.save": (chakra.save, {"path": "/nowhere/to/write", "timeline": TIMELINE}),
+    "io.chakra.loads": (chakra.loads, {"data": chakra.dumps(TIMELINE)[0]}),
+    "io.chakra.lift": (chakra.lift, {"files": chakra.dumps(TIMELINE), "topology": RING}),
+    "io.chakra.load": (
+        chakra.load, {"path": "/nowhere/to/read", "topology": RING, "max_bytes": 1000}
     ),
     "io.mscclpp.lower": (
         mscclpp.lower, {"schedule": SCHEDULE, "name": "x", "ranks_per_host": 2}

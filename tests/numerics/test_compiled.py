@@ -249,7 +249,7 @@ def test_the_tuner_compiles_no_kernel_for_eight_ranks(tmp_path):
     """The space of a task, all its schedules and their permutes: Numba takes a minute for these."""
     program = """
 from numba.core import event
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.tune import jax_space
 from jaxcoll.tune.backend_space import candidates
 

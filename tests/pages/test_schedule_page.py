@@ -12,8 +12,8 @@ import pytest
 
 import jaxcoll as jc
 from jaxcoll import pages, topologies
+from jaxcoll import pages as module
 from jaxcoll.draw import link_loads
-from jaxcoll.pages import schedule_page as module
 from tests.pages.browser import look, needs_chromium
 
 TORUS = topologies.torus(2, 4)

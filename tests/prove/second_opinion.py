@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -77,17 +78,21 @@ def mutated(schedule: jc.Schedule, dice: random.Random) -> jc.Schedule | None:
 def differences(count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
     """Seeds of mutants that one takes and the other refuses, with their reasons; then the counts.
 
-    The last item has the seed -1 and says how many of the mutants both took.
+    The last item has the seed -1 and says how many of ``count`` mutants both took; seeds whose
+    mutant cannot be put together are passed over.
     """
     originals = sound()
     fields = [native.parsed(io.dumps(one)) for one in originals]
-    taken = 0
-    for number in range(seed, seed + count):
+    taken = judged = 0
+    for number in itertools.count(seed):
+        if judged == count:
+            break
         dice = random.Random(number)
         at = dice.randrange(len(originals))
         mutant = mutated(originals[at], dice)
         if mutant is None:
             continue
+        judged += 1
         said = {
             **fields[at], "step_ptr": mutant.step_ptr.tolist(), "edge": mutant.edge.tolist(),
             "chunk": mutant.chunk.tolist(), "reduce": [int(r) for r in mutant.reduce],

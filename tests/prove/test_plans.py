@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import jaxcoll as jc
 from jaxcoll import FormatError
 from jaxcoll.io import mscclpp
+from jaxcoll.io.mscclpp import lowering
 from jaxcoll.prove import NotProved, NotRead, prove_text
 from tests.cli.calls import called
 from tests.io.networks import hosts
@@ -132,6 +133,44 @@ def test_limits_of_the_executor_are_kept_or_named(tmp_path: Path):
         mscclpp.lower(crowd)
     with pytest.raises(FormatError, match="all_to_all"):
         mscclpp.lower(jc.synthesize(ring, "all_to_all"))
+
+
+def test_roots_of_trees_do_not_fill_blocks():
+    """Dealt one by one, chunks of different roots share a block; blocks are searched to an end."""
+    network = jc.topologies.nvswitch_hosts((4, 4), inside=450e9, network=50e9)
+    for chunks in (2, 4, 6):
+        schedule = jc.synthesize(network, "all_reduce", "forestcoll", chunks=chunks)
+        blocks = [len(gpu["threadblocks"]) for gpu in mscclpp.lower(schedule)["gpus"]]
+        assert max(blocks) <= 2 * chunks
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_operations_are_counted_as_they_are_made(data):
+    topology = data.draw(st.sampled_from([
+        jc.topologies.torus(2, 3), jc.topologies.switch(4), jc.topologies.hypercube(3),
+        jc.topologies.nvswitch_hosts((3, 3), inside=300e9, network=50e9),
+    ]))  # fmt: skip
+    kind, name = data.draw(st.sampled_from(KINDS)), data.draw(st.sampled_from(["tacos", "ring"]))
+    schedule = jc.synthesize(topology, kind, name, chunks=data.draw(st.integers(1, 4)))
+    per_host = data.draw(st.sampled_from([1, topology.num_ranks // 2, topology.num_ranks]))
+    chunks = schedule.collective.num_chunks
+    counted = lowering._Operations(schedule, per_host)
+    count = data.draw(st.integers(1, chunks))
+    for block_of in lowering._ways(chunks, count):
+        made = [lowering._Block(schedule, block_of == b, per_host) for b in range(count)]
+        most = max(len(ops) for block in made for ops in block.operations)
+        assert counted.most(block_of) == most
+
+
+def test_a_schedule_for_a_runtime_is_the_fastest_that_fits_and_not_the_longest():
+    """At 25 MiB twelve times the chunks are half as fast on two hosts."""
+    network = jc.topologies.nvswitch_hosts((3, 3), inside=450e9, network=50e9)
+    made = jc.io.synthesize_for(network, "all_reduce", "forestcoll", for_runtime="mscclpp")
+    free = jc.synthesize(network, "all_reduce", "forestcoll")
+    assert jc.simulate(made, 25 * 2**20).time <= 1.25 * jc.simulate(free, 25 * 2**20).time
+    with pytest.raises(FormatError, match="17 memory channels"):
+        jc.io.synthesize_for(jc.topologies.star(18), "all_gather", "direct", for_runtime="mscclpp")
 
 
 def test_plans_of_others_are_proved_and_not_read():

@@ -16,6 +16,7 @@ from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, switch, torus
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, grid
 from tests import strategies
+from tests.topologies.measures import orbit
 
 SIDES = st.lists(st.integers(1, 5), min_size=1, max_size=4).filter(lambda s: math.prod(s) <= 120)
 SIZES = [1, 2, 3, 4, 7, 12]
@@ -208,16 +209,6 @@ def test_members(topology):
         assert list(generator) != sorted(generator)
         assert {(generator[u], generator[v]) for u, v in edges} == edges
         assert {generator[r] for r in range(topology.num_ranks)} == set(range(topology.num_ranks))
-
-
-def orbit(topology: Topology, start: int) -> set[int]:
-    reached, todo = {start}, [start]
-    while todo:
-        v = todo.pop()
-        new = {generator[v] for generator in topology.generators} - reached
-        reached |= new
-        todo += new
-    return reached
 
 
 @pytest.mark.parametrize(

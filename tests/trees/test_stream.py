@@ -9,7 +9,7 @@ import pytest
 
 from jaxcoll.synth.forestcoll import forest
 from jaxcoll.topologies import dgx_a100, fat_tree, mesh, mi250, switch_2d
-from jaxcoll.trees.flow import _network, edge_before
+from jaxcoll.trees import _network, edge_before
 from jaxcoll.trees.stream import stream_order
 
 

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.stated import clique_conflict

@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TableWarning
 from jaxcoll.execute.choice.configured import FIRST_ROWS, default_schedule, default_topology
 from jaxcoll.tune.tables.decision import Machine

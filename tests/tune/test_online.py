@@ -20,11 +20,11 @@ import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
-from jaxcoll.tune.task import Occurrence
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
 from jaxcoll.tune.training_step.preparation import Comparison, Preparation
 from jaxcoll.tune.training_step.processes import Alone
 from jaxcoll.tune.training_step.programs import Background
+from jaxcoll.tune.trial import Occurrence
 from tests.execute.harness import mesh_of
 
 NATIVE = Config({"algorithm": "native"})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Table
 from jaxcoll.tune.training_step.processes import (

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import jaxcoll.io.files
 from jaxcoll.cli import main
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.tune.tables import table_file
 from jaxcoll.tune.tables.decision import Decision, Machine, nearest, size_ranges

@@ -36,7 +36,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from experiments.benchmarks.baselines import NETWORKS as TABLE_IV
+from experiments.benchmarks.default.baselines import NETWORKS as TABLE_IV
 from experiments.benchmarks.report import report
 from experiments.study import Rows, describe_machine
 from jaxcoll import topologies

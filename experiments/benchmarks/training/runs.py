@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcoll as jc
 from experiments.models import load_model
-from experiments.models.training_step import adamw
+from experiments.models.training_step import adamw, data_parallel_step
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.preparation import candidates_each
@@ -55,16 +54,8 @@ def network(batch: int, seed: int) -> tuple[Any, Callable[[], tuple]]:
     summed = jc.optax.all_reduce_gradients(_AXIS, bucket_bytes=BUCKET_BYTES, leaf_order=backward)
     optimizer = optax.chain(summed, adamw())
 
-    def step(params, state, batch):
-        own = lax.pcast(params, _AXIS, to="varying")
-        loss, gradients = jax.value_and_grad(built.loss_of)(own, batch)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, lax.pmean(loss, _AXIS)
-
+    mapped = data_parallel_step(built, optimizer, mesh, _AXIS)
     replicated, split = PartitionSpec(), PartitionSpec(_AXIS)
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(replicated, replicated, split), out_specs=replicated
-    )
     params, _, images = built.init(seed)
     values = jax.tree.map(np.asarray, (params, optimizer.init(params), images))
 

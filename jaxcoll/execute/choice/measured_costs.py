@@ -51,8 +51,6 @@ _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
 _FEW, _MANY = 1 << 10, 4 << 20
 _AXIS = "ranks"
 _TIMES = 16  # that a collective of few bytes runs in a program, or rounds of one
-# Rounds of the comparison after which medians settle, and the fewest that are taken.
-_ROUNDS, _FEWEST_ROUNDS = 40, 5
 
 _KINDS = {
     "all_reduce": "psum",
@@ -149,11 +147,11 @@ def _measured(
     ]
     calls: dict[str, clock.Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
-        body = _repeated(_body(_KINDS[kind], schedule), times)
+        body = clock.repeated(_body(_KINDS[kind], schedule), times)
         calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
-    taken = _medians(calls, until)
+    taken = clock.net_medians(calls, "nothing", until)
     taken = {label: taken[label] / times for label, *_, times in wanted}
     shared = backend == "cpu"
     per = 1 / n if shared else 1.0
@@ -186,19 +184,6 @@ def _measured(
     )
 
 
-def _medians(calls: dict[str, clock.Call], until: float) -> dict[str, float]:
-    """Median seconds of each call beyond those of "nothing", in alternation."""
-    names = list(calls)
-    together = [clock.calls_together(calls[name]) for name in names]
-    rows = []
-    while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
-        rows.append(clock.in_alternation([calls[name] for name in names], together, 1)[0])
-    medians = np.median(np.asarray(rows), axis=0)
-    # A clock may see a program faster than one that does nothing.
-    least = 0.02 * medians[0]
-    return {name: float(max(m - medians[0], least)) for name, m in zip(names, medians, strict=True)}
-
-
 def _slope(many: float, few: float, nbytes: float) -> float:
     return max(0.0, many - few) / nbytes
 
@@ -228,20 +213,6 @@ def _body(name: str, schedule: Schedule | None) -> Callable:
     if name == "all_to_all":
         return lambda v: function(v, _AXIS, 0, 0, tiled=True)
     return lambda v: function(v, _AXIS, **({} if name == "psum" else {"tiled": True}))
-
-
-def _repeated(body: Callable, times: int) -> Callable:
-    """A collective several times, each of a vector that the one before has changed."""
-
-    def run(v):
-        out = body(v)
-        for _ in range(times - 1):
-            shared = min(len(v), len(out))
-            v = lax.dynamic_update_slice(v, out[:shared], (0,))
-            out = body(v)
-        return out
-
-    return run
 
 
 def _schedule(ranks: int, kind: str, name: str) -> Schedule:

@@ -45,7 +45,7 @@ def lift(text: str, topology: Topology) -> Schedule:
     if len(gpus) != topology.num_ranks:
         raise FormatError(f"the plan is of {len(gpus)} ranks, {topology} has {topology.num_ranks}")
     rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
-    if not rows:
+    if not rows and len(gpus) > 1:
         raise FormatError("no operation says its step: a plan of another tool; prove it instead")
     share = gpus[0].get("input_chunks" if kind == "all_gather" else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)

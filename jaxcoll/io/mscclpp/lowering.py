@@ -10,7 +10,6 @@ that they have begun: until then the other's buffer may be in use.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -84,25 +83,115 @@ def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | No
 def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
     """As few blocks as hold the operations of their chunks.
 
+    More blocks do not always have fewer operations each, as chunks sent in one message share
+    theirs, so all numbers are counted, from the least that may do: a rank's blocks never have fewer
+    operations together than one block for all would have.
+
     Raises:
         FormatError: more than can run at the same time.
     """
     chunks = schedule.collective.num_chunks
-    most_blocks = min(MOST_BLOCKS, chunks)
-    count = most_blocks  # most first: what does not fit is refused at once
-    while True:
-        cuts = [b * chunks // count for b in range(count + 1)]
-        made = [_Block(schedule, range(a, b), per_host) for a, b in itertools.pairwise(cuts)]
-        most = max(len(ops) for block in made for ops in block.operations)
-        if most > MOST_OPERATIONS and count == most_blocks:
-            raise FormatError(
-                f"a block has {most} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
-                f"{count} blocks per rank; take fewer chunks per shard (--for-runtime mscclpp)"
-            )
-        fewer = -(-count * most // MOST_OPERATIONS)
-        if most <= MOST_OPERATIONS and (fewer >= count or count < most_blocks):
-            return made
-        count = min(most_blocks, max(count + 1, fewer)) if most > MOST_OPERATIONS else fewer
+    most_blocks, counted = min(MOST_BLOCKS, chunks), _Operations(schedule, per_host)
+    least = max(1, -(-counted.most(np.zeros(chunks, np.int64)) // MOST_OPERATIONS))
+    for count in range(least, most_blocks + 1):
+        for block_of in _ways(chunks, count):
+            if counted.most(block_of) <= MOST_OPERATIONS:
+                return [_Block(schedule, block_of == b, per_host) for b in range(count)]
+    fewest = min(map(counted.most, _ways(chunks, most_blocks)))
+    raise FormatError(
+        f"a block has {fewest} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
+        f"{most_blocks} blocks per rank; take fewer chunks per shard (--for-runtime mscclpp)"
+    )
+
+
+def _ways(chunks: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two ways to give chunks to blocks: neighbours to one block, or dealt one by one.
+
+    Neighbours are often sent in one operation. In trees the root of a chunk has many times
+    the operations of a leaf, so neighbours, whose root is one rank, fill its block soonest.
+    """
+    near = np.repeat(np.arange(count), np.diff(np.arange(count + 1) * chunks // count))
+    return near, np.arange(chunks) % count
+
+
+class _Operations:
+    """How many operations a rank's blocks have, for any way to give the chunks to blocks.
+
+    Counted by columns what ``_Block`` makes: making it for each number of blocks would take
+    minutes.
+    """
+
+    def __init__(self, schedule: Schedule, per_host: int):
+        edges, self.ranks = schedule.edges, schedule.collective.num_ranks
+        known: dict[tuple[int, ...], int] = {}
+        paths = [known.setdefault(edges.path(e), e) for e in range(len(edges))]
+        self.step = np.asarray(schedule.step, np.int64)
+        self.chunk = np.asarray(schedule.chunk, np.int64)
+        self.adds = np.asarray(schedule.reduce, bool)
+        edge = np.asarray(schedule.edge, np.int64)
+        self.src, self.dst = (np.asarray(end, np.int64)[edge] for end in (edges.src, edges.dst))
+        self.far = self.src // per_host != self.dst // per_host
+        self.closes = schedule.collective.kind == "reduce_scatter"
+        columns = (self.step, np.asarray(paths, np.int64)[edge], self.adds)
+        self.follows = np.zeros(len(edge), bool)
+        self.follows[1:] = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
+        self.follows[1:] &= self.chunk[1:] == self.chunk[:-1] + 1
+
+    def most(self, block_of: np.ndarray) -> int:
+        """Operations of the fullest block of any rank."""
+        block = block_of[self.chunk]
+        follows = self.follows.copy()
+        follows[1:] &= block[1:] == block[:-1]
+        runs = np.flatnonzero(~follows)
+        step, src, dst, far, adds = (
+            each[runs] for each in (self.step, self.src, self.dst, self.far, self.adds)
+        )
+        sender, receiver = (block[runs] * self.ranks + rank for rank in (src, dst))
+        cells = int(block_of.max() + 1) * self.ranks
+        total = np.zeros(cells, np.int64)
+
+        def each(cell: np.ndarray) -> None:
+            total[:] += np.bincount(cell, minlength=cells)
+
+        def once_a_step(cell: np.ndarray, chosen: np.ndarray) -> None:
+            each(_unique(cell[chosen], step[chosen])[0])
+
+        def meets(cell: np.ndarray, *place: np.ndarray, peer: np.ndarray, times: int = 1) -> None:
+            """Operations on as many channels of a type as one takes."""
+            cell, *rest, kind, _ = _unique(cell, *place, peer // self.ranks, peer)
+            cell, *_, count = _unique(cell, *rest, kind, counts=True)
+            for _ in range(times):
+                total[:] += np.bincount(cell, -(-count // MOST_IDS), cells).astype(np.int64)
+
+        def by_type(peer: np.ndarray) -> np.ndarray:
+            return peer + self.ranks * far
+
+        puts = far | ~adds
+        each(sender[puts])
+        once_a_step(sender, puts)
+        meets(sender, step, peer=by_type(dst))
+        meets(receiver, step, peer=by_type(src))
+        once_a_step(receiver, np.ones(len(runs), bool))
+        each(receiver[adds])
+        once_a_step(receiver, adds)
+        ends, peers = (
+            np.concatenate([sender, receiver]),
+            np.concatenate([by_type(dst), by_type(src)]),
+        )
+        meets(ends, peer=peers, times=2)
+        each(np.unique(ends))
+        meets(ends[peers >= self.ranks], peer=peers[peers >= self.ranks])
+        if self.closes:
+            meets(ends[peers < self.ranks], peer=peers[peers < self.ranks], times=2)
+        return int(total.max(initial=0))
+
+
+def _unique(*columns: np.ndarray, counts: bool = False) -> list[np.ndarray]:
+    """The different rows of columns, and how often each occurs."""
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    found = np.unique(np.ravel_multi_index(columns, sizes), return_counts=counts)
+    rows, *rest = found if counts else (found,)
+    return [*np.unravel_index(rows, sizes), *rest]
 
 
 def _per_host(schedule: Schedule) -> int:
@@ -185,11 +274,11 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
 class _Block:
     """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
 
-    def __init__(self, schedule: Schedule, chunks: range, per_host: int):
+    def __init__(self, schedule: Schedule, mine: np.ndarray, per_host: int):
         self.kind, self.per_host = schedule.collective.kind, per_host
         self.buffer = _BUFFER[self.kind]
         ranks = schedule.collective.num_ranks
-        runs = _runs(schedule, chunks)
+        runs = _runs(schedule, mine)
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
         self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
@@ -315,9 +404,9 @@ class _Block:
                         end |= {"index": target["index"], "size": target["size"]}
 
 
-def _runs(schedule: Schedule, chunks: range) -> list[_Run]:
-    """The sends of some chunks, neighbours of one message together."""
-    mine = np.flatnonzero((schedule.chunk >= chunks.start) & (schedule.chunk < chunks.stop))
+def _runs(schedule: Schedule, chosen: np.ndarray) -> list[_Run]:
+    """The sends of chosen chunks, neighbours of one message together."""
+    mine = np.flatnonzero(chosen[np.asarray(schedule.chunk)])
     step = np.asarray(schedule.step, np.int64)
     place = np.arange(len(step)) - np.asarray(schedule.step_ptr)[step]
     columns = (step, place, schedule.edge, schedule.chunk, schedule.reduce)

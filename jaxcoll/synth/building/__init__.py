@@ -2,10 +2,10 @@
 
 - ``base``: the problem, checked once, and the one method of a synthesizer that solves it;
 - ``derive``: reduce_scatter and all_reduce from an all_gather;
-- ``sends``: all-gathers along one dimension as moves, and moves as columns of sends;
-- ``grids``, ``dimensions``: the grid of a network, and what each of its dimensions can do;
-- ``hosts``, ``circles``: hosts of consecutive ranks, and circles over links or through hosts;
-- ``routed``: moves of topology-oblivious algorithms carried over shortest routes;
+- ``sends``: all-gathers along one dimension as moves, moves as columns of sends, and sends of
+  topology-oblivious algorithms carried over shortest routes;
+- ``grids``: the grid of a network, and what each of its dimensions can do;
+- ``circles``: circles over links, hosts of consecutive ranks, and circles through these;
 - ``switch_unwinding``: switches replaced by links between ranks (TACOS, Section IV-G);
-- ``list_scheduling`` and its kernel: sends in the order in which links serve them.
+- ``list_scheduling``: sends in the order in which links serve them.
 """

@@ -1,10 +1,11 @@
-"""All-reduce by stages, a dimension per stage, with chunks in different orders of dimensions.
+"""All-gathers by stages, a dimension per stage, with chunks in different orders of dimensions.
 
-Cascade: chunks go from dimension to dimension one by one, each as it arrives.
+On a grid of 2 x 4 a chunk is gathered along one dimension, and what came together along the other.
+While one dimension is at work the other would idle, so chunks follow one another.
 
-BlueConnect: one dimension after another, chunks in a pipeline.
-
-Themis: every chunk takes the dimensions in an order of its own.
+- ``Cascade``: chunks go from dimension to dimension one by one, each as it arrives.
+- ``BlueConnect``: all chunks in one order of dimensions, in a pipeline.
+- ``Themis``: every chunk takes the dimensions in an order of its own.
 """
 
 from __future__ import annotations
@@ -25,16 +26,26 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building.base import FIRST, IN_BLOCKS, LATER, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.dimensions import (
+from jaxcoll.synth.building.grids import (
+    RankGrid,
+    checked_shape,
     dimension_bandwidth,
     dimension_counts,
     dimension_patterns,
     dimension_seconds,
+    group_dimensions,
+    rank_grid_of,
 )
-from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
-from jaxcoll.synth.building.routed import first_chunk, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Pattern, Sends, gather_along, steps
+from jaxcoll.synth.building.sends import (
+    Pattern,
+    Sends,
+    first_chunk,
+    gather_along,
+    on_ranks,
+    schedule_of,
+    steps,
+)
 from jaxcoll.topology import Topology
 
 _MOST_PERMUTED = 5  # dimensions whose orders are all looked at
@@ -55,7 +66,7 @@ class Cascade(Synthesizer):
 
     A message is one chunk: where alpha occupies a link (link model "tacos") that is slow for little
     data. Networks and groups must be grids, as for ``BlueConnect``. Along a dimension ranks use its
-    basic algorithm (``building.dimensions.dimension_patterns``); lines that do not close are not
+    basic algorithm (``building.grids.dimension_patterns``); lines that do not close are not
     closed.
 
     Attributes:
@@ -225,6 +236,19 @@ class _Phases(Synthesizer):
         """Blocks of many shards are one message: most of the work is done once a message."""
         return IN_BLOCKS * problem.sends
 
+    def _laid_out(
+        self, topology: Topology, collective: Collective
+    ) -> tuple[RankGrid, tuple[int, ...], Mapping[int, Pattern]]:
+        """The grid, the dimensions that the groups span, and the pattern along each.
+
+        Raises:
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not subgrids of this grid.
+        """
+        rank_grid = rank_grid_of(topology, self.name, self.shape)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        return rank_grid, dims, dimension_patterns(topology, rank_grid, dims)
+
 
 @dataclasses.dataclass(frozen=True)
 class BlueConnect(_Phases):
@@ -234,7 +258,7 @@ class BlueConnect(_Phases):
     on heterogeneous network hierarchy" (2019). All chunks take the dimensions in the same order and
     follow one another: while one is in the second dimension, the next is in the first. Along a
     dimension ranks use its basic algorithm
-    (``jaxcoll.synth.building.dimensions.dimension_patterns``).
+    (``jaxcoll.synth.building.grids.dimension_patterns``).
 
     The network must be a grid: a mesh or torus, or a product of rings, switches and fully
     connected networks; or it is taken for one. Groups must be subgrids of it.
@@ -250,15 +274,8 @@ class BlueConnect(_Phases):
     name: ClassVar[str] = "blueconnect"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``.
-
-        Raises:
-            TopologyError: the network is not a grid.
-            CollectiveError: groups that are not subgrids of this grid.
-        """
-        rank_grid = rank_grid_of(topology, self.name, self.shape)
-        dims = group_dimensions(rank_grid, collective, self.name)
-        patterns = dimension_patterns(topology, rank_grid, dims)
+        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
+        rank_grid, dims, patterns = self._laid_out(topology, collective)
         slot = max(steps(pattern) for pattern in patterns.values())
         phases = []
         for chunk in range(collective.chunks_per_shard):
@@ -295,15 +312,8 @@ class Themis(_Phases):
     name: ClassVar[str] = "themis"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``.
-
-        Raises:
-            TopologyError: the network is not a grid.
-            CollectiveError: groups that are not subgrids of this grid.
-        """
-        rank_grid = rank_grid_of(topology, self.name, self.shape)
-        dims = group_dimensions(rank_grid, collective, self.name)
-        patterns = dimension_patterns(topology, rank_grid, dims)
+        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
+        rank_grid, dims, patterns = self._laid_out(topology, collective)
         side = {d: rank_grid.grid.shape[d] for d in dims}
         rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}
         orders = balanced_orders(side, rate, collective.chunks_per_shard)

@@ -1,10 +1,10 @@
 """Rings along the dimensions of a grid, one dimension after another.
 
-2D-Ring: rings along the rows and the columns of a mesh or torus.
+On a grid of 4 x 4 a ring of all ranks takes 15 steps, rings along both dimensions 3 + 3.
 
-Hierarchical ring: rings of blocks of ranks, and rings across them.
-
-Bucket: dimension-wise all-gather on meshes, tori and hypercubes.
+- ``Ring2D``: rings along the rows and the columns of a mesh or torus.
+- ``HierarchicalRing``: rings of blocks of ranks, and rings across them.
+- ``Bucket``: dimension-wise all-gather on meshes, tori and hypercubes, all dimensions busy at once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.circles import ranks_per_host
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
-from jaxcoll.synth.building.hosts import ranks_per_host
-from jaxcoll.synth.building.routed import first_chunk, gathered, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Sends, circle, gather_by_dimension, gather_in_order
+from jaxcoll.synth.building.sends import (
+    Sends,
+    circle,
+    first_chunk,
+    gather_by_dimension,
+    gather_in_order,
+    gathered,
+    on_ranks,
+    schedule_of,
+)
 from jaxcoll.topology import Topology
 
 

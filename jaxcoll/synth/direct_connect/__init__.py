@@ -6,7 +6,10 @@
 - ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose, and the
   least time of BFB's steps where links differ;
 - ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one
-  rank's tree, for up to millions of ranks.
+  rank's tree, for up to millions of ranks;
+- ``columns``, ``expansions``: all_gathers as columns of sends over arcs, and larger networks with
+  schedules from smaller ones;
+- ``searched``: schedules of small bases that an exact search finds.
 """
 
 from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost

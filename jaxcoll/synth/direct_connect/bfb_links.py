@@ -1,8 +1,9 @@
 """BFB's steps: what each vertex gets in a step, by which links, and the least time of all.
 
-The jobs of BFB: which shards a vertex gets in a step, and the links that can deliver them.
-
-Links into every vertex as columns, distances along them, and the loops over all vertices.
+The jobs of a vertex u in step t are the shards of the vertices at distance t from it. A link (w, u)
+can deliver those of the vertices that are nearer to w by one, and no others: they reached w in the
+step before. So jobs and links follow from distances alone, here as columns over all vertices at
+once, and only how the jobs are divided among the links is a problem (``bfb_balance``).
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def group_jobs(source, sets, links):
 @kernel(cache=True)
 def _numbered(source, sets):
     """A number for each distinct set, by first use: that of every job, and one job of each."""
+    # Jobs by the thousand have few distinct sets, and neighbours mostly the same one: a table of
+    # sets with open addressing, and the set before looked at first.
     words, count = len(sets), len(source)
     slots = 4
     while slots < 2 * count:
@@ -122,6 +125,7 @@ def _numbered(source, sets):
             continue
         key = np.uint64(0)
         for word in range(words):
+            # Fibonacci hashing: 2**64 over the golden ratio spreads sets that differ in few bits.
             key = (key ^ np.uint64(sets[word, v])) * np.uint64(0x9E3779B97F4A7C15)
             key ^= key >> np.uint64(32)
         at = key & mask
@@ -254,6 +258,8 @@ def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
         for t in range(1, len(start) - 1):
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
             most, width = top[t], bottom[t]
+            # Whoever does with the largest share so far cannot raise it: one flow tells, and most
+            # vertices end there. To start below that share would solve each of them to the end.
             if most * links < len(jobs.source) * width:  # all jobs over all links
                 most, width = len(jobs.source), links
             most, width, _ = least_share(jobs, links, most, width, tight, used)

@@ -1,8 +1,12 @@
 """BFB beyond equal links both ways: reversed networks, and links that differ.
 
-A reduce_scatter from an all_gather of the same network, by an isomorphism to its transpose.
+A reduce_scatter needs an all_gather of the transposed network, run backwards. Where an isomorphism
+takes the network to its transpose, that is the network's own all_gather with its ranks renamed
+(``reversed_on``); where links go both ways, every rank keeps its number.
 
-The least time of every BFB step where links differ: the linear program (A.12), exactly.
+Where links differ, the least time of a BFB step is that of the linear program (A.12), here solved
+exactly, by Newton's method: the set of jobs that the links which can deliver it take longest for
+(``bfb_times``).
 """
 
 from __future__ import annotations
@@ -169,9 +173,13 @@ def _least_seconds(jobs: Mapping[tuple[int, ...], int], speeds: Sequence[Speed])
     arcs += [(1 + groups + link, sink) for link in range(links)]
     network = FlowNetwork(sink + 1, *np.asarray(arcs).T)
     count = list(jobs.values())
+    # A bound to start from: all jobs over all links. Every cut found later raises it, and to a
+    # value that one set of jobs needs, so the loop ends at the least time, after few of the sets
+    # there are.
     time = _seconds_for(sum(count), speeds)
     while True:
         room = [max(time - alpha, Fraction(0)) * rate for alpha, rate in speeds]
+        # Fractions as integers for the flow, which is then exact.
         unit = common_denominator(room)
         need = sum(count) * unit
         capacity = [size * unit for size in count] + [need] * sum(map(len, jobs))
@@ -189,6 +197,7 @@ def _seconds_for(amount: int, speeds: Sequence[Speed]) -> Fraction:
     rate = started = Fraction(0)
     best = None
     for alpha, speed in sorted(speeds):
+        # A link that starts only after all is carried would count as carrying a negative amount.
         if best is not None and alpha >= best:
             break
         rate, started = rate + speed, started + speed * alpha

@@ -82,6 +82,8 @@ class GroupSchedule:
         """
         if self.step[0] != -1 or (self.step[1:] < 0).any():
             raise ScheduleError("step must be -1 for rank 0 and at least 0 for all others")
+        # The sender of a chunk to rank r is r less an offset: it has the chunk of rank 0 since its
+        # own step.
         bad = _first_early(self.network.behind, self.step, self.via)
         if bad >= 0:
             rank, chunk = divmod(bad, self.chunks_per_shard)
@@ -129,6 +131,8 @@ class GroupSchedule:
         links = _links_of_offsets(network, topology.src, topology.dst)
         rank, chunk = (column.ravel() for column in np.indices((n - 1, chunks)))
         step, offset = self.step[1 + rank], self.via[1 + rank, chunk]
+        # Rank q's tree is rank 0's with q added to every rank; a link of an offset stays one of
+        # that offset.
         moved = np.stack([network.shifted(where) for where in np.ndindex(*network.moduli)])
         sender = network.behind[offset, 1 + rank]
         return Schedule.from_sends(
@@ -164,6 +168,7 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
         raise TopologyError(f"group_bfb takes 2 ranks or more and 255 links each, not {network}")
     hops, sets = _usable(network)
     if chunks is None:
+        # Shares of links are fractions of shards: with fewer chunks some step would round one up.
         chunks = common_denominator(_shares(hops, sets, network.degree))
     if chunks * len(hops) > _MOST_CHUNKS:
         raise CollectiveError(
@@ -218,6 +223,7 @@ def _hops(ahead):
     """Hops from rank 0 to every rank, int32 of shape (ranks,)."""
     degree, n = ahead.shape
     hops = np.full(n, -1, np.int32)
+    # From rank 0 alone: the distance from q to r is that from 0 to r - q.
     queue = np.empty(n, np.int32)
     hops[0] = queue[0] = 0
     first, last = 0, 1
@@ -249,6 +255,7 @@ def _solve(hops, sets, links, top, bottom):
 def _deliver(hops, sets, links, chunks, via):
     order = np.empty(len(hops), np.int64)
     start = by_distance(hops, order)
+    # All links are equal here, so time is counted in chunks of the busiest one.
     delay, pace = np.zeros(links, np.int64), np.ones(links, np.int64)
     for t in range(1, len(start) - 1):
         jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
@@ -263,6 +270,7 @@ def _first_early(behind, step, via):
     chunks = via.shape[1]
     for r in range(1, len(step)):
         for k in range(chunks):
+            # What arrives in a step can leave in the next at the earliest.
             if step[behind[via[r, k], r]] >= step[r]:
                 return r * chunks + k
     return -1

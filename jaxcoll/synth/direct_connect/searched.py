@@ -1,15 +1,12 @@
 """All_gathers of small digraphs for which BFB is not optimal, and the search that found them.
 
-Bandwidth-optimal all_gathers of small digraphs, by an integer program.
-
 An all_gather is bandwidth-optimal if all links carry equally much in every step and no rank is sent
-a chunk twice or its own (Theorem 5). Unlike those of BFB, chunks may wait and take detours.
+a chunk twice or its own (Theorem 5). Unlike those of BFB, chunks may wait and take detours, so an
+integer program finds some where BFB has none.
 
-Bandwidth-optimal all_gathers of the digraphs of which BFB does not find one.
-
-Those that are not isomorphic to their transpose keep a second one, of the transpose, which is their
-reduce_scatter run backwards (Corollary 1.2). The integer program found them in less than 20 s each,
-but for DBJMod(2,4), which took half a minute. They are kept as text.
+Digraphs that are not isomorphic to their transpose keep a second one, of the transpose, which is
+their reduce_scatter run backwards (Corollary 1.2). The integer program found them in less than 20 s
+each, but for DBJMod(2,4), which took half a minute. They are kept as text.
 """
 
 from __future__ import annotations
@@ -24,15 +21,15 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
-from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
-from jaxcoll.synth.direct_connect.expansions.expansion import bfb_all_gather
+from jaxcoll.synth.direct_connect.columns import Gather, Sends
+from jaxcoll.synth.direct_connect.expansions import bfb_all_gather
 from jaxcoll.synth.milp.model import Program, check_entries, time_limit
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_bruijn
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 _MOST_MOVES = 30_000
-_MOST_SYMMETRIES = 64
+_MOST_SYMMETRIES = 64  # translations of a digraph; a larger group is not enumerated, and not used
 
 Move = tuple[int, int, int, int]  # representative source, chunk, arc, step
 

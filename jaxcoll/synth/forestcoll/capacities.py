@@ -1,18 +1,14 @@
-"""Steps 1 and 2: the optimum, trees per rank, and what links carry without switches (Sec. 4.5).
-
-Capacities from vertex to vertex while switches are split off, with the paths that make them up.
-
-``edge_splitting`` builds on it: the capacities after a split, and whether every rank still gets
-every tree afterwards, which one flow per rank tells (Theorem 25).
-
-Step 1: how many trees each rank is the root of, and how many each link can carry (Sec. 4.5.1).
+"""Step 1: how many trees each rank is the root of, and how many each link can carry (Sec. 4.5.1).
 
 The optimum says how fast any schedule can be, and the fewest trees per rank that are as fast. Where
 the chunks of a collective cannot be shared out to so many, as few as divide them are taken, and the
 links are scaled to be the fastest that so few trees can use (Sec. 4.5.5). A ring of 3 ranks with
-links both ways needs 2 trees per rank: with 1, one of its links would idle.
+links both ways needs 2 trees per rank: with 1, one of its links would idle. Both ways make the same
+frozen ``Rates``, from which the further steps go on.
 
-Both ways make the same frozen ``Rates``, from which the further steps go on.
+``Capacities`` is what step 2 (``edge_splitting``) works on: capacities from vertex to vertex while
+switches are split off, with the paths that make them up, the paper's ``routing`` (Algorithm 3).
+Whether every rank still gets every tree after a split, one flow per rank tells (Theorem 25).
 """
 
 from __future__ import annotations
@@ -34,6 +30,8 @@ Pair = tuple[int, int]
 Path = tuple[int, ...]
 Split = tuple[int, int, int, int]  # u, w, t and an amount of (u, w) and (w, t)
 
+# Sums of capacities stay exact in 64 bits below this, with two bits to spare for a flow and its
+# residual; above it NumPy would wrap around in silence, and Python's integers take over.
 _SAFE = 2**61
 
 

@@ -1,12 +1,10 @@
 """Step 2: switches removed by edge splitting (Sec. 4.5.2), by pairings that flows verify.
 
-Edge splitting: switches replaced by capacities between ranks that keep the throughput optimum.
-
 Splitting off c of the links (u, w) and (w, t) replaces c of both by c of a direct link (u, t). A
 network in which all capacity of every switch is split off has ranks only, and as long as
 every rank still gets all trees from an added source, trees exist in it (Theorem 25). Switches are
 split off tier by tier, those nearest to the ranks first. How the capacities of a tier are paired is
-guessed (``pairings``), and a guess counts only once flows have verified it. Where none holds, the
+guessed (``pairing``), and a guess counts only once flows have verified it. Where none holds, the
 splits that a flow objects to are taken back until the others hold, and the rest is paired again;
 what no guess pairs is split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
 
@@ -15,14 +13,12 @@ Three ranks at one switch, with ports for two trees each way: splitting (0, w), 
 towards each other rank leaves all six links of capacity 1. Both keep the optimum, and the second
 keeps trees low. Splitting (0, w), (w, 0) would not: rank 0 would have lost a tree in and out.
 
-Pairings of a switch's ports: guesses that often keep the optimum. Flows must verify them.
-
-Capacity into higher switches comes from below, and capacity out of them goes below ("levels").
-Ports are grouped by the ranks that are connected without switches (a host, say), and put on a
-circle, group by group, in segments as long as their capacity. Rotated by the largest group, every
-port into the switch meets the port out of it at the same index of the next group (a rail). "spread"
-shares the capacity out among rotations by 1, 2, ... groups, which keeps trees low; "rotated" takes
-one rotation.
+Guesses: capacity into higher switches comes from below, and capacity out of them goes below
+("levels"). Ports are grouped by the ranks that are connected without switches (a host, say), and
+put on a circle, group by group, in segments as long as their capacity. Rotated by the largest
+group, every port into the switch meets the port out of it at the same index of the next group (a
+rail). "spread" shares the capacity out among rotations by 1, 2, ... groups, which keeps trees low;
+"rotated" takes one rotation.
 """
 
 from __future__ import annotations

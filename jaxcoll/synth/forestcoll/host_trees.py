@@ -32,7 +32,7 @@ from jaxcoll.trees import TreeFlow
 
 # Tree edges that are held at most.
 _MOST_EDGES = 2**28
-_SAFE = 2**61
+_SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 
 Pack = Callable[[Topology, Scaling], TreeFlow]
 Paths = Sequence[tuple[int, ...]]

@@ -1,18 +1,16 @@
 """Forests that are one tree, moved: over the rails of hosts, and over tori and hypercubes.
 
-Hosts on rails: trees to the rank of the same index in every other host, which spread there.
+Hosts on rails: where equal hosts are joined by switches outside, as in clusters of DGX or MI250
+hosts, the trees of a root can enter each other host by the rank with the root's index (its rail),
+and spread there. If every rank can send its trees once to each other host, and one host alone can
+spread the trees that enter at each rank, such trees are as fast as any. Only one host is split and
+packed, however many there are.
 
-Where equal hosts are joined by switches outside, as in clusters of DGX or MI250 hosts, the trees
-of a root can enter each other host by the rank with the root's index (its rail). If every rank
-can send its trees once to each other host, and one host alone can spread the trees that enter at
-each rank, such trees are as fast as any. Only one host is split and packed, however many there are.
-
-Tori and hypercubes: one set of trees, moved to every root, as high as the network is wide.
-
-On a host of ranks all of whose dimensions close, moving along the host takes links to links. If the
-trees of all roots are those of rank 0 moved, a link carries what the trees of rank 0 have in all
-links of its direction together: what must fit is one number a direction. So rank 0's trees may
-reach every rank by a shortest way, and one flow chooses the last link of each way.
+Tori and hypercubes: on a host of ranks all of whose dimensions close, moving along the host takes
+links to links. If the trees of all roots are those of rank 0 moved, a link carries what the trees
+of rank 0 have in all links of its direction together: what must fit is one number a direction. So
+rank 0's trees may reach every rank by a shortest way, as high as the network is wide and no higher,
+and one flow chooses the last link of each way.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
+# Of the columns made while trees are joined, int32: beyond 1 GB the general way is taken.
 _MOST_EDGES = 2**28
 
 

@@ -26,9 +26,9 @@ from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.capacities import PathCapacity, Rates
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.packing.spanning import Trees
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees, moved_trees
+from jaxcoll.synth.forestcoll.spanning import Trees
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

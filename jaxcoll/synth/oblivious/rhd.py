@@ -1,12 +1,12 @@
 """Halving and doubling: partners at distances of powers of two, in four variants.
 
-Recursive halving-doubling.
+Of 4 ranks, rank 0 exchanges with rank 1 and then with rank 2: its data double in every step, so
+that log2(n) steps are enough, where rings take n - 1.
 
-Bruck's all-gather.
-
-HDRM: halving-doubling with ranks mapped so that no two messages share a link of a BiGraph.
-
-Halving: recursive halving of any number of ranks, which adds every element in one order.
+- ``Rhd``: recursive halving-doubling, of 2**k ranks.
+- ``Bruck``: one way round, so that any number of ranks takes as many steps, rounded up.
+- ``Hdrm``: ranks mapped so that no two messages share a link of a BiGraph.
+- ``Halving``: any number of ranks, and every element is added in one order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building import sends
 from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Problem, Synthesizer, in_pieces
-from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
-from jaxcoll.synth.building.sends import Sends, doubling, gather_in_order, is_power_of_two
+from jaxcoll.synth.building.sends import (
+    Sends,
+    check_everyone,
+    doubling,
+    gather_in_order,
+    gathered,
+    is_power_of_two,
+    on_ranks,
+    schedule_of,
+)
 from jaxcoll.topologies import bigraph
 from jaxcoll.topology import Topology
 

@@ -1,10 +1,12 @@
 """Rings and their opposite: circles, NCCL's channels, and everyone to everyone at once.
 
-Ring: ranks in circles over links, or in a given order whatever the wires are.
+On a circle of 3 ranks each passes on the shard that it received a step before: 2 steps, in which
+every link carries 2 shards, as few as a rank must receive. A circle is only as good as its links.
 
-NCCL ring: the rings of NCCL and RCCL, one way round in many channels.
-
-Direct: everyone sends to everyone at once.
+- ``Ring``: circles over links where the network has some, or in a given order whatever the wires
+  are.
+- ``NcclRing``: the rings of NCCL and RCCL, one way round in many channels.
+- ``Direct``: everyone sends to everyone at once, in one step.
 """
 
 from __future__ import annotations
@@ -25,8 +27,14 @@ from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, LAST, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import circles_of
-from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
-from jaxcoll.synth.building.sends import Sends, circle, gather_in_order
+from jaxcoll.synth.building.sends import (
+    Sends,
+    circle,
+    first_chunk,
+    gather_in_order,
+    on_ranks,
+    routed,
+)
 from jaxcoll.topology import Topology
 
 ORDERS = ("links", "ranks")
@@ -38,9 +46,9 @@ class Ring(Synthesizer):
 
     The circles share no link and are as many as are found: those of a torus use all its links
     (``jaxcoll.synth.building.circles``). Among hosts behind switches there is one for each rank of
-    a host (``jaxcoll.synth.building.hosts``). Where links hold no circle through all ranks there is
-    one, 0, 1, ..., n-1, 0 (or the order of each group), whose neighbours are routed over shortest
-    paths (``jaxcoll.paths.shortest_routes`` states the tie-break).
+    a host. Where links hold no circle through all ranks there is one, 0, 1, ..., n-1, 0 (or the
+    order of each group), whose neighbours are routed over shortest paths
+    (``jaxcoll.paths.shortest_routes`` states the tie-break).
 
     Both ways round, shards go to the rank opposite in n/2 steps; one way, all the way round in n-1
     steps, upwards unless the routes downwards have fewer links (as on a one-way ring reversed for

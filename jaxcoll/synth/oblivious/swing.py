@@ -1,8 +1,10 @@
 """Swing and Trivance: partners at growing distances on both sides of a ring.
 
-Swing: halving-doubling that keeps close to home on tori.
+Halving-doubling on a ring sends over distances 1, 2, 4, ..., and messages over many links share
+them. Both of these reach as many ranks over shorter ways.
 
-Trivance: exchanges with two partners at once, three times as far in every step.
+- ``Swing``: distances 1, -1, 3, -5, 11, ...: a partner on the other side in every step.
+- ``Trivance``: two partners at once, three times as far in every step.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from jaxcoll.synth.building.base import (
     Problem,
     Synthesizer,
 )
-from jaxcoll.synth.building.dimensions import dimension_counts
-from jaxcoll.synth.building.routed import check_everyone, gathered, on_ranks, schedule_of
+from jaxcoll.synth.building.grids import dimension_counts
 from jaxcoll.synth.building.sends import (
     Sends,
+    check_everyone,
     exchanges,
     gather_in_order,
+    gathered,
     is_power_of_two,
+    on_ranks,
+    schedule_of,
     tripling,
 )
 from jaxcoll.topology import Topology

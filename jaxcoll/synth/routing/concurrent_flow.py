@@ -23,7 +23,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks, highs
 from jaxcoll.numerics.rational import common_denominator
-from jaxcoll.synth.routing import concurrent_flow_kernel as kernel
+from jaxcoll.synth.routing import soft_distances as kernel
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_classes
 from jaxcoll.synth.routing.soft_distances import climb
 from jaxcoll.topology import Topology, connected

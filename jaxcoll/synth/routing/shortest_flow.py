@@ -35,7 +35,7 @@ from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.concurrent_flow import RateBounds
-from jaxcoll.synth.routing.concurrent_flow_kernel import total_distance
+from jaxcoll.synth.routing.soft_distances import total_distance
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative.digraph import Digraph
 

@@ -3,11 +3,14 @@
 A linear program says at which rate all ranks can send to one another at once, and what of every
 source's data then crosses each link (``concurrent_flow``). A flow may split a byte, a schedule only
 a shard into chunks. So there are three parts: every chunk follows the flow along one path, from its
-destination back, where the flow is furthest ahead of the chunks so far; what rounding piled onto
-single links is rerouted; and links send a fixed number of chunks in each step.
+destination back, where the flow is furthest ahead of the chunks so far (``round_to_paths``); what
+rounding piled onto single links is rerouted (``even_out``); and links send a fixed number of chunks
+in each step (``steps_of``).
 
 The rate is lost to rounding and to the first and last steps, in which not all links have work: both
 shrink as shards are cut into more chunks, and every step costs alpha.
+
+Paths are ragged rows: the links of chunk c are ``path[ptr[c]:ptr[c + 1]]``, in the order crossed.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.numerics import checks
+from jaxcoll.numerics import checks, heap
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.routed import check_everyone
-from jaxcoll.synth.routing import time_stepped_kernel as kernel
+from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
 from jaxcoll.topology import Topology
 
@@ -105,13 +108,13 @@ class TimeStepped(Synthesizer):
         """The step of each send, at the width given or the one that takes the least time."""
         speed = _relative_speed(topology)
         if self.width is not None:
-            return kernel.steps_of(ptr, path, speed * self.width)
+            return steps_of(ptr, path, speed * self.width)
         chunk = as_fraction(self.nbytes) / int(collective.chunks_per_buffer.max())
         seconds = float(chunk) / topology.bandwidth
         widest = int(np.bincount(path, minlength=topology.num_links).max())
         best, least, width = np.zeros(0, np.int64), math.inf, 1
         while width < 2 * widest:
-            step = kernel.steps_of(ptr, path, speed * width)
+            step = steps_of(ptr, path, speed * width)
             taken = _time(step, path, topology.alpha, seconds)
             if taken < least:
                 best, least = step, taken
@@ -125,13 +128,14 @@ def _paths(topology: Topology, rate: FlowRate, chunks: int) -> tuple[np.ndarray,
     tails, heads = topology.src.astype(np.int64), topology.dst.astype(np.int64)
     hops = hop_distances(topology)
     most = _DETOUR * int(hops.max())
-    rows, path = kernel.round_to_paths(rate.flow, rate.unit, chunks, hops, ptr, link, tails, most)
+    rows, path = round_to_paths(rate.flow, rate.unit, chunks, hops, ptr, link, tails, most)
     if len(rows) - 1 > _MOST_REROUTED:
         return rows, path
     target = np.ceil(rate.flow.sum(axis=0) * chunks / rate.unit - 1e-6).astype(np.int64)
     fullest = math.ceil(chunks / rate.lower)
+    # A link may be as full, for its speed, as the slowest one must be: the run lasts that long.
     target = np.maximum(target, fullest * _relative_speed(topology))
-    return kernel.even_out(rows, path, target, tails, heads, *topology.out_links, most, _PASSES)
+    return even_out(rows, path, target, tails, heads, *topology.out_links, most, _PASSES)
 
 
 def _relative_speed(topology: Topology) -> np.ndarray:
@@ -154,3 +158,241 @@ def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.nda
 def _certificate(rate: FlowRate) -> dict[str, object]:
     """Shards per pair of ranks in the time in which the slowest link carries one."""
     return {"rate": rate.lower, "rate_bound": rate.upper}
+
+
+_FAR = np.int64(2**62)
+_CHUNKS_AT_ONCE = 1 << 13  # rerouted in a call: kernels see no signals
+
+
+@kernel(cache=True, nogil=True)
+def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
+    """A path per chunk, so that every link carries about what the flow sends over it.
+
+    From its destination backwards, a chunk takes the link on which the flow of its source is
+    furthest ahead of the chunks rounded so far. A walk that meets itself, or that is longer than
+    ``room``, is replaced by a shortest path.
+
+    Args:
+        flow: of every source over every link, int64 of shape (ranks, links).
+        unit: the flow that delivers one shard.
+        chunks: chunks in a shard.
+        hops: fewest links from rank to rank.
+        room: the most links on a path.
+
+    Returns:
+        ptr and path, by chunk: of every ordered pair of ranks, destination fastest, none for a
+        rank's own.
+    """
+    size, links = flow.shape
+    ptr = np.zeros(size * size * chunks + 1, np.int64)
+    path = np.empty(size * size * chunks * min(room, 4) + room, np.int64)
+    walk = np.empty(room, np.int64)
+    left = np.empty(links)
+    used = 0
+    for s in range(size):
+        for e in range(links):
+            left[e] = flow[s, e] * chunks / unit
+        for t in range(size):
+            for c in range(chunks):
+                length = 0
+                if t != s:
+                    length = _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk)
+                if used + length > len(path):
+                    longer = np.empty(2 * len(path), np.int64)
+                    longer[:used] = path[:used]
+                    path = longer
+                for i in range(length):
+                    path[used + i] = walk[length - 1 - i]
+                    left[walk[i]] -= 1.0
+                used += length
+                ptr[(s * size + t) * chunks + c + 1] = used
+    return ptr, path[:used]
+
+
+@kernel(cache=True, nogil=True)
+def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
+    """The links from t back to s, written to ``walk``; how many they are."""
+    u, length = t, 0
+    while u != s and length < len(walk):
+        best, most = -1, -np.inf
+        for i in range(in_ptr[u], in_ptr[u + 1]):
+            e = in_link[i]
+            if flow[s, e] > 0 and left[e] > most:
+                best, most = e, left[e]
+        if best < 0:
+            break
+        walk[length] = best
+        length += 1
+        u = tails[best]
+    # Flows of a linear program may go in circles, at no cost to its rate; a chunk must not.
+    if u == s and not _meets_itself(t, tails, walk, length):
+        return length
+    u, length = t, 0
+    while u != s:
+        best, most = -1, -np.inf
+        for i in range(in_ptr[u], in_ptr[u + 1]):
+            e = in_link[i]
+            if hops[s, tails[e]] < hops[s, u] and left[e] > most:
+                best, most = e, left[e]
+        walk[length] = best
+        length += 1
+        u = tails[best]
+    return length
+
+
+@kernel(cache=True, nogil=True)
+def _meets_itself(t, tails, walk, length):
+    for i in range(length):
+        at = tails[walk[i]]
+        if at == t:
+            return True
+        for j in range(i):
+            if tails[walk[j]] == at:
+                return True
+    return False
+
+
+def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
+    """Reroute chunks on overloaded links, until no link carries more than its target.
+
+    A link costs 1, and the square of its load beyond its target times more than any path is long;
+    a chunk moves where that is cheaper.
+
+    Args:
+        target: chunks per link.
+        most: the most links on a path.
+        passes: over all chunks, at most.
+
+    Returns:
+        ptr and path.
+    """
+    size, chunks, length = len(out_ptr) - 1, len(ptr) - 1, np.diff(ptr)
+    rows = np.empty((chunks, most), np.int32)
+    is_used = np.arange(most) < length[:, None]
+    rows[is_used] = path
+    load = np.bincount(path, minlength=len(tails)).astype(np.int64)
+    cost, into, hop = np.empty((3, size), np.int64)
+    key, item = np.empty((2, len(tails) + 1), np.int64)
+    moved = True
+    while moved and passes:
+        moved, passes = False, passes - 1
+        for first in range(0, chunks, _CHUNKS_AT_ONCE):
+            some = slice(first, first + _CHUNKS_AT_ONCE)
+            moved |= _reroute(
+                rows[some], length[some], load, target, tails, heads, out_ptr, out_link, most,
+                cost, into, hop, key, item,
+            )  # fmt: skip
+    is_used = np.arange(most) < length[:, None]
+    return np.concatenate([[0], np.cumsum(length)]), rows[is_used].astype(np.int64)
+
+
+@kernel(cache=True, nogil=True)
+def _reroute(
+    rows, length, load, target, tails, heads, out_ptr, out_link, most, cost, into, hop, key, item
+):
+    """Reroute some chunks; whether any moved.
+
+    Args:
+        rows, length: the links of each chunk.
+        cost, into, hop, key, item: scratch.
+    """
+    moved = False
+    for c in range(len(length)):
+        over = False
+        for i in range(length[c]):
+            over |= load[rows[c, i]] > target[rows[c, i]]
+        if not over:
+            continue
+        before = np.int64(0)
+        for i in range(length[c]):
+            load[rows[c, i]] -= 1
+        for i in range(length[c]):
+            before += _price(rows[c, i], load, target, len(cost))
+        s, t = tails[rows[c, 0]], heads[rows[c, length[c] - 1]]
+        _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item)
+        if cost[t] < before and hop[t] <= most:
+            moved = True
+            length[c] = hop[t]
+            v = t
+            for i in range(hop[t] - 1, -1, -1):
+                rows[c, i] = into[v]
+                v = tails[into[v]]
+        for i in range(length[c]):
+            load[rows[c, i]] += 1
+    return moved
+
+
+@kernel(cache=True, inline="always")
+def _price(e, load, target, size):
+    beyond = max(load[e] + 1 - target[e], 0)
+    return 1 + 4 * size * beyond * beyond
+
+
+@kernel(cache=True, nogil=True)
+def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item):
+    """Dijkstra's algorithm until t is reached."""
+    cost[:] = _FAR
+    cost[s], hop[s] = 0, 0
+    waiting = heap.push(key, item, 0, 0, 0, s)
+    while waiting:
+        reached, u = key[0], item[0]
+        if u == t:
+            return
+        waiting = heap.pop(key, item, 0, waiting)
+        if reached > cost[u]:
+            continue
+        for i in range(out_ptr[u], out_ptr[u + 1]):
+            e = out_link[i]
+            through = reached + _price(e, load, target, len(cost))
+            v = heads[e]
+            if through < cost[v]:
+                cost[v], into[v], hop[v] = through, e, hop[u] + 1
+                waiting = heap.push(key, item, 0, waiting, through, v)
+
+
+@kernel(cache=True, nogil=True)
+def steps_of(ptr, path, width):
+    """The step of every send: each step, a link takes the chunks with the longest way to go.
+
+    Args:
+        width: chunks that each link takes per step, at least 1.
+
+    Returns:
+        int64 of shape (sends,), in the order of ``path``.
+    """
+    links = len(width)
+    first = np.zeros(links + 1, np.int64)
+    for e in path:
+        first[e + 1] += 1
+    for e in range(links):
+        first[e + 1] += first[e]
+    key, item = np.empty(len(path), np.int64), np.empty(len(path), np.int64)
+    waiting = np.zeros(links, np.int64)
+    step = np.empty(len(path), np.int64)
+    last = np.zeros(len(path), np.bool_)
+    end = np.empty(len(path), np.int64)
+    for c in range(len(ptr) - 1):
+        if ptr[c] < ptr[c + 1]:
+            last[ptr[c + 1] - 1] = True
+            end[ptr[c] : ptr[c + 1]] = ptr[c + 1]
+            e = path[ptr[c]]
+            waiting[e] = heap.push(key, item, first[e], waiting[e], ptr[c] - ptr[c + 1], ptr[c])
+    sent, now = 0, 0
+    taken = np.empty(len(path), np.int64)
+    while sent < len(path):
+        count = 0
+        for e in range(links):
+            for _ in range(min(width[e], waiting[e])):
+                taken[count] = item[first[e]]
+                waiting[e] = heap.pop(key, item, first[e], waiting[e])
+                count += 1
+        for i in range(count):
+            send = taken[i]
+            step[send] = now
+            if not last[send]:
+                e = path[send + 1]
+                togo = send + 1 - end[send]
+                waiting[e] = heap.push(key, item, first[e], waiting[e], togo, send + 1)
+        sent += count
+        now += 1
+    return step

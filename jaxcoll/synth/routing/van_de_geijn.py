@@ -21,7 +21,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import LATER, Counts, Problem, Synthesizer
-from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.oblivious.ring import Direct

@@ -1,16 +1,14 @@
 """Rules of a match: the chunk that a free link takes, and those that a slow link leaves out.
 
-Rules of TACOS: which of the chunks that a link could carry it takes.
+Algorithm 1 draws at random among all chunks that a link could carry. A rule is a number for
+compiled kernels, and narrows that set, the bits of one block, to those it prefers; a random one of
+them is taken.
 
-A rule is a number for compiled kernels, and narrows a set of candidates, the bits of one block, to
-those it prefers; a random one of them is taken.
-
-Slow-link avoidance: the chunks that a slow link leaves to faster links.
-
-A chunk that some rank near a link's end has, or is about to get, arrives from there earlier than
-over a much slower link. A slow link that leaves it out is free for chunks that only slow links
-bring. The chunk does arrive: of the ranks that lack it, the one nearest to a rank that has it is
-one fast link away, and no other rank keeps that link from bringing it.
+Slow-link avoidance narrows it before. A chunk that some rank near a link's end has, or is about to
+get, arrives from there earlier than over a much slower link. A slow link that leaves it out is free
+for chunks that only slow links bring. The chunk does arrive: of the ranks that lack it, the one
+nearest to a rank that has it is one fast link away, and no other rank keeps that link from bringing
+it.
 """
 
 from __future__ import annotations

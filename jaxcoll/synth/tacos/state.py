@@ -1,12 +1,12 @@
 """The state of a search as kernels hold it: words of bits, chunks at ranks, links in order.
 
-Words of 64 bits and random numbers, for compiled kernels.
+It is the paper's ``precond`` and ``postcond``, a bit per (rank, chunk). Every chunk has a *slot*, a
+bit position, in random order: 64 slots are a word and some words a block. All ranks' bits of a
+block lie together, so that work on one block stays in cache. How many words a block has is the
+kernels' choice; here it is read off the tables.
 
-Tables of TACOS's kernels: the network, and the chunks that each rank holds and lacks.
-
-Every chunk has a *slot*, a bit position, in random order: 64 slots are a word and some words a
-block. All ranks' bits of a block lie together, so that work on one block stays in cache. How many
-words a block has is the kernels' choice; here it is read off the tables.
+Random numbers are made here too, from a state of 64 bits, so that kernels draw the same whether
+they run as Python or compiled.
 """
 
 from __future__ import annotations

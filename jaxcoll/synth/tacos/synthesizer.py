@@ -1,8 +1,12 @@
-"""TACOS: the synthesizer, and the same search straight to disk for tens of thousands of ranks.
+"""TACOS: schedules by matching links with chunks (Won et al., MICRO 2024).
 
-TACOS: schedules by matching links with chunks (Won et al., MICRO 2024).
+The network is laid out in time, a copy of all links per span; in every span each link takes a chunk
+that its source has and its end lacks, until no rank lacks any (Algorithms 1 and 2, in ``lockstep``
+and ``events``). Choices are random, so several searches run and the fastest schedule is kept.
+Reductions are all-gathers on the reversed network, run backwards (Sec. IV-E).
 
-TACOS for tens of thousands of ranks: in lockstep on several cores, straight to disk.
+For tens of thousands of ranks the same search runs in lockstep on several cores and straight to
+disk.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 ``pipeline`` is all_reduce up and down a few trees: double binary trees, C-Cube and TTO; ``blink``
 packs trees from one root, or lays chains inside hosts and two trees across them; ``multitree``
-and its kernel grow one tree per rank; ``joint_trees`` and its kernel grow two per chunk, one to sum
-up and one to copy down.
+grows one tree per rank; ``joint_trees`` and its kernel grow two per chunk, one to sum up and one to
+copy down.
 """

@@ -1,8 +1,10 @@
 """Trees that are packed into hosts: Blink's, and the hierarchical ones of NCCL and RCCL.
 
-Blink: as many trees from one root as the network holds.
+Blink packs as many trees from one root as the network holds: on three ranks in a triangle of equal
+links the root has two, one that starts at each of its links, and either carries half of the data.
 
-Hierarchical tree: the trees of NCCL and RCCL, chains inside hosts and two trees across them.
+A hierarchical tree is a chain inside every host, and across hosts two trees, in each of which half
+of the hosts are leaves: what every host sends and receives is even, and the depth logarithmic.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer, in_pieces
-from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
-from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.circles import host_chains, ranks_per_host
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
 from jaxcoll.synth.forestcoll.capacities import rates_for_chunks
 from jaxcoll.synth.forestcoll.stages import known_forest
@@ -218,6 +220,8 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
     risen, first = np.zeros((2, collective.num_chunks), np.int64)
     np.maximum.at(risen, rising, up.step)
     first[down.chunk[::-1]] = down.step[::-1]
+    # The phases overlap: the second does not wait for the end of the first, but lags by the fewest
+    # steps with which no chunk leaves the root before it is summed.
     wait = int((risen - first).max()) + 1
     ends = np.concatenate([up.edges.path_ptr, up.edges.path_ptr[-1] + down.edges.path_ptr[1:]])
     paths = np.concatenate([up.edges.path_link, down.edges.path_link])
@@ -262,7 +266,7 @@ class HierarchicalTree(Synthesizer):
             innermost dimension of a network that is a grid.
         chains: per channel, the indices 0..inner-1 of a host in the order of its chain, head first;
             when omitted one channel per index, over links where they join the ranks of a host
-            (``jaxcoll.synth.building.hosts``).
+            (``jaxcoll.synth.building.circles``).
         pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
         nbytes: see there; a number for the time that the library's channels take, None for few
             steps.

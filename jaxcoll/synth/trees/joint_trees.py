@@ -46,7 +46,7 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
 )
 from jaxcoll.synth.building.list_scheduling import LinkedSends, improved, link_ticks, remaining
-from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.trees import joint_trees_kernel as kernel
 from jaxcoll.topology import Topology
 

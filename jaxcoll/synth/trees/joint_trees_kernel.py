@@ -21,6 +21,8 @@ from jaxcoll.numerics.compiled import kernel
 
 # Prices keep so many bits behind the point of their exponent.
 _FINE = 256
+# The part behind the point by table, the rest by ``ldexp``: no ``exp2``, which Numba and NumPy may
+# round differently.
 POWERS = 2.0 ** (np.arange(_FINE) / _FINE)
 # A link that a tree takes often, as the only one out of a host, would cost infinitely much.
 _DEAREST = 2.0**800

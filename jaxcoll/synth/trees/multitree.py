@@ -6,25 +6,27 @@ tree that grew as far as it could would leave its step's links to no other.
 
 On a ring of 4 ranks with links both ways, every tree adds both neighbours of its root in step 1,
 which uses all 8 links once, and the rank opposite in step 2 over one of its two links: 2 steps.
+
+``grow`` is Algorithm 1 of the paper (see ``MultiTree``); the line numbers are the paper's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
-from jaxcoll.synth.building.routed import distinct_edges
-from jaxcoll.synth.trees import multitree_kernel as kernel
+from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.topology import Topology
 
 PRIORITIES = ("auto", "root", "height")
@@ -97,7 +99,7 @@ class MultiTree(Synthesizer):
         roots = collective.owner[first].astype(np.int64)
         distance = hop_distances(topology)
         ptr, links = _in_order_of_trial(topology)
-        graph = kernel.Graph(
+        graph = Graph(
             ptr,
             links,
             topology.src,
@@ -109,9 +111,7 @@ class MultiTree(Synthesizer):
         )
         wanted = np.bincount(group[group >= 0])[group[roots]]
         by_height = self._by_height(topology, distance)
-        step, tree, path_ptr, path = kernel.grow(
-            graph, roots, wanted, by_height, self.nearest_first
-        )
+        step, tree, path_ptr, path = grow(graph, roots, wanted, by_height, self.nearest_first)
         edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard
         chunk = (first[tree][:, None] + np.arange(k)).ravel()
@@ -169,3 +169,331 @@ def _in_order_of_trial(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
         ahead = apart[np.arange(len(src)), dimension]
     order = np.lexsort((ahead, dimension, src))
     return topology.out_links[0], order
+
+
+class Graph(NamedTuple):
+    """The network, as the search for children reads it.
+
+    Attributes:
+        ptr, link: outgoing links by vertex, in the order in which they are tried; int64.
+        src, dst: vertices at the ends of each link.
+        capacity: trees that each link serves in one time step, at least 1.
+        group: group of each vertex, -1 for vertices that only forward.
+        host: host of each rank, from 0.
+        distance: fewest links from rank to rank, of shape (ranks, ranks).
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    capacity: np.ndarray
+    group: np.ndarray
+    host: np.ndarray
+    distance: np.ndarray
+
+
+class Trees(NamedTuple):
+    """All trees while they grow.
+
+    Attributes:
+        root: root of each tree.
+        wanted, count: ranks that each tree will have and has, its root included.
+        inside: whether a rank is in the tree, of shape (trees, ranks).
+        entered: whether the tree has a rank of a host, of shape (trees, hosts).
+        members, listed: the ranks of each tree in the order of their addition, of shape
+            (trees, ranks), and their number. Ranks that cannot find a child are struck out.
+        near: fewest links from the tree to each rank, of shape (trees, ranks).
+        lacking: how many ranks the tree lacks at each such distance.
+        height: the largest of these distances.
+    """
+
+    root: np.ndarray
+    wanted: np.ndarray
+    count: np.ndarray
+    inside: np.ndarray
+    entered: np.ndarray
+    members: np.ndarray
+    listed: np.ndarray
+    near: np.ndarray
+    lacking: np.ndarray
+    height: np.ndarray
+
+
+class Step(NamedTuple):
+    """One time step: the links that are free, and how far each tree has searched.
+
+    Attributes:
+        free: trees that each link can still serve; G' in Algorithm 1.
+        idle: links out of each vertex that can still serve one. Late in a step most members have
+            none, and are passed over at a glance.
+        before: how many of each tree's members were added by previous steps.
+        cursor: the first of these members that may still find a child.
+        reach: how many forwarders there may be between a member and its child.
+        came_by, queue: scratch of the search, one entry per vertex.
+        seen: the last search that came to each vertex. A search visits few vertices of a network
+            whose ranks do not forward: to clear a column of all of them would cost far more.
+        searches: how many there were, one entry.
+    """
+
+    free: np.ndarray
+    idle: np.ndarray
+    before: np.ndarray
+    cursor: np.ndarray
+    reach: np.ndarray
+    came_by: np.ndarray
+    queue: np.ndarray
+    seen: np.ndarray
+    searches: np.ndarray
+
+
+def grow(graph: Graph, root, wanted, by_height, nearest):
+    """All trees, as additions in the order in which they are made.
+
+    A kernel sees no signals: it lets every tree add one rank, and Python handles them in between.
+
+    Args:
+        root, wanted: see ``Trees``.
+        by_height: whether the trees with the greatest remaining height come first, instead of those
+            with the lowest roots.
+        nearest: whether a tree tries all its ranks for near children before any for farther ones.
+
+    Returns:
+        The time step (from 0) and the tree of each addition, and the links from parent to child as
+        (ptr, links).
+    """
+    trees = _roots_only(graph, root, wanted)  # lines 1-2
+    total = int(wanted.sum()) - len(root)
+    step_of, tree_of = np.empty(total, np.int64), np.empty(total, np.int64)
+    path_ptr, path = np.zeros(total + 1, np.int64), np.empty(2 * total + 16, np.int64)
+    # Without forwarders, children are neighbours: the search never looks past one link.
+    has_forwarders = (graph.group != graph.group[root[0]]).any()
+    farthest = int(graph.distance.max()) - 1 if has_forwarders else 0
+    now = _new_step(graph, len(root))
+    order = np.arange(len(root))
+    added, time = 0, 0  # line 3
+    while added < total:  # line 4
+        _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
+        progress = True
+        while progress:  # line 7
+            if by_height:
+                order = np.argsort(-trees.height, kind="mergesort")
+            room = int(path_ptr[added]) + len(root) * (farthest + 1)
+            if room > len(path):
+                path = np.concatenate([path, np.empty(room, np.int64)])
+            before = added
+            added = _add_one_each(
+                graph, trees, now, order, farthest, by_height, path_ptr, path, tree_of, added
+            )
+            step_of[before:added] = time  # line 13
+            progress = added > before
+        time += 1  # line 5
+    return step_of, tree_of, path_ptr, path[: path_ptr[added]]
+
+
+@kernel(cache=True, nogil=True)
+def _add_one_each(
+    graph: Graph, trees: Trees, now: Step, order, farthest, by_height, path_ptr, path, tree_of,
+    added,
+):  # fmt: skip
+    """Lets every tree add one rank, if it finds one; how many additions there are then."""
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    src, free, idle, came_by, queue = graph.src, now.free, now.idle, now.came_by, now.queue
+    count, wanted, reach, host = trees.count, trees.wanted, now.reach, graph.host
+    inside, entered, members, listed = trees.inside, trees.entered, trees.members, trees.listed
+    for t in order:  # line 8
+        if count[t] == wanted[t] or reach[t] > farthest:
+            continue
+        parent, child = _find_child(graph, trees, now, t, farthest)
+        if child < 0:
+            continue
+        hops = _way_back(src, came_by, queue, parent, child)
+        _take_links(src, free, idle, queue, path, path_ptr[added], hops)
+        path_ptr[added + 1] = path_ptr[added] + hops
+        tree_of[added] = t
+        _add(inside, entered, members, listed, count, t, child, host[child])
+        if by_height:
+            _lower(graph, trees, t, child)
+        added += 1
+    return added
+
+
+def _roots_only(graph: Graph, root, wanted):
+    """Trees that consist of their roots (lines 1-2)."""
+    trees, ranks, every = len(root), len(graph.host), np.arange(len(root))
+    inside = np.zeros((trees, ranks), np.bool_)
+    inside[every, root] = True
+    entered = np.zeros((trees, int(graph.host.max()) + 1), np.bool_)
+    entered[every, graph.host[root]] = True
+    members = np.empty((trees, ranks), np.int64)
+    members[:, 0] = root
+    near = np.ascontiguousarray(graph.distance[root], np.int32)
+    lacks = (graph.group[:ranks] == graph.group[root][:, None]) & ~inside
+    lacking = np.zeros((trees, int(graph.distance.max()) + 1), np.int64)
+    for distance in range(lacking.shape[1]):
+        lacking[:, distance] = ((near == distance) & lacks).sum(axis=1)
+    height = np.where(lacks, near, 0).max(axis=1).astype(np.int64)
+    listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
+    return Trees(root, wanted, count, inside, entered, members, listed, near, lacking, height)
+
+
+def _new_step(graph: Graph, trees):
+    """Columns for a step that has not begun."""
+    vertices = len(graph.ptr) - 1
+    return Step(
+        np.empty_like(graph.capacity),
+        np.empty(vertices, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(vertices, np.int64),
+        np.empty(vertices, np.int64),
+        np.zeros(vertices, np.int64),
+        np.zeros(1, np.int64),
+    )
+
+
+@kernel(cache=True)
+def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
+    """Frees all links, and lets every tree search from its first member (line 6)."""
+    now.free[:] = graph.capacity
+    now.idle[:] = np.diff(graph.ptr)
+    for t in range(len(trees.root)):
+        if trees.count[t] < trees.wanted[t]:
+            _drop_surrounded(graph, trees, t)
+    now.before[:] = trees.listed
+    now.cursor[:] = 0
+    now.reach[:] = reach
+
+
+@kernel(cache=True)
+def _drop_surrounded(graph: Graph, trees: Trees, t):
+    """Strikes out the members of a tree that have no neighbour to add or to search behind."""
+    ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
+    members, inside = trees.members[t], trees.inside[t]
+    kept = 0
+    for i in range(trees.listed[t]):
+        v = members[i]
+        for j in range(ptr[v], ptr[v + 1]):
+            w = dst[link[j]]
+            if group[w] != group[v] or not inside[w]:
+                members[kept] = v
+                kept += 1
+                break
+    trees.listed[t] = kept
+
+
+@kernel(inline="always")
+def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
+    """The first member of a tree with a free way to a rank outside it, and this rank; else -1.
+
+    Lines 9 and 10. A member that finds no child finds none later in the same step, so the search
+    goes on where it ended.
+    """
+    members, inside, entered = trees.members[t], trees.inside[t], trees.entered[t]
+    reach, cursor, before, idle = now.reach[t], now.cursor[t], now.before[t], now.idle
+    parent, child = -1, -1
+    while child < 0 and reach <= farthest:
+        while child < 0 and cursor < before:
+            parent = members[cursor]
+            if idle[parent]:
+                child = _search(graph, now, inside, entered, parent, reach)
+            if child < 0:
+                cursor += 1
+        if child < 0:
+            reach += 1
+            cursor = 0
+    now.reach[t], now.cursor[t] = reach, cursor
+    return parent, child
+
+
+@kernel(inline="always")
+def _search(graph: Graph, now: Step, inside, entered, parent, reach):
+    """A rank of the parent's group outside the tree, by free links through ``reach`` forwarders.
+
+    -1 for none. Of the ranks behind the same number of forwarders, the next after the parent in
+    cyclic order is taken; but of those at the parent's own switches, first one of a host in which
+    the tree has no rank yet; and of its neighbours, the first in the order of links. ``came_by``
+    receives the links on the way.
+    """
+    ptr, link, dst, group, host = graph.ptr, graph.link, graph.dst, graph.group, graph.host
+    free, came_by, queue, seen = now.free, now.came_by, now.queue, now.seen
+    ranks, own = len(host), group[parent]
+    now.searches[0] += 1
+    search = now.searches[0]
+    seen[parent] = search
+    queue[0] = parent
+    first, last, depth = 0, 1, 0
+    while first < last and depth <= reach:
+        best, best_ahead, end = -1, 2 * ranks, last
+        for i in range(first, last):
+            v = queue[i]
+            for j in range(ptr[v], ptr[v + 1]):
+                w = dst[link[j]]
+                if free[link[j]] == 0 or seen[w] == search:
+                    continue
+                if group[w] == own:
+                    if inside[w]:
+                        continue
+                    ahead = (w - parent) % ranks if depth > 0 else 0
+                    if depth == 1 and entered[host[w]]:
+                        ahead += ranks
+                    if best < 0 or ahead < best_ahead:
+                        best, best_ahead = w, ahead
+                        came_by[w], seen[w] = link[j], search
+                else:
+                    came_by[w], seen[w] = link[j], search
+                    queue[end] = w
+                    end += 1
+        if best >= 0:
+            return best
+        first, last, depth = last, end, depth + 1
+    return -1
+
+
+@kernel(inline="always")
+def _way_back(src, came_by, queue, parent, child):
+    """Number of links from parent to child, and in ``queue`` those links, the last first."""
+    hops, v = 0, child
+    while v != parent:
+        queue[hops] = came_by[v]
+        v = src[came_by[v]]
+        hops += 1
+    return hops
+
+
+@kernel(inline="always")
+def _take_links(src, free, idle, queue, path, used, hops):
+    """Writes the links in ``queue`` behind ``used`` ones, no longer free (line 12)."""
+    for i in range(hops):
+        link = queue[hops - 1 - i]
+        free[link] -= 1
+        if free[link] == 0:
+            idle[src[link]] -= 1
+        path[used + i] = link
+
+
+@kernel(inline="always")
+def _add(inside, entered, members, listed, count, t, child, host):
+    """Adds a rank to a tree (line 11)."""
+    inside[t, child] = True
+    entered[t, host] = True
+    members[t, listed[t]] = child
+    listed[t] += 1
+    count[t] += 1
+
+
+@kernel(inline="always")
+def _lower(graph: Graph, trees: Trees, t, child):
+    """Updates the height of a tree after a rank has been added."""
+    near, lacking, inside = trees.near[t], trees.lacking[t], trees.inside[t]
+    distance, group = graph.distance[child], graph.group
+    lacking[near[child]] -= 1
+    for v in range(len(near)):
+        if distance[v] < near[v]:
+            if group[v] == group[child] and not inside[v]:
+                lacking[near[v]] -= 1
+                lacking[distance[v]] += 1
+            near[v] = distance[v]
+    while trees.height[t] > 0 and lacking[trees.height[t]] == 0:
+        trees.height[t] -= 1

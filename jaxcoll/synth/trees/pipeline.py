@@ -1,15 +1,13 @@
 """All-reduce up and down a few trees that span all ranks: C-Cube, double binary tree, TTO.
 
-All-reduce up and down a few trees that span all ranks, chunks following one another.
+Chunks follow one another, and each tree is a channel of its own. Where links are shared by several,
+messages can be put in the order in which they would start if every link served first come, first
+served (``by_arrival``).
 
-Each tree is a channel of its own. Where links are shared by several, messages can be put in the
-order in which they would start if every link served first come, first served (``by_arrival``).
-
-C-Cube: two trees laid out on a DGX-1.
-
-Double binary tree: two trees, the leaves of one being inner ranks of the other.
-
-TTO: three trees on a 2D mesh.
+- C-Cube: two trees laid out on a DGX-1.
+- Double binary tree: two trees, the leaves of one being inner ranks of the other. A leaf of one
+  tree only receives there; with both, every rank sends as much as it receives.
+- TTO: three trees on a 2D mesh.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     in_pieces,
 )
-from jaxcoll.synth.building.routed import check_everyone, routed
+from jaxcoll.synth.building.sends import check_everyone, routed
 from jaxcoll.topologies import dgx1
 from jaxcoll.topologies.generative.kautz_graphs import tree_parents
 from jaxcoll.topology import Topology

@@ -16,8 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jaxcoll.configurations.config import Config, Value
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task, Value
 from jaxcoll.errors import TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks

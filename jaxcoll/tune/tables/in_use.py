@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import JaxcollError, TableWarning, TuneError
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.numerics import checks

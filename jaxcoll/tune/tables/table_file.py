@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Callable
 
 from jaxcoll import fields as readers
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.tune.tables.decision import Decision, Machine

@@ -3,6 +3,16 @@
 At a checkpoint it sees what all processes report (``Progress``), names it as an event
 (``_event_after``), moves by the table of ``state_machine`` and writes the ``Decision`` of the new
 state (``_decision_in``).
+
+Which candidate of each task is fastest is measured by the times of whole steps (``Race``). All
+tasks of a step try another candidate in every step, and a regression over the steps separates the
+tasks (``regression``; a factorial design: Box, Hunter and Hunter, "Statistics for Experimenters",
+ch. 5). So a step says something about every task, and many tasks need hardly more steps than one.
+
+After one pass over all candidates the next steps run what samples of the posterior find fastest
+(Thompson, Biometrika 1933): likely winners most often. Half of the time a task runs its second
+sample instead, the rival of the likely winner (top-two sampling; Russo, Operations Research 2020),
+since what tells the winner apart is how much slower its rivals are.
 """
 
 from __future__ import annotations
@@ -12,9 +22,21 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jaxcoll.tune.training_step.measure import Race
+import numpy as np
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
 from jaxcoll.tune.training_step.processes import Decision, Progress
-from jaxcoll.tune.training_step.regression import Choice, Floats, TimedStep, kinship
+from jaxcoll.tune.training_step.regression import (
+    Choice,
+    Fit,
+    Floats,
+    TaskSeconds,
+    TimedStep,
+    fit,
+    fit_by_task,
+    kinship,
+)
 from jaxcoll.tune.training_step.state_machine import TRANSITIONS, Event, State
 
 # Steps between two questions whether compilers in the background have finished.
@@ -265,3 +287,203 @@ def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
 
 def _as_time(seconds: float) -> float:
     return seconds if not math.isnan(seconds) else math.inf
+
+
+# Samples among which a rival of the first one's winner is looked for.
+_RIVALS = 20
+# Samples from which the probability of a wrong choice is estimated.
+_SAMPLES = 400
+
+
+class Race:
+    """Chooses what the next step runs, until the fastest candidates are known well enough.
+
+    Candidates that are slower than the fastest of their task by more than the noise allows are not
+    tried again. The race ends when probably no choice of a task is slower than the best one left by
+    more than ``within`` of a step, or after ``most_steps``.
+
+    Args:
+        sizes: candidates of each task; candidate 0 is the default.
+        seed: of the order in which candidates are tried.
+        within: share of a step that a choice may cost without being wrong.
+        risk: probability of a wrong choice at which the race ends.
+        confidence: standard errors by which a candidate is slower that is not tried again.
+        most_steps: steps after which the race ends anyway; four per candidate when omitted.
+        related: ``regression.kinship`` of the candidates; None where tasks have nothing to do with
+            each other.
+
+    Raises:
+        TuneError: a task without candidates, or arguments out of range.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        seed: int = 0,
+        within: float = 0.02,
+        risk: float = 0.03,
+        confidence: float = 3.5,
+        most_steps: int | None = None,
+        related: Floats | None = None,
+    ):
+        self.sizes = checks.integers(sizes, "sizes", TuneError, least=1)
+        self.within, self.confidence, self.risk = within, confidence, risk
+        most = 4 * max(self.sizes, default=1) if most_steps is None else most_steps
+        self.most_steps = checks.integer(most, "most_steps", TuneError, least=1)
+        self.alive = [list(range(size)) for size in self.sizes]
+        self.choices: list[Choice] = []
+        self.seconds: list[float] = []
+        self._by_task: list[TaskSeconds] = []
+        self._rng = np.random.default_rng(checks.seed(seed, TuneError))
+        self._queue: list[Choice] = []
+        self._is_sure = False
+        self._asked = 0
+        self._related = related
+        self._first = np.cumsum([0, *self.sizes])[:-1].tolist()
+
+    @property
+    def done(self) -> bool:
+        """Whether no more steps are wanted."""
+        # Times that are not numbers, or never told, must not keep the race going for ever.
+        is_over = len(self.choices) >= self.most_steps or self._asked >= 2 * self.most_steps
+        return is_over or self._is_sure or all(len(a) == 1 for a in self.alive)
+
+    @property
+    def planned(self) -> int:
+        """How many steps are chosen before the times of the last ones count."""
+        longest = max(map(len, self.alive))
+        return max(2, longest // 4) if self.choices else longest
+
+    def next(self) -> Choice:
+        """A candidate per task for the next step."""
+        self._asked += 1
+        if not self._queue:
+            self._queue = self._first_pass() if not self.choices else self._sampled()
+        choice = self._queue.pop(0)
+        return tuple(c if c in a else a[0] for c, a in zip(choice, self.alive, strict=True))
+
+    def tell(self, choice: Choice, seconds: float, tasks: TaskSeconds = ()) -> None:
+        """Report the time of a step; NaN and times that are not above 0 are ignored.
+
+        Args:
+            choice: that ran.
+            seconds: of the step.
+            tasks: seconds of each task, where the step was profiled.
+        """
+        if math.isfinite(seconds) and seconds > 0:
+            self.choices.append(choice)
+            self.seconds.append(seconds)
+            self._by_task.append(tuple(tasks))
+
+    def fail(self, task: int, candidate: int) -> None:
+        """Drop a candidate that cannot run. The default, candidate 0, is never dropped."""
+        if candidate and candidate in self.alive[task]:
+            self.alive[task].remove(candidate)
+
+    def fit(self) -> Fit:
+        """The estimates from all steps so far."""
+        if self._is_profiled:
+            return fit_by_task(self.sizes, self.choices, self.seconds, self._by_task)
+        return fit(self.sizes, self.choices, self.seconds, self._related)
+
+    def best(self) -> Choice:
+        """The fastest candidate of each task by the steps so far; the defaults before any."""
+        return self._best(self.fit()) if self.choices else (0,) * len(self.sizes)
+
+    def runner_up(self) -> Choice:
+        """The best choice but for one task, by the candidate that most likely beats the best."""
+        best = self.best()
+        if not self.choices:
+            return best
+        now, rivals = self.fit(), []
+        for task, (effects, counts) in enumerate(zip(now.effects, now.counts, strict=True)):
+            for c in self.alive[task]:
+                if c != best[task] and counts[c]:
+                    behind = float(effects[c] - effects[best[task]])
+                    error = now.error(task, c, best[task])
+                    rivals.append((behind / max(error, 1e-12), task, c))
+        if not rivals:
+            return best
+        _, task, candidate = min(rivals)
+        return (*best[:task], candidate, *best[task + 1 :])
+
+    @property
+    def _unknowns(self) -> int:
+        """With fewer steps than this the spread about the fit says nothing of the noise."""
+        by_task = [size - 1 for size in self.sizes]
+        return 2 + (max(by_task, default=0) if self._is_profiled else sum(by_task))
+
+    @property
+    def _is_profiled(self) -> bool:
+        return bool(self._by_task) and all(self._by_task)
+
+    def _best(self, now: Fit) -> Choice:
+        """The fastest of the candidates that ran."""
+        return tuple(
+            min((c for c in a if n[c]), key=e.__getitem__, default=0)
+            for a, e, n in zip(self.alive, now.effects, now.counts, strict=True)
+        )
+
+    def _first_pass(self) -> list[Choice]:
+        """Every candidate of every task at least once, in random combinations."""
+        longest = max(map(len, self.alive))
+        columns = []
+        for alive in self.alive:
+            passes = -(-longest // len(alive))
+            column = np.concatenate([self._rng.permutation(alive) for _ in range(passes)])
+            columns.append(column[:longest].tolist())
+        return list(zip(*columns, strict=True))
+
+    def _sampled(self) -> list[Choice]:
+        """Likely winners and their rivals, after dropping the slow ones."""
+        now = self.fit()
+        if len(self.choices) > self._unknowns:
+            self._drop(now)
+            self._is_sure = self._risk(now) <= self.risk
+        chosen = []
+        for samples in np.split(self._samples(now, self.planned * _RIVALS), self.planned):
+            first, *others = map(self._fastest, samples)
+            for_rival = self._rng.random(len(first)) < 0.5
+            chosen.append(
+                tuple(
+                    next((o[t] for o in others if o[t] != c), c) if is_rival else c
+                    for t, (c, is_rival) in enumerate(zip(first, for_rival, strict=True))
+                )
+            )
+        return chosen
+
+    def _samples(self, now: Fit, number: int) -> Floats:
+        """Effects of all candidates as they may be by the steps so far, a row per sample."""
+        mean = np.concatenate(now.effects)
+        jitter = 1e-9 * now.covariance.max() * np.eye(len(mean))
+        spread = np.linalg.cholesky(now.covariance + jitter)
+        return mean + self._rng.standard_normal((number, len(mean))) @ spread.T
+
+    def _fastest(self, sample: Floats) -> Choice:
+        return tuple(
+            min(alive, key=sample[first:].__getitem__)
+            for alive, first in zip(self.alive, self._first, strict=True)
+        )
+
+    def _risk(self, now: Fit) -> float:
+        """The probability that the choice of some task is wrong."""
+        samples, best = self._samples(now, _SAMPLES), self._best(now)
+        gain = self.within * now.seconds(best)
+        wrong = np.zeros(_SAMPLES, bool)
+        for alive, c, f in zip(self.alive, best, self._first, strict=True):
+            wrong |= samples[:, f + c] - samples[:, [f + i for i in alive]].min(axis=1) > gain
+        return float(wrong.mean())
+
+    def _drop(self, now: Fit) -> None:
+        best = self._best(now)
+        gain = self.within * now.seconds(best)
+        for task, effects in enumerate(now.effects):
+            winner = best[task]
+            self.alive[task] = [
+                c
+                for c in self.alive[task]
+                if c == winner
+                or self.confidence * now.error(task, c, winner)
+                > effects[c] - effects[winner] + gain
+            ]

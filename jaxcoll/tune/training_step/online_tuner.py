@@ -20,8 +20,7 @@ from typing import Any
 
 import jax
 
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks

@@ -24,8 +24,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import jax
 
-from jaxcoll.configurations.config import Config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks

@@ -23,7 +23,7 @@ from experiments.autoccl.trials import (
     product_alone,
 )
 from experiments.config import configure
-from experiments.errors import CheckError, ConfigError
+from experiments.study import CheckError, ConfigError
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config
 from tests.experiments.runs import small_run

@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.autoccl import EXPERIMENTS
-from experiments.autoccl.labels import LABELS
-from experiments.autoccl.spaces import different
-from experiments.autoccl.tasks import ddp_buckets
-from experiments.autoccl.workflow import next_threads
-from experiments.recording import records
+from experiments import recording
+from experiments.autoccl import EXPERIMENTS, LABELS
+from experiments.autoccl.tasks import ddp_buckets, different
+from experiments.autoccl.tuners import next_threads
 from jaxcoll.tune import Config, Parameter, Space
 from tests.experiments.runs import marked, small_run
 
@@ -38,7 +36,7 @@ def test_the_page_on_the_tuner_says_the_same():
     for name, cells in lines:
         marks = [cell.strip() == "x" for cell in cells.split("|")]
         labels = {label for label, is_marked in zip(LABELS, marks, strict=True) if is_marked}
-        assert labels == {row["row"] for row in records.load(name)[records.SMALL].rows}, name
+        assert labels == {row["row"] for row in recording.load(name)[recording.SMALL].rows}, name
 
 
 # ---------------------------------------------------------------------- Table 1

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from experiments.benchmarks import baselines
+from experiments.benchmarks.default import baselines
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError

@@ -23,6 +23,16 @@ def folder(tmp_path, monkeypatch):
         def main(argv):
             print("said", *argv)
             return 3 if "fail" in argv else None
+
+        def loud_echo(argv):
+            """Says them loudly."""
+            print("SAID", *argv)
+
+        def _echo(argv):
+            """No benchmark, like every function that is not public or takes more."""
+
+        def both(argv, more):
+            """Neither is this."""
     '''
     (tmp_path / "echo.py").write_text(textwrap.dedent(source))
     (tmp_path / "helper.py").write_text('"""Has no main."""\n')
@@ -31,8 +41,8 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("experiments.benchmarks.echo", None)
 
 
-def test_only_modules_with_a_main_are_benchmarks(folder):
-    assert command.find() == {"echo": "Says its arguments."}
+def test_only_public_functions_of_argv_are_benchmarks(folder):
+    assert command.find() == {"echo": "Says its arguments.", "loud_echo": "Says them loudly."}
     assert "experiments.benchmarks.echo" not in sys.modules
 
 
@@ -54,6 +64,8 @@ def test_a_benchmark_gets_the_rest_of_the_arguments(folder, capsys):
     assert command.main(["echo", "1", "--two"]) == 0
     assert capsys.readouterr().out == "said 1 --two\n"
     assert command.main(["echo", "fail"]) == 3
+    assert command.main(["loud-echo", "1"]) == 0
+    assert capsys.readouterr().out.endswith("SAID 1\n")
 
 
 def test_an_unknown_name_is_answered_with_the_names(folder, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from experiments.benchmarks.expansions import TABLE_3_4, row
+from experiments.benchmarks.networks import TABLE_3_4, row
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.direct_connect.expansions import LineGraph
 from jaxcoll.topologies import generative

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 
-from experiments.benchmarks import frontiers
+from experiments.benchmarks import networks
 
 
 def test_a_row_sums_up_the_table(tmp_path):
-    row = frontiers.frontier_row(40, 4, tmp_path)
+    row = networks.frontier_row(40, 4, tmp_path)
     table = list(csv.DictReader((tmp_path / "degree-4.csv").read_text().splitlines()))
     assert row["points"] == len(table)
     assert row["sizes"] == len({line["n"] for line in table})

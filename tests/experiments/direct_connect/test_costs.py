@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.direct_connect.costs import Network, check, kautz_costs, synthesized
-from experiments.errors import CheckError, ConfigError
+from experiments.study import CheckError, ConfigError
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.collective import Collective
 from jaxcoll.synth import Sccl

@@ -22,7 +22,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
 )
 from experiments.direct_connect.testbed import fit
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from tests.experiments.runs import small_run
 
 

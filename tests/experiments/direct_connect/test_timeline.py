@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.direct_connect.training.networks import (
+from experiments.direct_connect.networks import (
     EXCHANGES_FIRST,
     IN_ORDER,
     ORDERS,
@@ -21,7 +21,7 @@ from experiments.direct_connect.training.networks import (
     best_bucket,
     iteration,
 )
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 
 durations = st.integers(0, 5).map(Fraction)
 sizes = st.integers(1, 6)

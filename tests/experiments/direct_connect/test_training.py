@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.config import configure
-from experiments.direct_connect.paper import Machine, shifted_ring
-from experiments.direct_connect.training import data_parallel
-from experiments.direct_connect.training.moe import (
+from experiments.direct_connect import data_parallel
+from experiments.direct_connect.moe import (
     Block,
     Case,
     Claim,
@@ -19,7 +18,7 @@ from experiments.direct_connect.training.moe import (
     fastest_found,
     operations,
 )
-from experiments.direct_connect.training.networks import (
+from experiments.direct_connect.networks import (
     Compute,
     Exchange,
     Gradient,
@@ -29,7 +28,8 @@ from experiments.direct_connect.training.networks import (
     found_networks,
     reduction,
 )
-from experiments.errors import ConfigError
+from experiments.direct_connect.paper import Machine, shifted_ring
+from experiments.study import ConfigError
 from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product
 from jaxcoll.bounds.moore import Cost

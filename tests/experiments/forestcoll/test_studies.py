@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from experiments.errors import ConfigError
 from experiments.forestcoll import fsdp
 from experiments.forestcoll.algorithms import ClusterConfig
 from experiments.forestcoll.tables import PAPER_FIXED_K
+from experiments.study import ConfigError
 from experiments.workloads import Exchange, Layer, Workload, load_model
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.topologies import mi250

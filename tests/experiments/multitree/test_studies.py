@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import configure
-from experiments.errors import ConfigError
 from experiments.multitree import allreduces, flits
-from experiments.multitree.networks import (
+from experiments.multitree.allreduces import (
     BANDWIDTH,
     NETWORKS,
     algorithms,
@@ -21,7 +20,7 @@ from experiments.multitree.networks import (
     mesh,
     torus,
 )
-from experiments.study import Row
+from experiments.study import ConfigError, Row
 from jaxcoll.simulation import PACKETS
 from tests.experiments.runs import small_run
 

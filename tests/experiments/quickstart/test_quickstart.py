@@ -20,7 +20,6 @@ from rich.console import Console
 import jaxcoll as jc
 from experiments import __main__ as command
 from experiments.config import QuickstartConfig, configure
-from experiments.errors import CheckError
 from experiments.quickstart import quickstart
 from experiments.quickstart.candidates import (
     AXIS,
@@ -33,7 +32,8 @@ from experiments.quickstart.candidates import (
     compare_with_psum,
     rank_mesh,
 )
-from experiments.quickstart.digits import HELD_OUT, Curves, Digits, gradient_buckets, train
+from experiments.quickstart.quickstart import HELD_OUT, Curves, Digits, gradient_buckets, train
+from experiments.study import CheckError
 
 COMPARED = ("ring", "direct", "bucket", "tacos")
 TINY = [

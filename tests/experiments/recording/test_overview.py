@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import overview
+from experiments import overview, recording
 from experiments.config import EXPERIMENTS
-from experiments.recording import pages, records
 from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.synth import Tacos
 
-RUN = records.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())
+RUN = recording.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())
 
 
 def test_every_study_says_what_it_shows():
@@ -62,14 +61,14 @@ def test_remarks_on_what_differs():
 
 
 def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(records, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(recording, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    monkeypatch.setattr(recording, "DOCS", tmp_path)
     assert overview.main(["--ci", "tacos-fig-10"]) == 0
     assert overview.main(["tacos-fig-14"]) == 0
     text = (tmp_path / "page.md").read_text()
     few, mesh = (line for line in text.splitlines() if line.startswith("| `tacos"))
-    commit = records.commit()
+    commit = recording.commit()
     assert few.endswith(f"| fully connected, spans: 1 (1) | ci, {commit} |")
     assert mesh.endswith(f"| 2D mesh, spans: 4 (4) | paper, {commit} |")
     assert "**tacos-fig-14**" in text
@@ -83,7 +82,7 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     study = json.loads(before)
     study["ci"]["rows"][0]["spans"] = 5
     path.write_text(json.dumps(study))
-    assert records.stale("tacos-fig-14", records.load("tacos-fig-14"))
+    assert recording.stale("tacos-fig-14", recording.load("tacos-fig-14"))
     monkeypatch.setattr(overview, "studies", lambda: ["tacos-fig-10", "tacos-fig-14"])
     assert overview.main(["--stale"]) == 0
     assert path.read_bytes() == before
@@ -101,9 +100,9 @@ def test_studies_on_devices_have_a_process_per_size(monkeypatch, tmp_path):
         (Path(folder) / "rows.json").write_text('{"rows": [{"a": 1}], "remarks": [], "title": "t"}')
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    monkeypatch.setattr(recording, "RECORDS", tmp_path)
     monkeypatch.setattr(overview.subprocess, "run", run)
-    monkeypatch.setattr(records, "commit", lambda: "unknown")
+    monkeypatch.setattr(recording, "commit", lambda: "unknown")
     overview.record("tensorstate-quickstart", paper=True)
     assert sizes == ["ci", "paper"]
 

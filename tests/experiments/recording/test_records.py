@@ -8,29 +8,28 @@ import re
 
 import pytest
 
-from experiments import overview
+from experiments import overview, recording
 from experiments.config import EXPERIMENTS
-from experiments.recording import pages, records
 from experiments.study import describe_machine
 
 NAME = "tacos-fig-14"
 ROWS = [{"network": "mesh", "spans": 4, "us": 1.23456789, "paper us": None}]
 
 
-def run_of(rows, small="", name=NAME, size="ci") -> records.Run:
+def run_of(rows, small="", name=NAME, size="ci") -> recording.Run:
     content = {"title": "Fig. 0", "rows": rows, "remarks": ["so"]}
-    return records.recorded(name, size, content, small)
+    return recording.recorded(name, size, content, small)
 
 
 @pytest.mark.parametrize("name", overview.studies())
 def test_recorded_runs_are_current(name):
     """`python -m experiments.overview --stale` records again what is not."""
-    assert not records.stale(name, records.load(name))
+    assert not recording.stale(name, recording.load(name))
 
 
 @pytest.mark.parametrize("name", overview.studies())
 def test_recorded_runs_say_how_they_were_made(name):
-    for size, run in records.load(name).items():
+    for size, run in recording.load(name).items():
         assert run.command == f"python -m experiments experiment={name} size={size}"
         assert run.commit
         assert run.date >= "2026-11-22"
@@ -43,16 +42,16 @@ def test_the_page_is_what_is_recorded():
 
 
 def test_records_are_of_studies():
-    assert {path.stem for path in records.RECORDS.iterdir()} == set(overview.studies())
+    assert {path.stem for path in recording.RECORDS.iterdir()} == set(overview.studies())
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RECORDS", tmp_path / "new")
-    assert records.load(NAME) == {}
+    monkeypatch.setattr(recording, "RECORDS", tmp_path / "new")
+    assert recording.load(NAME) == {}
     small = run_of(ROWS)
     study = {"ci": small, "paper": run_of([], small.small, size="paper")}
-    records.save(NAME, study)
-    assert records.load(NAME) == study
+    recording.save(NAME, study)
+    assert recording.load(NAME) == study
     text = (tmp_path / "new" / f"{NAME}.json").read_text()
     assert sum('"spans"' in line for line in text.splitlines()) == 1
     assert json.loads(text)["ci"]["rows"][0]["us"] == 1.23457
@@ -61,20 +60,20 @@ def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch):
 def test_another_small_run_makes_the_large_one_stale():
     small = run_of(ROWS)
     study = {"ci": small, "paper": run_of([], small.small, size="paper")}
-    assert records.stale(NAME, study) == []
+    assert recording.stale(NAME, study) == []
     study["ci"] = run_of([{**ROWS[0], "spans": 5}])
-    assert records.stale(NAME, study) == [
+    assert recording.stale(NAME, study) == [
         f"{NAME} at size=paper was recorded by code whose small run printed other rows"
     ]
-    assert records.stale(NAME, {}) == [f"{NAME} was never recorded at size=ci"]
+    assert recording.stale(NAME, {}) == [f"{NAME} was never recorded at size=ci"]
 
 
 def test_other_settings_make_a_run_stale():
     other = dataclasses.replace(run_of(ROWS), settings="0" * 16)
-    assert records.stale(NAME, {"ci": other}) == [
+    assert recording.stale(NAME, {"ci": other}) == [
         f"{NAME} at size=ci was recorded with other settings"
     ]
-    assert records.settings(NAME, "ci") != records.settings(NAME, "paper")
+    assert recording.settings(NAME, "ci") != recording.settings(NAME, "paper")
 
 
 @pytest.mark.parametrize(
@@ -91,26 +90,26 @@ def test_other_settings_make_a_run_stale():
     ],
 )
 def test_differences_name_row_and_column(changed, places):
-    found = records.differences(NAME, run_of(ROWS), [{**ROWS[0], **changed}], ["so"])
+    found = recording.differences(NAME, run_of(ROWS), [{**ROWS[0], **changed}], ["so"])
     assert len(found) == len(places)
     assert all(place in text for place, text in zip(places, found, strict=True))
 
 
 def test_rows_and_remarks_are_counted():
-    assert "1 rows were recorded, 2 are printed" in records.differences(
+    assert "1 rows were recorded, 2 are printed" in recording.differences(
         NAME, run_of(ROWS), [*ROWS, *ROWS], ["so"]
     )
-    assert "remarks" in records.differences(NAME, run_of(ROWS), ROWS, ["not so"])[0]
+    assert "remarks" in recording.differences(NAME, run_of(ROWS), ROWS, ["not so"])[0]
 
 
 def test_what_a_machine_measures_is_not_compared():
     name = "forestcoll-table-b-2"
     rows = [{"ranks": 128, "optimum s": 0.5, "total s": 1.0, "peak GB of the process": 1.0}]
     slower = [{"ranks": 128, "optimum s": 0.7, "total s": 2.0, "peak GB of the process": 2.0}]
-    assert records.differences(name, run_of(rows, name=name), slower, ["so"]) == []
+    assert recording.differences(name, run_of(rows, name=name), slower, ["so"]) == []
     assert run_of(rows, name=name).small == run_of(slower, name=name).small
     slower[0]["ranks"] = 64
-    assert records.differences(name, run_of(rows, name=name), slower, ["so"])
+    assert recording.differences(name, run_of(rows, name=name), slower, ["so"])
 
 
 def test_rows_whose_search_ends_by_the_clock_are_not_compared():
@@ -118,10 +117,10 @@ def test_rows_whose_search_ends_by_the_clock_are_not_compared():
     rows = [{"algorithm": "ForestColl", "1 GiB": 2.0}, {"algorithm": "step MILP", "1 GiB": 1.0}]
     found_less = [rows[0], {**rows[1], "1 GiB": 0.5}]
     recorded = run_of(rows, name=name)
-    assert records.differences(name, recorded, found_less, ["so", "step MILP on 2: none"]) == []
-    assert records.differences(name, recorded, rows[:1], ["so"]) == []
+    assert recording.differences(name, recorded, found_less, ["so", "step MILP on 2: none"]) == []
+    assert recording.differences(name, recorded, rows[:1], ["so"]) == []
     assert recorded.small == run_of(rows[:1], name=name).small
-    assert records.differences(name, recorded, [{**rows[0], "1 GiB": 1.0}], ["so"])
+    assert recording.differences(name, recorded, [{**rows[0], "1 GiB": 1.0}], ["so"])
 
 
 def test_rows_that_a_solver_finds_are_compared_by_its_version():
@@ -132,36 +131,40 @@ def test_rows_that_a_solver_finds_are_compared_by_its_version():
     for version, number in ((now, 1), ("1.0", 0)):
         recorded = run_of(rows, name=name)
         recorded = dataclasses.replace(recorded, machine={**recorded.machine, "highspy": version})
-        assert len(records.differences(name, recorded, other, ["so"])) == number
-        assert records.differences(name, recorded, [{**rows[0], "us": 1.0}, rows[1]], ["so"])
+        assert len(recording.differences(name, recorded, other, ["so"])) == number
+        assert recording.differences(name, recorded, [{**rows[0], "us": 1.0}, rows[1]], ["so"])
 
 
 def test_measured_columns_exist():
     """A pattern that matches no column any more would hide nothing, or the wrong thing."""
     for name, experiment in EXPERIMENTS.items():
-        columns = {c for run in records.load(name).values() for row in run.rows for c in row}
-        kept = {c for row in records.unmeasured(name, [dict.fromkeys(columns)]) for c in row}
+        columns = {c for run in recording.load(name).values() for row in run.rows for c in row}
+        kept = {c for row in recording.unmeasured(name, [dict.fromkeys(columns)]) for c in row}
         assert bool(columns - kept) == bool(experiment.measured), name
         assert kept or not columns
-        texts = {v for run in records.load(name).values() for row in run.rows for v in row.values()}
-        listed = [p for p in experiment.searched if any(records._matches(t, (p,)) for t in texts)]
+        texts = {
+            v for run in recording.load(name).values() for row in run.rows for v in row.values()
+        }
+        listed = [p for p in experiment.searched if any(recording._matches(t, (p,)) for t in texts)]
         assert name == "forestcoll-fig-4-14" or listed == list(experiment.searched), name
 
 
 @pytest.mark.parametrize("page", ["forestcoll.md", "tacos.md", "workloads.md"])
 def test_figures_in_pages_are_what_is_recorded(page):
     """`python -m experiments.overview` writes them."""
-    text = (pages.DOCS / page).read_text()
+    text = (recording.DOCS / page).read_text()
     assert "<!-- rows: " in text
-    assert pages.generated(text) == text
+    assert recording.generated(text) == text
 
 
 def test_every_block_is_on_a_page():
-    text = "".join(path.read_text() for path in pages.DOCS.glob("*.md"))
-    assert sorted(re.findall(r"<!-- rows: ([\w-]+) -->", text)) == sorted(pages.BLOCKS)
+    text = "".join(path.read_text() for path in recording.DOCS.glob("*.md"))
+    assert sorted(re.findall(r"<!-- rows: ([\w-]+) -->", text)) == sorted(recording.BLOCKS)
 
 
 def test_blocks_are_replaced_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(pages, "BLOCKS", {"a": lambda: pages.table(["x"], [[1.25], [None]])})
+    monkeypatch.setattr(
+        recording, "BLOCKS", {"a": lambda: recording.table(["x"], [[1.25], [None]])}
+    )
     text = "before\n<!-- rows: a -->\nold\n<!-- end of rows -->\nafter\n"
-    assert pages.generated(text) == text.replace("old\n", "| x |\n| --- |\n| 1.2 |\n|  |\n")
+    assert recording.generated(text) == text.replace("old\n", "| x |\n| --- |\n| 1.2 |\n|  |\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.config import configure
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from experiments.tacos.figures import bandwidths
 from experiments.tacos.measure import (
     FAMILIES,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.config import configure
-from experiments.errors import CheckError, ConfigError
 from experiments.models import load_model
+from experiments.study import CheckError, ConfigError
 from experiments.tensorstate import quickstart
 from experiments.tensorstate.quickstart import VOCABULARY, Text, python_text
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from experiments.workloads import Exchange, Iteration, Layer, Overlap, Workload, iteration
 from experiments.workloads.training_time import plan_buckets
 

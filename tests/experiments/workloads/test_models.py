@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.errors import ConfigError
+from experiments.study import ConfigError
 from experiments.workloads import Flops, Systolic, load_accelerator, load_model, workload
 from experiments.workloads.models import known_models
 from experiments.workloads.shapes import (

@@ -13,8 +13,7 @@ from hypothesis import given
 
 import jaxcoll as jc
 from jaxcoll import topologies
-from jaxcoll.synth.building.circles import circles_of, link_circles
-from jaxcoll.synth.building.hosts import host_chains, host_circles
+from jaxcoll.synth.building.circles import circles_of, host_chains, host_circles, link_circles
 from jaxcoll.topology import Topology
 from tests import strategies
 

@@ -14,8 +14,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import BlueConnect, Cascade, ForestColl, synthesize
-from jaxcoll.synth.building.dimensions import dimension_patterns, dimension_seconds
-from jaxcoll.synth.building.grids import rank_grid_of
+from jaxcoll.synth.building.grids import dimension_patterns, dimension_seconds, rank_grid_of
 from jaxcoll.synth.dimensional.cascade import least_load_orders
 from jaxcoll.topologies import (
     dragonfly,

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.bounds.all_reduce import all_reduce_bound
-from jaxcoll.bounds.dual_variables import DualVariables, is_routable, proved_rate, reached_rate
+from jaxcoll.bounds.all_reduce import (
+    DualVariables,
+    all_reduce_bound,
+    is_routable,
+    proved_rate,
+    reached_rate,
+)
 from jaxcoll.bounds.throughput import bottleneck, optimum
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies import (

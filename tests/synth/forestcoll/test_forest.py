@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mesh, mi250, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

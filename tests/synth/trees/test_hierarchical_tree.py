@@ -12,7 +12,7 @@ from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate, steady_seconds
 from jaxcoll.synth import DoubleBinaryTree, HierarchicalTree, synthesize
-from jaxcoll.synth.building.hosts import ranks_per_host
+from jaxcoll.synth.building.circles import ranks_per_host
 from jaxcoll.synth.trees.blink import hierarchical_trees
 
 

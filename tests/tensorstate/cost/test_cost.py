@@ -110,7 +110,7 @@ def test_tanh_is_saved_whether_the_backward_pass_reads_its_value_or_its_slope():
         traced = trace(step, ([kernel] * 2, x))
         problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
         in_forward = (
-            g for g in range(len(traced.node_classes)) if recomputed and problem.is_in_forward(g)
+            g for g in range(len(traced.node_classes)) if recomputed and problem.can_recompute(g)
         )
         nodes = frozenset(e for g in in_forward for e in traced.node_classes[g])
         strategies = tuple((REPLICATED,) for _ in traced.node_classes)
@@ -130,7 +130,7 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
         bound = problem.live_ranges(number).saved_for_recompute
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
         recomputed = frozenset(
-            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+            e for e in consumers if problem.can_recompute(problem.graph.nodes[e].class_id)
         )
         if group.is_input or not bound.any() or not recomputed:
             continue
@@ -162,7 +162,7 @@ def test_what_runs_again_has_its_operands_when_it_does():
         )
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
         recomputed = frozenset(
-            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+            e for e in consumers if problem.can_recompute(problem.graph.nodes[e].class_id)
         )
         recomputed_nodes = (frozenset[int](), recomputed)
         reshards = [[*reshard_plans(problem, plan, one, number)] for one in recomputed_nodes]

@@ -127,7 +127,7 @@ def test_lower_limits_take_less_memory(case):
     """Down to two thirds of the memory of the fastest plan, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
-    problem = problem_of(name, axes, network, **sizes)
+    problem = problem_of(name, axes, network, unroll=True, **sizes)
     model = traced(name, **sizes)[0]
     candidates, free = unlimited(problem)
     compiled = []

@@ -42,7 +42,8 @@ slow = pytest.mark.slow
 def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) -> Problem:
     mesh = MeshShape.of(dict(sizes))
     ones = (1.0,) * len(sizes)
-    return Problem(traced(name)[1], AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"], num_repeats)
+    network, graph = AlphaBetaCosts(mesh, ones, ones), traced(name, unroll=True)[1]
+    return Problem(graph, network, HARDWARE["CPU"], num_repeats)
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,17 @@ CUBE = {"data": 2, "model": 2, "more": 2}
 
 
 @functools.cache
-def traced(name: str, **sizes: int):
+def traced(name: str, unroll: bool = False, **sizes: int):
     model = load_model(name, **sizes)
-    return model, trace(model.step, model.abstract_args)
+    return model, trace(model.step, model.abstract_args, loops="unroll" if unroll else "keep")
 
 
-def problem_of(name: str, axes: dict[str, int], network=None, **sizes: int) -> Problem:
+def problem_of(
+    name: str, axes: dict[str, int], network=None, unroll: bool = False, **sizes: int
+) -> Problem:
     mesh = MeshShape.of(axes)
     ones = (1.0,) * len(axes)
-    graph = traced(name, **sizes)[1]
+    graph = traced(name, unroll, **sizes)[1]
     return Problem(graph, network or AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"])
 
 

@@ -42,9 +42,9 @@ def test_sequence_parallelism_repeats_gathers_in_the_backward_pass(layers):
     large = 2 * 8192 * 4096 * 2
     counts: Counter[str] = Counter()
     for reshard in found.cost.reshards:
-        for step in reshard.steps:
+        for step, num_repeats in reshard.counted_steps:
             if step.nbytes == large and step.kind != "slice":
-                counts[step.kind] += reshard.multiplicity
+                counts[step.kind] += reshard.multiplicity * num_repeats
     assert counts == {"all_gather": 6 * layers + 3, "reduce_scatter": 4 * layers + 2}
 
 
@@ -67,9 +67,9 @@ def sent(problem: Problem, name: str) -> dict[str, int]:
     cost = solve_baseline(problem, name).cost
     total: Counter[str] = Counter()
     for reshard in cost.reshards:
-        for step in reshard.steps:
+        for step, num_repeats in reshard.counted_steps:
             if step.kind != "slice" and problem.graph.tensors[reshard.tensors[0]].sizes:
-                total[step.kind] += reshard.multiplicity * step.nbytes
+                total[step.kind] += reshard.multiplicity * num_repeats * step.nbytes
     return dict(total)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from experiments.models import load_model
 from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import interpret, read_view, run_operator
+from tensorstate.execution.microbatch_loop import read_view, run_operator
+from tensorstate.execution.step_loop import interpret
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
@@ -97,7 +98,7 @@ X, W = s(8, 4), s(4, 4)
 @pytest.mark.parametrize("name", [MODELS[0], *(pytest.param(n, marks=slow) for n in MODELS[1:])])
 def test_models_in_microbatches_equal_the_full_batch(name):
     model = load_model(name)
-    graph = trace(model.step, model.abstract_args)
+    graph = trace(model.step, model.abstract_args, loops="unroll")
     step = in_microbatches(split_microbatches(graph), 4, 2)
     args = model.init(0)
     found = jax.jit(step, compiler_options=QUICK)(*args)
@@ -174,7 +175,7 @@ SPLITTABLE = {
 def cut(name: str) -> MicrobatchSplit:
     """Split along the leading dimension of 8 of the last argument that has one."""
     function, *shapes = SPLITTABLE[name]
-    graph = trace(function, shapes)
+    graph = trace(function, shapes, loops="unroll")
     inputs = [graph.tensors[i] for i in graph.inputs]
     return split_microbatches(graph, next(t.dims[0] for t in inputs[::-1] if t.sizes[:1] == (8,)))
 

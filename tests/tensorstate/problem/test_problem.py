@@ -93,7 +93,7 @@ def test_a_slice_reads_only_its_own_bytes():
             problem.multiplicity(class_id) * problem.seconds(class_id, (REPLICATED,))
             for class_id in range(len(one.node_classes))
             if any(
-                one.operators[m.operator].primitive == "slice"
+                one.operators[m.operator].primitive == "scan_row"
                 for m in problem.node(class_id).members
             )
         ]

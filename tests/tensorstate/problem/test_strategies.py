@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstate.execution.microbatch_loop import evaluate, run_operator
+from tensorstate.execution.microbatch_loop import run_operator
+from tensorstate.execution.step_loop import evaluate
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.tensor_groups import NodeStrategies, Strategy

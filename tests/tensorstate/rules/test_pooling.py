@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from tensorstate.execution.microbatch_loop import interpret
+from tensorstate.execution.step_loop import interpret
 from tensorstate.tracing.trace_step import trace
 
 POOL = {"max": (lax.max, -jnp.inf), "min": (lax.min, jnp.inf)}

@@ -16,7 +16,7 @@ from jax.interpreters import batching, mlir
 
 import tensorstate
 from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import evaluate
+from tensorstate.execution.step_loop import evaluate
 from tensorstate.ir import jaxprs
 from tensorstate.rules import RULES, AbstractArray, rule_of
 from tensorstate.rules.inferred import Slice, mapped
@@ -188,6 +188,44 @@ def test_a_solve_is_sharded_along_its_batch_and_not_its_matrix():
     assert [solve.sizes[label] for label in free] == [2]
     (label,) = free
     assert all(use.labels[0] == label for use in (*solve.operands, *solve.results))
+
+
+# By primitive a function of (8, 6, 6), and the dimensions along which it can be sharded.
+BATCHED = {
+    "fft": (lambda x: jnp.fft.fft(x), {0, 1}),
+    "cumsum": (lambda x: lax.cumsum(x, 1), {0, 2}),
+    "cumprod": (lambda x: lax.cumprod(x, 1), {0, 2}),
+    "cummax": (lambda x: lax.cummax(x, 1), {0, 2}),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), {0, 2}),
+    "sort": (lambda x: jnp.sort(x), {0, 1}),
+    "cholesky": (lambda x: lax.linalg.cholesky(x), {0}),
+    "qr": (lambda x: jnp.linalg.qr(x), {0}),
+    "svd": (lambda x: jnp.linalg.svd(x), {0}),
+    "lu": (lambda x: jax.scipy.linalg.lu_factor(x), {0}),
+    "eigh": (lambda x: jnp.linalg.eigh(x), {0}),
+    "triangular_solve": (lambda x: jax.scipy.linalg.solve_triangular(x, x[..., :2]), {0}),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_factorizations_and_cumulative_operations_are_sharded_along_their_batch(name):
+    function, expected = BATCHED[name]
+    graph = trace(function, [s(8, 6, 6)], updates={})
+    operator = next(o for o in graph.operators if o.primitive == name)
+    labels = operator.operands[0].labels
+    assert {d for d, k in enumerate(labels) if k not in operator.need_replication} == expected
+    assert not graph.replicated
+
+
+def test_a_search_in_sorted_values_is_sharded_along_its_queries():
+    graph = trace(jnp.searchsorted, [s(64), s(8, 6)], updates={})
+    assert len(graph.loops) == 1
+    queries = graph.inputs[1]
+    readers = [o for o in graph.operators if any(u.tensor == queries for u in o.operands)]
+    assert readers
+    assert all(len(o.need_replication & {*o.results[0].labels}) == 0 for o in readers)
+    values = jnp.arange(64.0), jnp.linspace(-1, 70, 48).reshape(8, 6)
+    assert_same(graph, jnp.searchsorted, values)
 
 
 @pytest.mark.parametrize("name", sorted(jaxprs.PARAMETERS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.errors import ConfigError
 from experiments.models import build_model, load_model
+from experiments.study import ConfigError
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import assert_same, check_operator, distinct
 

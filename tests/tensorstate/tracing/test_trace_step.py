@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import interpret
+from tensorstate.execution.step_loop import interpret
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, assert_same, check_operator, distinct
 from tests.tensorstate.steps import STEPS, matmul, s
@@ -193,8 +193,9 @@ def test_a_vocabulary_can_be_sharded():
 
 
 def test_residuals_of_scans_are_not_stacked():
-    """The backward iterations read the residuals of the forward ones directly."""
-    graph = traced("gradient_of_layers")
+    """Unrolled, the backward iterations read the residuals of the forward ones directly."""
+    function, *shapes = STEPS["gradient_of_layers"]
+    graph = trace(function, shapes, loops="unroll")
     joined = [o for o in graph.operators if o.primitive == "concatenate"]
     assert [len(o.operands) for o in joined] == [3]  # the gradient that is returned
     assert sum(o.primitive == "slice" for o in graph.operators) == 3  # each layer's weights, once
@@ -307,7 +308,6 @@ def selecting(x):
     ("function", "shapes", "message"),
     [
         (printing, [s(4)], "side effect.*debug_print.*remove prints"),
-        (endless, [s(4)], "more than 400000 equations.*endless.*shorten"),
         (branching, [s(4)], "depend on the values"),
         (selecting, [s(4)], "depend on the values"),
         (lambda x, w: x @ w, [s(4, 6), s(4, 2)], r"does not take.*float32\[4, 6\]"),
@@ -320,21 +320,26 @@ def test_refusals(function, shapes, message):
         trace(function, shapes)
 
 
+def test_a_loop_too_long_to_unroll_is_refused():
+    with pytest.raises(PlanError, match=r"more than 400000 equations.*endless.*shorten"):
+        trace(endless, [s(4)], loops="unroll")
+
+
 def counting(x):
     """A loop and a choice that depend on data."""
     y = jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x)
     return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, y).sum(0)
 
 
-def test_data_dependent_loops_are_replicated_and_branches_selected():
+def test_data_dependent_loops_are_loops_and_branches_selected():
     graph = trace(counting, [s(2, 4)])
-    assert [*graph.replicated] == ["while"]
-    assert [o.kind for o in graph.operators if o.primitive in ("while", "cond")] == ["opaque"]
+    assert not graph.replicated
+    assert [loop.length for loop in graph.loops] == [None]
     assert {"sin", "cos", "select_n"} <= {o.primitive for o in graph.operators}
     assert_same(graph, counting, arguments((s(2, 4),)))
 
 
-@pytest.mark.parametrize("option", ["unknown", "checkpoints"])
+@pytest.mark.parametrize("option", ["unknown", "checkpoints", "loops"])
 def test_unknown_options_are_refused(option):
     options: dict[str, Any] = {option: "perhaps"}
     with pytest.raises(PlanError, match=f"{option} must be one of .* got 'perhaps'"):

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from jaxcoll.configurations.config import NVLINK_DEFAULT
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import NVLINK_DEFAULT, Task
 from jaxcoll.errors import FormatError
 from jaxcoll.tune.nccl import nccl_tests
 from jaxcoll.tune.tables.decision import Machine

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.configurations.config import nccl_config
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task, nccl_config
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxcoll.configurations.task import Task
+from jaxcoll.configurations.config import Task
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP, Leader
 from jaxcoll.tune.training_step.processes import Decision, Progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.benchmarks.tacos import tacos
+from experiments.benchmarks import tacos
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import torus
 

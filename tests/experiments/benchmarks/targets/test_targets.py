@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.targets import targets
+from experiments.benchmarks import targets
 from jaxcoll import aot
 from tests.execute.harness import mesh_of
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
+from jaxcoll.synth.forestcoll import balancing, tree_packing
+from jaxcoll.synth.forestcoll.balancing import balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.packing import balancing, tree_packing
-from jaxcoll.synth.forestcoll.packing.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.packing.spanning import Arcs, Packed, arcs_of
+from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from jaxcoll.bounds.throughput import optimum
+from jaxcoll.synth.forestcoll import tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.packing import tree_packing
-from jaxcoll.synth.forestcoll.packing.spanning import Trees, reparent
+from jaxcoll.synth.forestcoll.spanning import Trees, reparent
 from jaxcoll.topologies import dgx1, mi250
 from jaxcoll.topology import Topology
 from tests.synth.forestcoll.networks import random_switched

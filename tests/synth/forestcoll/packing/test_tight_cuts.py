@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.synth.forestcoll import forest
+from jaxcoll.synth.forestcoll import forest, tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.packing import tree_packing
-from jaxcoll.synth.forestcoll.packing.tree_packing import pack_across, tight_cut
+from jaxcoll.synth.forestcoll.tree_packing import pack_across, tight_cut
 from jaxcoll.topologies import fully_connected
 from tests.synth.forestcoll.networks import random_switched
 from tests.synth.forestcoll.packing.test_balancing import two_rings

@@ -1,1 +1,0 @@
-"""Defaults and costs on CPU devices, each number of devices in a process of its own."""

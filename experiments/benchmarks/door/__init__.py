@@ -1,1 +1,0 @@
-"""First use: megabytes and seconds until an answer."""

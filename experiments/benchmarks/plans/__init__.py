@@ -1,1 +1,0 @@
-"""Plans: their ways out of the library."""

@@ -1,1 +1,0 @@
-"""Machines that are not here: ``targets`` starts a process per target, ``tpu_slices`` has rates."""

@@ -1,0 +1,374 @@
+"""Recorded results of the studies, from which ``docs/experiments.md`` is generated.
+
+``docs/experiments/NAME.json`` holds up to two runs of a study, at size=ci and at size=paper. Each
+has the rows as printed, the remarks that the run made, and the command, commit, date and machine it
+ran with. A run is current as long as
+
+- its settings, without wording, are those in ``configs/experiment/NAME.yaml`` (a digest tells), and
+- the rows of size=ci are what the command prints today; a run at size=paper names the digest of the
+  small rows that the same code printed, so that it goes stale together with them.
+
+So code may be renamed and moved freely, and a change that alters any row of the small run marks
+both runs stale. Columns that are measured on the machine (``Experiment.measured``: seconds, memory)
+and rows whose search ends by the clock (``Experiment.searched``) are recorded and never compared;
+rows that depend on the version of a package (``Experiment.versions``) are compared by the version
+that they name.
+
+Tables and sentences with figures in other pages of docs/, generated from recorded rows.
+
+A page marks them by ``<!-- rows: NAME -->`` and ``<!-- end of rows -->``; the text between the two
+is that of ``BLOCKS[NAME]``. ``python -m experiments.overview`` writes it, and
+so does a benchmark that records rows of its own; a test compares it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import math
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.config import EXPERIMENTS, SIZES, configure
+from experiments.study import describe_machine
+from jaxcoll.io.files import write_text
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "experiments"
+SMALL, PAPER = SIZES
+DIGITS = 6  # of a recorded figure; the page prints four
+# Folders that a run depends on: a change there that is not committed is not in its commit.
+CODE = ("jaxcoll", "tensorstate", "experiments", "configs")
+# Settings that no row depends on.
+WORDING = frozenset({"title", "notes", "results"})
+
+Row = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A recorded run of a study.
+
+    Attributes:
+        command: that made it, from the project's root.
+        commit: that it ran at, with "+" if the code had changes that were not committed.
+        date: day it ran, UTC.
+        machine: processor, cores, memory and versions.
+        settings: digest of the settings.
+        small: digest of the rows of size=ci that the same code printed; of these rows at size=ci.
+        title: of the table.
+        rows: as printed, floats to ``DIGITS`` digits.
+        remarks: notes that the run itself made.
+    """
+
+    command: str
+    commit: str
+    date: str
+    machine: Mapping[str, Any]
+    settings: str
+    small: str
+    title: str
+    rows: Sequence[Row]
+    remarks: Sequence[str]
+
+
+Study = dict[str, Run]  # by size
+
+
+def load(name: str) -> Study:
+    """The recorded runs of a study by size; none if it was never recorded."""
+    path = RECORDS / f"{name}.json"
+    if not path.is_file():
+        return {}
+    return {size: Run(**run) for size, run in json.loads(path.read_text()).items()}
+
+
+def save(name: str, study: Study) -> None:
+    """Write a study's runs, one row per line, so that a change shows which rows moved."""
+    parts = []
+    for size in SIZES:
+        if size not in study:
+            continue
+        fields = dataclasses.asdict(study[size])
+        lines = [f"  {json.dumps(key)}: {_lines(value)}" for key, value in fields.items()]
+        parts.append(f" {json.dumps(size)}: {{\n" + ",\n".join(lines) + "\n }")
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    write_text(RECORDS / f"{name}.json", "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        return json.dumps(value, allow_nan=False)
+    inner = ",\n".join(f"   {json.dumps(item, allow_nan=False)}" for item in value)
+    return f"[\n{inner}\n  ]"
+
+
+def recorded(name: str, size: str, content: Mapping[str, Any], small: str = "") -> Run:
+    """A run that was just published, as it is recorded.
+
+    Args:
+        content: of the ``rows.json`` that it wrote.
+        small: digest of the rows of size=ci by the same code; those of this run when empty.
+    """
+    rows = [rounded(row) for row in content["rows"]]
+    return Run(
+        command=f"python -m experiments experiment={name} size={size}",
+        commit=commit(),
+        date=datetime.now(UTC).date().isoformat(),
+        machine=describe_machine(),
+        settings=settings(name, size),
+        small=small or digest(unmeasured(name, rows)),
+        title=content["title"],
+        rows=rows,
+        remarks=content["remarks"],
+    )
+
+
+def stale(name: str, study: Study) -> list[str]:
+    """Why recorded runs do not describe the study as it is configured; empty if they do."""
+    if SMALL not in study:
+        return [f"{name} was never recorded at size={SMALL}"]
+    reasons = [
+        f"{name} at size={size} was recorded with other settings"
+        for size, run in study.items()
+        if run.settings != settings(name, size)
+    ]
+    rows = digest(unmeasured(name, study[SMALL].rows))
+    reasons += [
+        f"{name} at size={size} was recorded by code whose small run printed other rows"
+        for size, run in study.items()
+        if run.small != rows
+    ]
+    return reasons
+
+
+def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]) -> list[str]:
+    """How rows and remarks differ from a recorded run's, measured columns aside."""
+    now = describe_machine()
+    changed = [
+        pattern
+        for package, patterns in EXPERIMENTS[name].versions.items()
+        if was.machine.get(package, now[package]) != now[package]
+        for pattern in patterns
+    ]
+    old, new = (
+        unmeasured(name, [rounded(r) for r in _unlike(each, changed)]) for each in (was.rows, rows)
+    )
+    found = [f"{len(old)} rows were recorded, {len(new)} are printed"] * (len(old) != len(new))
+    for i, (before, after) in enumerate(zip(old, new, strict=False)):
+        for column in dict.fromkeys([*before, *after]):
+            if not _same(before.get(column), after.get(column)):
+                place = f"row {i} ({_label(after)}), {column!r}"
+                found.append(f"{place}: recorded {before.get(column)}, now {after.get(column)}")
+    searched = EXPERIMENTS[name].searched
+    before, after = (
+        [r for r in each if not _matches(r, [*searched, *changed])]
+        for each in (was.remarks, remarks)
+    )
+    if before != after:
+        found.append(f"remarks: recorded {before}, now {after}")
+    return found
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        # Two units of the last digit recorded.
+        return math.isclose(a, b, rel_tol=2 * 10.0 ** (1 - DIGITS), abs_tol=1e-12)
+    return a == b
+
+
+def _label(row: Row) -> str:
+    return ", ".join(value for value in row.values() if isinstance(value, str))
+
+
+def rounded(row: Row) -> dict[str, Any]:
+    """A row with floats of ``DIGITS`` digits."""
+    return {k: float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for k, v in row.items()}
+
+
+def unmeasured(name: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows that do not depend on the machine's speed, without the columns that do."""
+    study = EXPERIMENTS[name]
+    return [
+        {k: v for k, v in row.items() if not _matches(k, study.measured)}
+        for row in _unlike(rows, study.searched)
+    ]
+
+
+def _unlike(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+    """The rows without a text that matches."""
+    return [row for row in rows if not any(_matches(v, patterns) for v in row.values())]
+
+
+def _matches(text: object, patterns: Sequence[str]) -> bool:
+    return isinstance(text, str) and any(fnmatch.fnmatchcase(text, p) for p in patterns)
+
+
+def settings(name: str, size: str) -> str:
+    """Digest of a study's settings at a size, wording aside."""
+    _, config = configure([f"experiment={name}", f"size={size}"])
+    return digest({k: v for k, v in _plain(config).items() if k not in WORDING})
+
+
+def digest(value: object) -> str:
+    """The first sixteen hexadecimal digits of the SHA-256 of a value's JSON."""
+    text = json.dumps(value, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def commit() -> str:
+    """The checkout's commit, with "+" if code differs from it; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *CODE)
+        return git("rev-parse", "--short=10", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+DOCS = ROOT / "docs"
+# Rows that ``scripts/bench forestcoll --scale --record`` records, by network.
+SCALE = ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
+GIB = "1 GiB"
+_BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
+
+
+def generated(text: str) -> str:
+    """A page with every marked block as the records have it today."""
+    return _BLOCK.sub(lambda block: block[1] + BLOCKS[block[2]]() + block[3], text)
+
+
+def write() -> list[str]:
+    """Rewrites the pages that have blocks; returns their names."""
+    found = []
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text()
+        if _BLOCK.search(text):
+            write_text(path, generated(text))
+            found.append(path.name)
+    return found
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table; floats with one digit behind the point, nothing for None."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _rows(name: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a study, those at size=paper first."""
+    study = load(name)
+    for size in reversed(SIZES):
+        if size in study:
+            yield from study[size].rows
+
+
+# ---------------------------------------------------------------------- docs/forestcoll.md
+
+_CLUSTERS = (
+    ("A100 x2", "forestcoll-fig-4-11", "2 hosts"),
+    ("H100 x4", "forestcoll-fig-4-12a", "4 hosts"),
+    ("H100 x16", "forestcoll-fig-4-12a", "16 hosts"),
+    ("MI250 16+16", "forestcoll-fig-4-10", "16+16"),
+    ("MI250 8+8", "forestcoll-fig-4-10", "8+8"),
+)
+
+
+def _bandwidths(kind: str, limit: str, algorithms: Mapping[str, str]) -> str:
+    """GB/s at 1 GiB by cluster and algorithm."""
+    rows = []
+    for label, study, cluster in _CLUSTERS:
+        found = {
+            row["algorithm"]: row
+            for row in reversed(list(_rows(study)))
+            if (row.get("cluster"), row.get("collective")) == (cluster, kind) and GIB in row
+        }
+        if found:
+            most = next(iter(found.values()))["optimum GB/s"]
+            speeds = [found[name][GIB] if name in found else None for name in algorithms.values()]
+            rows.append([label, most, *speeds])
+    return table([f"{kind} of {GIB}, simulated, GB/s", limit, *algorithms], rows)
+
+
+def _all_gathers() -> str:
+    names = {"ForestColl": "ForestColl", "vendor's rings": "vendor ring"}
+    names |= {"MultiTree": "MultiTree", "TACOS": "TACOS"}
+    return _bandwidths("all_gather", "links allow", names)
+
+
+def _all_reduces() -> str:
+    names = {"ForestColl": "ForestColl", "vendor's rings": "vendor ring"}
+    names |= {"vendor's trees": "vendor tree", "Blink, switches removed": "Blink+Switch"}
+    return _bandwidths("all_reduce", "two phases allow", {**names, "MultiTree": "MultiTree"})
+
+
+def _scale() -> str:
+    rows = json.loads(SCALE.read_text()).values()
+    seconds = ("search CPU s", "forest CPU s", "limit CPU s")
+    cells = [
+        [row["network"], row["ranks"], *(f"{row[c]:.2g}" for c in seconds), row["height"]]
+        for row in rows
+    ]
+    return table(["network, `--scale`", "ranks", "search", "whole", "limit", "height"], cells)
+
+
+# ---------------------------------------------------------------------- docs/workloads.md
+
+
+def _overlaps() -> str:
+    rows = list(_rows("multitree-overlap"))
+    columns = [column for column in rows[0] if column not in ("model", "MB of gradients")]
+    lines = {row["model"]: [row["model"], *(f"{row[c]:.4g}" for c in columns)] for row in rows}
+    return table(["model", *(c.removesuffix(" ms") for c in columns)], list(lines.values()))
+
+
+# ---------------------------------------------------------------------- docs/tacos.md
+
+
+def _cascade() -> str:
+    rows = list(_rows("tacos-cascade"))
+    network = rows[0]["network"]
+    shown = [row for row in rows if row["network"] == network]
+    names = list(dict.fromkeys(row["algorithm"] for row in shown))
+    sizes = list(dict.fromkeys(row["size"] for row in shown))
+    cell = {
+        (row["algorithm"], row["size"]): f"{row['us']:,.1f} us ({row['% of ideal']:.0f} %)"
+        for row in shown
+    }
+    header = [f"all_reduce on 3D-RFS {network}, time (% of Ideal)", *sizes]
+    return table(header, [[name, *(cell[name, size] for size in sizes)] for name in names])
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "all-gathers": _all_gathers,
+    "all-reduces": _all_reduces,
+    "forests-at-scale": _scale,
+    "overlaps": _overlaps,
+    "cascade": _cascade,
+}

@@ -1,0 +1,304 @@
+"""Links as they were measured: latency and bandwidth fitted to times of collectives.
+
+A network's links come in classes, those of equal latency and bandwidth (NVLink, the NIC). The
+model of a measured time is the library's own price: the simulated time of the schedule that
+``auto`` chooses at this size or the sizes around it, or of the schedule that a row of the log
+names. So what is fitted is what plans and ``auto`` calculate with.
+
+Every third size from 1 MB is held out of the fit, and says how good it is.
+
+``fit`` has the algorithm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxcoll.calibration.fit import PROMISED, fit, groups, price, promised, spread, with_links
+from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, warn_user
+from jaxcoll.io import timings as logs
+from jaxcoll.io.timings import Timing, Timings
+from jaxcoll.numerics import checks
+from jaxcoll.topologies import switch
+from jaxcoll.topology import Topology
+
+_LEAST_HELD_OUT = 1e6
+# Sizes of a collective that are fitted at most, evenly from all: more of them tell nothing new.
+_MOST_SIZES = 16
+# Where a fit on one network starts that nobody has described.
+_ALPHA, _BANDWIDTH = 5e-6, 25e9
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkClass:
+    """Links that were equal before the fit.
+
+    Attributes:
+        links: how many.
+        assumed: their (alpha, bandwidth) before, seconds and bytes per second.
+        alpha, bandwidth: fitted.
+        alpha_seen, bandwidth_seen: whether a measured time depends on it; what none depends on is
+            as it was.
+    """
+
+    links: int
+    assumed: tuple[float, float]
+    alpha: float
+    bandwidth: float
+    alpha_seen: bool
+    bandwidth_seen: bool
+
+    def __str__(self) -> str:
+        alpha, bandwidth = self.assumed
+        parts = [
+            f"alpha {1e6 * self.alpha:.4g} us (was {1e6 * alpha:.4g})" if self.alpha_seen
+            else f"alpha {1e6 * self.alpha:.4g} us (not seen)",
+            f"{self.bandwidth / 1e9:.4g} GB/s (was {bandwidth / 1e9:.4g})" if self.bandwidth_seen
+            else f"{self.bandwidth / 1e9:.4g} GB/s (not seen)",
+        ]  # fmt: skip
+        return f"{self.links} links: {', '.join(parts)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """A measured time that the fit has not seen.
+
+    Attributes:
+        collective, nbytes, seconds: as measured.
+        price: seconds by the calibrated network.
+    """
+
+    collective: str
+    nbytes: int
+    seconds: float
+    price: float
+
+    @property
+    def error(self) -> float:
+        """Of the price, relative: 0.02 where it is 2 % too slow."""
+        return self.price / self.seconds - 1
+
+    @property
+    def promised(self) -> float:
+        """The largest relative error that is promised at this size."""
+        return promised(self.nbytes)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Calibration:
+    """A network's links as they were measured.
+
+    Attributes:
+        topology: the network with the fitted links.
+        classes: of its links.
+        held_out: the times that were not fitted, by collective and size.
+        fitted: how many times were.
+        torn: rows of the logs that could not be read.
+    """
+
+    topology: Topology
+    classes: tuple[LinkClass, ...]
+    held_out: tuple[HeldOut, ...]
+    fitted: int
+    torn: int = 0
+
+    def on(self, topology: Topology) -> Topology:
+        """Another network of the same kinds of links, as of more hosts, with the fitted ones.
+
+        Raises:
+            TopologyError: links that were not among those that were fitted.
+        """
+        checks.instance(topology, Topology, "topology", TopologyError)
+        speeds, kind = topology.speeds
+        known = {each.assumed: (each.alpha, each.bandwidth) for each in self.classes}
+        assumed = [(float(alpha), float(bandwidth)) for alpha, bandwidth in speeds]
+        for alpha, bandwidth in assumed:
+            if (alpha, bandwidth) not in known:
+                raise TopologyError(
+                    f"links of {1e6 * alpha:g} us and {bandwidth / 1e9:g} GB/s were not in the "
+                    "network that was calibrated; give one of the same kinds of links"
+                )
+        return with_links(topology, kind, np.asarray([known[each] for each in assumed]))
+
+    def worst(self, least: float) -> HeldOut | None:
+        """The held-out time from ``least`` bytes on with the largest error."""
+        found = [each for each in self.held_out if each.nbytes >= least]
+        return max(found, key=lambda each: abs(each.error), default=None)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.fitted} times fitted, {len(self.held_out)} held out"]
+        lines += [str(each) for each in self.classes]
+        for least, most in PROMISED[:2]:
+            if (found := self.worst(least)) is not None:
+                lines.append(
+                    f"largest error from {least / 1e6:g} MB: {100 * abs(found.error):.1f} % at "
+                    f"{found.nbytes} bytes of {found.collective} (promised {100 * most:g} %)"
+                )
+        return f"Calibration({self.topology.name or self.topology}: {'; '.join(lines)})"
+
+
+Log = str | os.PathLike | Timings
+
+
+def calibrate(
+    log: Log | Sequence[Log],
+    topology: Topology | None = None,
+    *,
+    collective: str | None = None,
+    least: float = 0,
+) -> Calibration:
+    """Fit the latencies and bandwidths of a network's links to measured times.
+
+    ::
+
+        measured = jc.calibrate("all_reduce.txt", jc.topologies.dgx_h100(1))
+        jc.synthesize(measured.topology, "all_reduce", nbytes=64e6)
+
+    Args:
+        log: a file of ``jc.io.timings`` (the output of nccl-tests or MSCCL++, CSV, JSON), the
+            times of one, or several of these, all measured on the same ranks.
+        topology: the network as it is assumed, whose classes of links are fitted; when None a
+            switch with one link per rank.
+        collective: where a log does not say it.
+        least: bytes; smaller sizes are left out. NCCL changes protocol and algorithm with the size,
+            and one latency and bandwidth describe one of them.
+
+    Warns:
+        AssumptionWarning: held-out sizes whose error is above 5 % from 64 MB, or 10 % from 1 MB; no
+            size to hold out; rows that could not be read.
+
+    Raises:
+        FormatError: no log, times of other numbers of ranks than the network's, or fewer than two
+            sizes of every collective.
+        TopologyError: no network.
+        OSError: a file cannot be read.
+    """
+    checks.optional(topology, checks.instance, Topology, "topology", TopologyError)
+    checks.nonnegative(least, "least", FormatError)
+    read = [_read(each, collective, topology) for each in _several(log)]
+    rows = [row for part in read for row in part.rows if row.nbytes >= least]
+    torn = sum(part.torn for part in read)
+    ranks = {row.ranks for row in rows}
+    expected = ranks if topology is None else {topology.num_ranks}
+    if len(ranks) != 1 or ranks != expected or ranks == {1}:
+        wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
+        raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
+    if topology is None:
+        topology = switch(ranks.pop(), alpha=_ALPHA, bandwidth=_BANDWIDTH)
+    points = _points(rows)
+    held_out = _held_out(points)
+    fitted = _evenly([point for point in points if point not in held_out])
+    return _told(topology, fit(topology, fitted), len(fitted), held_out, torn)
+
+
+# ---------------------------------------------------------------------- what was measured
+
+
+def _several(log: object) -> tuple:
+    alone = isinstance(log, (str, os.PathLike, Timings))
+    given = (log,) if alone else checks.members(log, "log", FormatError)
+    for each in given:
+        checks.instance(each, (str, os.PathLike, Timings), "log", FormatError)
+    if not given:
+        raise FormatError("calibrate takes a log at least, got an empty list")
+    return given
+
+
+def _read(log: Log, collective: str | None, topology: Topology | None) -> Timings:
+    if isinstance(log, Timings):
+        return log
+    ranks = None if topology is None else topology.num_ranks
+    return logs.load(log, collective, ranks)
+
+
+def _points(rows: Iterable[Timing]) -> list[Timing]:
+    """The median of the times of each size and schedule, by collective and size."""
+    times: dict[tuple, list[Timing]] = {}
+    for row in rows:
+        key = (row.collective, row.nbytes, row.synthesizer or "", row.chunks or 0)
+        times.setdefault(key, []).append(row)
+    points = [
+        dataclasses.replace(same[0], seconds=float(np.median([row.seconds for row in same])))
+        for _, same in sorted(times.items())
+    ]
+    if len({point.nbytes for point in points}) < 2:
+        raise FormatError(
+            f"a latency and a bandwidth need two sizes at least, got times of {len(points)}"
+        )
+    return points
+
+
+def _held_out(points: Sequence[Timing]) -> list[Timing]:
+    """Every third size from 1 MB, never the smallest or largest that a collective has."""
+    held = []
+    for group in groups(points):
+        large = [point for point in group[1:-1] if point.nbytes >= _LEAST_HELD_OUT]
+        held += large[1::3] or large[:1]
+    return held
+
+
+def _evenly(points: Sequence[Timing]) -> list[Timing]:
+    kept = []
+    for group in groups(points):
+        kept += [group[place] for place in spread(len(group), _MOST_SIZES)]
+    return kept
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+def _told(
+    topology: Topology,
+    found: tuple[np.ndarray, np.ndarray],
+    fitted: int,
+    held_out: Sequence[Timing],
+    torn: int,
+) -> Calibration:
+    """The calibration, its warnings given."""
+    speeds, seen = found
+    assumed, kind = topology.speeds
+    network = with_links(topology, kind, speeds)
+    classes = tuple(
+        LinkClass(
+            int((kind == i).sum()),
+            (float(a), float(b)),
+            float(speeds[i, 0]),
+            float(speeds[i, 1]),
+            bool(seen[i, 0]),
+            bool(seen[i, 1]),
+        )
+        for i, (a, b) in enumerate(assumed)
+    )
+    held = tuple(
+        HeldOut(point.collective, point.nbytes, point.seconds, price(network, point))
+        for point in held_out
+    )
+    made = Calibration(network, classes, held, fitted, torn)
+    if torn:
+        warn_user(
+            f"{torn} rows of the log could not be read and were passed over", AssumptionWarning
+        )
+    if not held:
+        warn_user(
+            "no size from 1 MB could be held out of the fit, so nothing says how good it is; "
+            "measure five sizes or more, from 1 MB",
+            AssumptionWarning,
+        )
+    beyond = [each for each in held if abs(each.error) > each.promised]
+    if beyond:
+        shown = "; ".join(
+            f"{each.nbytes} bytes of {each.collective}: {1e6 * each.seconds:.6g} us measured, "
+            f"{1e6 * each.price:.6g} us by the fit ({100 * each.error:+.1f} %)"
+            for each in sorted(beyond, key=lambda each: -abs(each.error))[:3]
+        )
+        warn_user(
+            f"{len(beyond)} of {len(held)} held-out sizes are off by more than 5 % (from 64 MB) or "
+            f"10 % (from 1 MB): one latency and bandwidth per class of links do not describe this "
+            f"log, leave small sizes out by least=: {shown}",
+            AssumptionWarning,
+        )
+    return made

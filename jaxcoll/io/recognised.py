@@ -1,0 +1,177 @@
+"""``load`` and ``save``: files of every format, told apart by their content and suffix."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxcoll import fields as readers
+from jaxcoll.errors import FormatError
+from jaxcoll.io import (
+    astra_sim,
+    json,
+    msccl,
+    mscclpp,
+    multitree,
+    nccl_topology,
+    nvidia_smi,
+    timings,
+)
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.io.graph_models import graph_files, infragraph
+from jaxcoll.io.nccl import conf, nccl_tests, ncclx
+from jaxcoll.io.nccl.rules import COLLECTIVES, NcclRule
+from jaxcoll.io.research import forestcoll, sccl, teccl
+from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology
+
+_START = 4096  # characters that are looked at for a root element or a first key
+_WORDS = "|".join(COLLECTIVES.values())
+_RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)
+
+
+def load(
+    path: str | os.PathLike,
+    network: Topology | None = None,
+    *,
+    ranks: int | None = None,
+    nodes: int = 1,
+    max_bytes: int = MAX_BYTES,
+) -> Any:
+    """Read a file of any format that says what it is by its content.
+
+    Networks are read from this library's JSON, from msccl-tools, TE-CCL, InfraGraph, GraphML, GEXF,
+    NCCL's topology XML, ``nvidia-smi topo -m`` and ASTRA-sim; schedules from JSON, and on
+    ``network`` from MSCCL XML, MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners
+    and measured times as tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format
+    does not say are assumed, with a warning; its own module has the arguments.
+
+    Args:
+        network: of a schedule in a format that does not name it.
+        ranks, nodes: of the communicator that rules of NCCLX are read for; ranks of measured times
+            that do not say them.
+        max_bytes: larger files are refused unread.
+
+    Raises:
+        FormatError: naming the file: no format, a schedule without its network, or anything
+            that the format's own reader refuses.
+        ModuleNotFoundError: the package networkx or pyyaml is missing.
+        OSError: the file cannot be read.
+    """
+    checks.optional(network, checks.instance, Topology, "network", FormatError)
+    checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=2**20)
+    checks.integer(nodes, "nodes", FormatError, least=1, most=2**20)
+    return load_text(path, lambda text: _read(text, network, ranks, nodes), max_bytes)
+
+
+def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+    start = text[:_START].lstrip("\ufeff \t\r\n")
+    if start.startswith("<"):
+        return _read_xml(text, start, network)
+    if start.startswith("{"):
+        # Schedules may be large: those of this library, whose first key it is, are parsed once.
+        own = re.match(r'\{\s*"format"\s*:\s*"jaxcoll\.(?!timings)', start)
+        return json.loads(text) if own else _read_json(text, network, ranks, nodes)
+    if re.search(r"^\W*GPU0\b", start, re.MULTILINE):
+        return nvidia_smi.topology(nvidia_smi.loads(text))
+    if re.search(r"^topology:\s*\[", start, re.MULTILINE):
+        return astra_sim.loads(text)
+    if re.search(r"^(devices|instances):", text, re.MULTILINE):
+        return infragraph.loads(text)
+    if start.startswith("Accelerator "):
+        return multitree.loads(text)
+    if start.startswith("collective,ranks") or re.match(r"collective,[a-z,]*nbytes", start):
+        return timings.loads(text)
+    if (rule := _RULE.search(start)) is not None:
+        # The third column is a size in NCCL's own file, and an algorithm in Meta's.
+        if rule[1].strip().isdigit():
+            return conf.loads(text)
+        return ncclx.loads_csv(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
+    if "algbw" in text or "AlgBW" in start or "Execution time: " in start:
+        return timings.loads(text, ranks=ranks)
+    return json.loads(text)
+
+
+def _read_xml(text: str, start: str, network: Topology | None) -> Any:
+    bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
+    found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
+    root = found[1] if found else ""
+    if root == "graphs":
+        raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
+    if root in ("algo", "Algo"):
+        topology = _needed(network, "this file does not name its network; give network=")
+        if root == "Algo":
+            return forestcoll.loads(text, topology)
+        return msccl.lift(msccl.loads(text), topology)
+    if root == "system":
+        return nccl_topology.topology(nccl_topology.loads(text))
+    if root in graph_files.FORMATS:
+        return graph_files.loads(text)
+    raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got <{root}>")
+
+
+def _read_json(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+    whole = readers.parse(text)
+    keys = set(whole) if isinstance(whole, dict) else set()
+    on_network = "this file does not name its network; give network="
+    if keys & {"msccl_type", "sccl_type"}:
+        return sccl.loads(text)
+    if "TopologyParams" in keys:
+        return teccl.loads(text)
+    if "7-Flows" in keys:
+        return teccl.loads_schedule(text, _needed(network, on_network))
+    if "gpus" in keys and "format" not in keys:
+        return mscclpp.loads(text, _needed(network, on_network))
+    if "gpus_per_node" in keys:
+        raise FormatError(
+            "TACCL's topologies are of one size of message; read them by "
+            "jc.io.sccl.topology(text, nbytes)"
+        )
+    if {"devices", "instances"} <= keys:
+        return infragraph.loads(text)
+    if "rules" in keys:
+        return ncclx.loads_json(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
+    if keys & {"results", "benchmark"} or '"jaxcoll.timings/' in text[:_START]:
+        return timings.loads(text, ranks=ranks)
+    return json.loads(text)
+
+
+def _needed(value: Any, wanted: str) -> Any:
+    if value is None:
+        raise FormatError(wanted)
+    return value
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def save(path: str | os.PathLike, obj: Any) -> None:
+    """Write an object to a file, all or nothing.
+
+    Networks, collectives and schedules are written as this library's JSON, networks as GraphML or
+    GEXF where the name ends with .graphml or .gexf. Rules of NCCL's tuners (a sequence of
+    ``NcclRule``) are written as NCCLX's JSON where it ends with .json, else as ``nccl_tuner.conf``;
+    tables of nccl-tests and timings as JSON where it ends with .json, else as text.
+
+    Raises:
+        FormatError: an object of another type, or one that the format cannot hold.
+        TuneError: rules that the format cannot hold.
+        OSError: the file cannot be written; an existing one is unchanged.
+    """
+    suffix = os.path.splitext(os.fspath(path))[1] if isinstance(path, (str, os.PathLike)) else ""
+    writers: list[tuple[type, Callable[[Any, Any], None]]] = [
+        (nccl_tests.Measurements, nccl_tests.save),
+        (timings.Timings, lambda path, log: timings.save(path, log.rows)),
+    ]
+    for kind, write in writers:
+        if isinstance(obj, kind):
+            return write(path, obj)
+    if isinstance(obj, Topology) and suffix in (".graphml", ".gexf"):
+        return graph_files.save(path, obj)
+    rules: Any = obj if isinstance(obj, (list, tuple)) else ()
+    if rules and all(isinstance(rule, NcclRule) for rule in rules):
+        return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
+    own: Any = obj  # a network, collective or schedule, or refused there
+    json.save(path, own)

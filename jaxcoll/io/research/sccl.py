@@ -1,0 +1,395 @@
+"""JSON of SCCL, msccl-tools and TACCL: networks, and the schedules that they call algorithms.
+
+Objects name their kind in ``msccl_type``, in older files and TACCL's in ``sccl_type``. A topology
+has ``links[dst][src]``, whole numbers of chunks per round: neither latencies nor bandwidths, which
+are arguments here. An algorithm has steps of sends ``[chunk, src, dst]``, to which TACCL appends
+time and more; what every rank starts and ends with says which collective it is. Reductions have no
+form in it: tools reverse an all_gather.
+
+``topology`` reads the network that a user of TACCL describes, of one host or several. Its numbers
+are microseconds for one size of message, which the file does not say either.
+
+Files written here also have the key ``links_are`` (latency and bandwidth of one link) in the
+topology, which the tools pass over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from jaxcoll import fields as readers
+from jaxcoll.collective import Collective
+from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, warn_user
+from jaxcoll.fields import glimpse
+from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.link_types import ALPHA
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.topology import Topology
+
+MAX_BYTES = 2**25
+DIALECTS = ("msccl", "sccl")
+_MOST_RANKS, _MOST_MULTIPLE, _MOST_WIRES = 1024, 4096, 2**18
+_BANDWIDTH = 25e9  # of a link of one chunk per round, where nobody says it: an NVLink
+_ADDED = "links_are"
+# Names of msccl-tools; its files cannot say what the steps of other collectives add.
+_NAMES = {
+    "all_gather": "Allgather",
+    "all_to_all": "Alltoall",
+    "broadcast": "Broadcast",
+    "gather": "Gather",
+    "scatter": "Scatter",
+}
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def dumps(obj: Topology | Schedule, dialect: str = "msccl") -> str:
+    """A network or a schedule as JSON.
+
+    Args:
+        dialect: "msccl", or "sccl" as older tools and TACCL call it.
+
+    Raises:
+        FormatError: something else; a network with switches, links of several latencies, or
+            bandwidths that are not small multiples of each other; a schedule that reduces, in
+            several groups, with unequal shards, or over paths of several links.
+    """
+    key = f"{checks.choice(dialect, DIALECTS, 'dialect', FormatError)}_type"
+    checks.instance(obj, (Topology, Schedule), "obj", FormatError)
+    if isinstance(obj, Topology):
+        return json.dumps(_written_network(obj, key)) + "\n"
+    return json.dumps(_written_schedule(obj, key)) + "\n"
+
+
+def _written_network(network: Topology, key: str) -> dict:
+    if not network.is_direct or network.num_ranks > _MOST_RANKS:
+        raise FormatError(
+            f"the format has links between ranks, {_MOST_RANKS} at most, and no switches; got "
+            f"{network}"
+        )
+    if len(set(network.exact_alpha)) > 1 or network.has_parallel_links:
+        raise FormatError(
+            "the format has no latencies, and one link from a rank to another: this network has "
+            f"{len(set(network.exact_alpha))} latencies"
+            f"{' and parallel links' if network.has_parallel_links else ''}"
+        )
+    multiples = [Fraction(each) for each in network.exact_bandwidth]
+    least = min(multiples, default=Fraction(1))
+    links = [[0] * network.num_ranks for _ in range(network.num_ranks)]
+    ends = zip(network.src.tolist(), network.dst.tolist(), multiples, strict=True)
+    for src, dst, bandwidth in ends:
+        multiple = bandwidth / least
+        if multiple.denominator != 1 or multiple > _MOST_MULTIPLE:
+            raise FormatError(
+                f"bandwidths are to be whole multiples of the least, to {_MOST_MULTIPLE}: link "
+                f"{src}->{dst} has {float(multiple):g} times its bandwidth"
+            )
+        links[dst][src] = int(multiple)
+    one = {
+        "alpha": float(network.alpha[0]) if network.num_links else 0.0,
+        "bandwidth": readers.encode_rational(least),
+    }
+    return {key: "topology", "name": str(network.name), "switches": [], "links": links, _ADDED: one}
+
+
+def _written_schedule(schedule: Schedule, key: str) -> dict:
+    what = schedule.collective
+    if what.kind not in _NAMES or what.is_grouped or what.shares is not None:
+        raise FormatError(
+            f"the format holds {', '.join(_NAMES)} of all ranks with equal shards, got {what}; of "
+            "a reduction write the all_gather that it reverses"
+        )
+    if (schedule.edges.hops != 1).any():
+        raise FormatError("the format has sends over single links, not over paths of several")
+    network = _written_network(schedule.topology, key)
+    chunks, columns = [], np.arange(what.num_chunks)
+    for rank_sets in zip(*_sides(what), strict=True):
+        pre, post = (np.flatnonzero(each).tolist() for each in rank_sets)
+        chunks.append({key: "chunk", "pre": pre, "post": post, "addr": len(chunks)})
+    sends = zip(schedule.chunk.tolist(), schedule.src.tolist(), schedule.dst.tolist(), strict=True)
+    listed, steps = [list(send) for send in sends], []
+    ptr = schedule.step_ptr.tolist()
+    for start, end in itertools.pairwise(ptr):
+        steps.append({key: "step", "rounds": 1, "sends": listed[start:end]})
+    name = f"{_NAMES[what.kind]}(n={what.num_ranks})"
+    collective = {
+        key: "collective", "name": name, "nodes": what.num_ranks, "chunks": chunks, "triggers": {},
+        "runtime_name": what.kind.replace("_", ""),
+    }  # fmt: skip
+    instance = {
+        key: "instance", "steps": len(steps), "extra_rounds": 0, "chunks": what.chunks_per_shard,
+        "pipeline": None, "extra_memory": None, "allow_exchange": False,
+    }  # fmt: skip
+    maps = [
+        {str(rank): columns[held].tolist() for rank, held in enumerate(side.T)}
+        for side in _sides(what)
+    ]
+    return {
+        key: "algorithm", "name": f"jaxcoll {name}", "instance": instance,
+        "input_map": maps[0], "output_map": maps[1], "steps": steps,
+        "collective": collective, "topology": network,
+    }  # fmt: skip
+
+
+def _sides(what: Collective) -> tuple[np.ndarray, np.ndarray]:
+    """Which ranks hold and which want each chunk, bool of shape (chunks, ranks) each."""
+    rank, chunk = np.arange(what.num_ranks)[None], np.arange(what.num_chunks)[:, None]
+    return what.holds(rank, chunk), what.wants(rank, chunk)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def loads(
+    text: str, *, alpha: float | None = None, bandwidth: float | None = None
+) -> Topology | Schedule:
+    """The network or schedule of JSON text.
+
+    Args:
+        alpha: seconds of every link, which files of other tools do not say.
+        bandwidth: bytes per second of a link of one chunk per round, which they do not say either.
+
+    Raises:
+        FormatError: another format; switches that limit several links together; a collective that
+            reduces or that this library has not; sends over links that are not there.
+
+    Warns:
+        AssumptionWarning: where neither file nor argument says it, that 0.7 us and 25 GB/s are
+            assumed.
+    """
+    whole = readers.parse(text)
+    kind = _kind(whole, "the file")
+    if kind not in ("topology", "algorithm"):
+        raise FormatError(f"expected a topology or an algorithm, got {glimpse(kind)}")
+    for name, value in (("alpha", alpha), ("bandwidth", bandwidth)):
+        checks.optional(value, checks.nonnegative, name, FormatError)
+    try:
+        read = _read_network if kind == "topology" else _read_schedule
+        return read(whole, alpha, bandwidth)
+    except FormatError:
+        raise
+    except JaxcollError as error:
+        raise FormatError(f"{kind} that is refused: {error}") from error
+
+
+def _kind(value: object, where: str) -> str:
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} must be an object, got {glimpse(value)}")
+    return readers.text(value.get("msccl_type", value.get("sccl_type")), f"{where}.msccl_type")
+
+
+def _read_network(value: object, alpha: float | None, bandwidth: float | None) -> Topology:
+    fields = readers.Fields(value, "topology")
+    links = fields.take("links", readers.list_of(readers.list_of(readers.whole(0, 2**31))))
+    if fields.take("switches", readers.items, []):
+        raise FormatError(
+            "topology.switches limit several links together, which links alone cannot say; give "
+            "the switches as vertices"
+        )
+    ranks = len(links)
+    if not 1 <= ranks <= _MOST_RANKS or any(len(row) != ranks for row in links):
+        raise FormatError(f"topology.links must be a square of 1 to {_MOST_RANKS} ranks")
+    said = fields.optional(_ADDED, lambda value, where: readers.Fields(value, where))
+    if said is not None:
+        alpha = said.take("alpha", readers.number) if alpha is None else alpha
+        own = said.take("bandwidth", readers.rational)
+        bandwidth = own if bandwidth is None else bandwidth  # type: ignore[assignment]
+    assumed = [
+        text
+        for value, text in ((alpha, "0.7 us"), (bandwidth, "25 GB/s per link"))
+        if value is None
+    ]
+    if assumed:
+        warn_user(
+            f"the file says no latency and bandwidth; assumed: {', '.join(assumed)}; give alpha= "
+            "and bandwidth=",
+            AssumptionWarning,
+        )
+    alpha, one = ALPHA if alpha is None else alpha, Fraction(bandwidth or _BANDWIDTH)
+    wires = [
+        (src, dst, alpha, one * links[dst][src])
+        for src in range(ranks)
+        for dst in range(ranks)
+        if links[dst][src]
+    ]
+    src, dst, alphas, speeds = zip(*wires, strict=True) if wires else ((),) * 4
+    exact: Any = list(speeds)  # fractions, which no array of floats holds
+    name = fields.take("name", readers.text, "")
+    columns = np.asarray(src, int), np.asarray(dst, int), np.asarray(alphas, float)
+    return Topology(ranks, *columns, exact, name=name)
+
+
+def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) -> Schedule:
+    fields = readers.Fields(value, "algorithm")
+    network = _read_network(fields.take("topology", lambda v, _: v), alpha, bandwidth)
+    if network.num_ranks > 256:
+        raise FormatError(f"schedules are read to 256 ranks, got {network.num_ranks}")
+    what = _read_collective(fields.take("collective", lambda v, _: v), network.num_ranks)
+    link_of = {
+        ends: link
+        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
+    }
+    step, edge, chunk = [], [], []
+    for i, each in enumerate(fields.take("steps", readers.items)):
+        for j, send in enumerate(readers.Fields(each, f"steps[{i}]").take("sends", readers.items)):
+            where = f"steps[{i}].sends[{j}]"
+            entries = readers.items(send, where)
+            if not 3 <= len(entries) <= 6:
+                raise FormatError(f"{where} has chunk, src and dst first, got {len(entries)} items")
+            number, src, dst = readers.column(readers.INT32)(entries[:3], where).tolist()
+            if (src, dst) not in link_of or number >= what.num_chunks:
+                raise FormatError(f"{where}: chunk {number} over {src}->{dst} is not there")
+            step.append(i)
+            edge.append(link_of[src, dst])
+            chunk.append(number)
+    made = Provenance("sccl file")
+    return Schedule.from_sends(network, what, step, edge, chunk, provenance=made)
+
+
+def _read_collective(value: object, ranks: int) -> Collective:
+    """The collective of which chunks start and end where the file says."""
+    fields = readers.Fields(value, "collective")
+    each = fields.take("chunks", readers.items)
+    if ranks * len(each) > readers.MAX_FREE or not each:
+        raise FormatError(f"collective.chunks has {len(each)} chunks for {ranks} ranks")
+    sides = np.zeros((2, len(each), ranks), bool)
+    for i, chunk in enumerate(each):
+        taken = readers.Fields(chunk, f"collective.chunks[{i}]")
+        for side, name in enumerate(("pre", "post")):
+            sides[side, i, taken.take(name, readers.column(ranks - 1))] = True
+    for what in _candidates(ranks, len(each), *sides[:, 0].argmax(axis=1).tolist()):
+        if all((mine == given).all() for mine, given in zip(_sides(what), sides, strict=True)):
+            return what
+    raise FormatError(
+        f"collective.chunks: none of {', '.join(_NAMES)} starts and ends with these chunks"
+    )
+
+
+def _candidates(ranks: int, chunks: int, holds: int, wants: int) -> Iterator[Collective]:
+    """The collectives with so many chunks, by who holds and who wants the first."""
+    for kind in _NAMES:
+        root = {"broadcast": holds, "scatter": holds, "gather": wants}.get(kind)
+        one = Collective(kind, ranks, 1, root=root).num_chunks
+        if chunks % one == 0:
+            yield Collective(kind, ranks, chunks // one, root=root)
+
+
+# ---------------------------------------------------------------------- networks of TACCL
+
+
+def topology(text: str, nbytes: float, *, hosts: int = 1) -> Topology:
+    """The network of a topology file of TACCL.
+
+    Latencies are its ``alpha``; bandwidths are ``nbytes`` over the microseconds of ``betas``. GPUs
+    of several hosts are joined through one vertex per NIC, GPUs to NICs in turn.
+
+    Args:
+        nbytes: of the message that the file's times are of, as 1e6 of a file for 1 MB.
+        hosts: equal ones.
+
+    Raises:
+        FormatError: another format, no links (``node_betas_list`` is of TACCL's own machines, whose
+            links it does not say), or hosts without NICs.
+    """
+    size = float(checks.nbytes(nbytes, FormatError))
+    hosts = checks.integer(hosts, "hosts", FormatError, least=1, most=256)
+    fields = readers.Fields(readers.parse(text), "the file")
+    gpus = fields.take("gpus_per_node", readers.whole(1, 256))
+    if "links" not in fields.left or "betas" not in fields.left:
+        raise FormatError(
+            "the file has no links and betas: node_betas_list is of NDv2 and DGX-2, whose links "
+            "TACCL has in its program; give links, betas and invbws"
+        )
+    if hosts * gpus * gpus > _MOST_WIRES:
+        raise FormatError(f"{hosts} hosts of {gpus} GPUs are more than are read")
+    square = readers.list_of(readers.list_of(readers.number))
+    links, betas = fields.take("links", square), fields.take("betas", square)
+    for name, rows in (("links", links), ("betas", betas)):
+        if len(rows) != gpus or any(len(row) != gpus for row in rows):
+            raise FormatError(f"{name} must be a square of {gpus} ranks")
+    alpha = _microseconds(fields.take("alpha", readers.number), "alpha")
+    wires, vertices = [], hosts * gpus
+    for src, dst in itertools.product(range(gpus), repeat=2):
+        if links[dst][src] > 0 and src != dst:
+            speed = _speed(size, betas[dst][src], f"betas[{dst}][{src}]")
+            wires += [(h * gpus + src, h * gpus + dst, alpha, speed) for h in range(hosts)]
+    if hosts > 1:
+        between, vertices = _between(fields, size, hosts, gpus)
+        wires += between
+    src, dst, alphas, speeds = zip(*wires, strict=True) if wires else ((),) * 4
+    name = fields.take("name", readers.text, "")
+    try:
+        return Topology(
+            hosts * gpus, np.asarray(src, int), np.asarray(dst, int), np.asarray(alphas, float),
+            np.asarray(speeds, float), num_vertices=vertices, name=name,
+        )  # fmt: skip
+    except JaxcollError as error:
+        raise FormatError(f"a network that is refused: {error}") from error
+
+
+def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tuple[list, int]:
+    """Links of NICs and the network between hosts, and how many vertices there are with them."""
+    nics = fields.take("nics_per_node", readers.whole(-1, 256))
+    if nics < 1:
+        raise FormatError(f"the file has no NICs for {hosts} hosts: nics_per_node is {nics}")
+    far = _microseconds(fields.take("remote_alpha", readers.number), "remote_alpha")
+    speed = _speed(size, fields.take("remote_beta", readers.number), "remote_beta")
+    first, middle = hosts * gpus, hosts * (gpus + nics)
+    wires = []
+    for rank in range(hosts * gpus):
+        nic = first + rank // gpus * nics + rank % gpus * nics // gpus
+        wires += [(rank, nic, 0.0, speed), (nic, rank, 0.0, speed)]
+    for nic in range(first, middle):
+        wires += [(nic, middle, far / 2, speed), (middle, nic, far / 2, speed)]
+    return wires, middle + 1
+
+
+def _microseconds(value: float, name: str) -> float:
+    if not 0 <= value <= 1e9:
+        raise FormatError(f"{name} must be a number of microseconds, got {value:g}")
+    return value / 1e6
+
+
+def _speed(nbytes: float, beta: float, name: str) -> float:
+    """Bytes per second of a message that takes ``beta`` microseconds."""
+    if not 1e-6 <= beta <= 1e12:
+        raise FormatError(f"{name} must be above 0, microseconds of a message, got {beta:g}")
+    return nbytes * 1e6 / beta
+
+
+# ---------------------------------------------------------------------- files
+
+
+def save(path: str | os.PathLike, obj: Topology | Schedule, dialect: str = "msccl") -> None:
+    """Write ``dumps(obj)``, all or nothing.
+
+    Raises:
+        FormatError: see ``dumps``.
+        OSError: the file cannot be written.
+    """
+    write_text(path, dumps(obj, dialect))
+
+
+def load(
+    path: str | os.PathLike,
+    *,
+    alpha: float | None = None,
+    bandwidth: float | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Topology | Schedule:
+    """The network or schedule of a file; see ``loads``.
+
+    Raises:
+        FormatError: naming the file; see ``loads``.
+        OSError: the file cannot be read.
+    """
+    return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

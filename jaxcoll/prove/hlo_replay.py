@@ -1,0 +1,365 @@
+"""An HLO program run on all ranks at once, with contributions in place of numbers.
+
+Elements are followed one by one: data as ``Value`` (a chunk is an element of the collective's
+buffer), a number where the program computes places. A rank that receives nothing from a permute
+holds zeros, and a zero contributes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxcoll.prove.contents import Buffers, NotProved, NotRead, Value, summed
+from jaxcoll.prove.hlo import Instruction, Module, Shape, base, groups, pairs, parts
+
+_MOST_WORK = 2**24  # elements of all results, on all ranks
+_MOST_TURNS = 2**16
+_FLOATS = ("f16", "bf16", "f32", "f64", "f8e4m3fn", "f8e5m2")
+_NUMBERS: dict[str, Callable] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "maximum": max, "minimum": min,
+    "divide": lambda a, b: int(a / b) if b else -1, "remainder": lambda a, b: math.fmod(a, b),
+    "shift-left": lambda a, b: a << b if 0 <= b < 64 else 0,
+    "shift-right-logical": lambda a, b: a >> b if 0 <= b < 64 else 0,
+}  # fmt: skip
+_COMPARED = {"EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le,
+             "GT": operator.gt, "GE": operator.ge}  # fmt: skip
+_AS_IT_IS = (
+    "copy", "bitcast", "reshape", "convert", "optimization-barrier", "copy-start", "copy-done",
+    "collective-permute-done", "all-reduce-done", "all-gather-done",
+)  # fmt: skip
+
+Array = list  # of elements, in the order of rows
+
+
+class Wrong(NamedTuple):
+    """A sum that is none; programs may compute one on a rank that does not take it."""
+
+    error: NotProved
+
+
+class Held(NamedTuple):
+    """An array on all ranks, or several."""
+
+    shape: Shape | None
+    ranks: list  # an array per rank, or the parts of a tuple
+
+
+def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
+    """The chunks and messages of a program of one collective, which takes and gives an array.
+
+    Raises:
+        NotProved: a rank ends with something else, naming rank and element.
+        NotRead: operations that do more to data than move and add it; too many elements.
+    """
+    run = _Run(module)
+    body = module.computations[module.entry]
+    given = [each for each in body if each.opcode == "parameter"]
+    if len(given) != 1 or len(given[0].shapes) != 1 or given[0].shapes[0].kind not in _FLOATS:
+        raise NotRead("a program that is replayed takes one array of floats; give one of a single "
+                      "collective, or leave --as out")  # fmt: skip
+    shape, ranks = given[0].shapes[0], module.ranks
+    chunks = shape.size * (ranks if kind == "all_gather" else 1)
+    buffers = Buffers(kind, ranks, chunks, False, root)
+    run.count(shape.size)
+    start = [[buffers.given(r, "i", i) or _unasked(r) for i in range(shape.size)]
+             for r in range(ranks)]  # fmt: skip
+    end = run.of(module.entry, [Held(shape, start)], 0)
+    while end.shape is None and len(end.ranks) == 1:
+        end = end.ranks[0]
+    share = buffers.share if kind == "reduce_scatter" else chunks
+    if end.shape is None or end.shape.size != share:
+        size = "several arrays" if end.shape is None else f"{end.shape.size} elements"
+        raise NotProved(f"the result is {size}, {kind} of {chunks} has {share}")
+    for rank in range(ranks):
+        for at in range(share):
+            found = end.ranks[rank][at]
+            if isinstance(found, Wrong):
+                raise found.error
+            buffers.held[rank, "o", at] = found if isinstance(found, Value) else Value(-1, 0)
+    buffers.check_end()
+    return chunks, run.messages
+
+
+def _unasked(rank: int) -> Wrong:
+    return Wrong(NotProved(f"the result takes data of rank {rank}, not of the root", rank))
+
+
+class _Run:
+    def __init__(self, module: Module):
+        self.module, self.work, self.messages = module, 0, 0
+
+    def count(self, size: int) -> None:
+        self.work += size * self.module.ranks
+        if self.work > _MOST_WORK:
+            raise NotRead(f"more than {_MOST_WORK} elements to follow; compile the program for a "
+                          "smaller buffer, and leave its schedule as it is")  # fmt: skip
+
+    def of(self, name: str, given: Sequence[Held], deep: int) -> Held:
+        """The result of a computation."""
+        if deep > 32 or name not in self.module.computations:
+            raise NotRead(f"no computation is called {name[:60]}, or it calls itself")
+        values: dict[str, Held] = {}
+        for each in self.module.computations[name]:
+            self.count(1)
+            named = each.operands if each.opcode not in ("constant", "parameter") else []
+            try:
+                operands = [_part(values, operand) for operand in named]
+                is_given = each.opcode == "parameter"
+                values[each.name] = (
+                    given[each.parameter] if is_given else self._one(each, operands, deep)
+                )
+            except (NotProved, NotRead):
+                raise
+            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                what = f"{type(error).__name__} {error}"
+                raise NotRead(f"{each.place} is not replayed: {what[:80]}") from None
+        return values[self.module.roots[name]]
+
+    def _one(self, each: Instruction, given: list[Held], deep: int) -> Held:
+        name, ranks = each.opcode, range(self.module.ranks)
+        if name == "tuple":
+            return Held(None, given)
+        if name == "get-tuple-element":
+            return given[0].ranks[each.numbers("index")[0]]
+        if name in ("fusion", "call"):
+            return self.of((each.said("calls") or each.named("to_apply")).lstrip("%"), given,
+                           deep + 1)  # fmt: skip
+        if name == "while":
+            return self._loop(each, given[0], deep)
+        if name == "conditional":
+            raise NotRead(f"{each.place}: conditionals are not replayed")
+        shape = each.shapes[-1]
+        self.count(shape.size)
+        if base(each):
+            return self._collective(each, given, shape)
+        if name in _AS_IT_IS:
+            return self._same(each, given, shape)
+        if name == "constant":
+            return Held(shape, [_constant(each, shape)] * len(ranks))
+        if name == "partition-id":
+            return Held(shape, [[r % self.module.partitions] for r in ranks])
+        if name == "replica-id":
+            return Held(shape, [[r // self.module.partitions] for r in ranks])
+        return Held(shape, [_Local(each, shape, given, r).result() for r in ranks])
+
+    def _same(self, each: Instruction, given: list[Held], shape: Shape) -> Held:
+        held = given[0]
+        if held.shape is None:
+            return held if each.opcode == "optimization-barrier" else held.ranks[-1]
+        plain = all(s.layout == tuple(range(len(s.dims)))[::-1] for s in (shape, held.shape))
+        if each.opcode == "bitcast" and not plain:
+            raise NotRead(f"{each.place}: layouts other than rows are not replayed")
+        if each.opcode == "convert":
+            return Held(shape, [[_wrapped(e, shape.kind) for e in row] for row in held.ranks])
+        return Held(shape, held.ranks)
+
+    def _loop(self, each: Instruction, state: Held, deep: int) -> Held:
+        for _ in range(_MOST_TURNS):
+            goes_on = {row[0] for row in self.of(each.named("condition"), [state], deep + 1).ranks}
+            if len(goes_on) > 1:
+                raise NotProved(f"{each.place} ends on some ranks before others")
+            if goes_on == {False}:
+                return state
+            state = self.of(each.named("body"), [state], deep + 1)
+        raise NotRead(f"{each.place}: more than {_MOST_TURNS} turns")
+
+    def _collective(self, each: Instruction, given: list[Held], shape: Shape) -> Held:
+        name, held = base(each), given[0]
+        if len(given) > 1 or held.shape is None:
+            raise NotRead(f"{each.place}: several arrays at once are not replayed")
+        rows: list[Array] = [[0.0] * shape.size for _ in range(self.module.ranks)]
+        if name == "collective-permute":
+            for a, b in pairs(self.module, each):
+                rows[b] = held.ranks[a]
+                self.messages += a != b
+            return self._begun(each, Held(shape, rows))
+        axis = (each.numbers("dimensions") or [0])[0]
+        if axis or name not in ("all-reduce", "all-gather", "reduce-scatter"):
+            raise NotRead(f"{each.place}: only all-reduce, and all-gather and reduce-scatter of "
+                          "dimension 0 are replayed")  # fmt: skip
+        for group in groups(self.module, each):
+            if name == "all-gather":
+                whole = [e for rank in group for e in held.ranks[rank]]
+            else:
+                columns = zip(*(held.ranks[rank] for rank in group), strict=True)
+                whole = [_sum(column, group[0]) for column in columns]
+            size = len(whole) // len(group) if name == "reduce-scatter" else len(whole)
+            if size != shape.size:
+                raise NotProved(f"{each.place}: {size} elements of groups of {len(group)} ranks do "
+                                f"not fill its result of {shape.size}")  # fmt: skip
+            for at, rank in enumerate(group):
+                rows[rank] = whole[at * size : (at + 1) * size] if size < len(whole) else whole
+            self.messages += len(group)
+        return self._begun(each, Held(shape, rows))
+
+    def _begun(self, each: Instruction, result: Held) -> Held:
+        return Held(None, [result]) if each.opcode.endswith("-start") else result
+
+
+def _part(values: dict[str, Held], operand: str) -> Held:
+    """An operand; ``name#2`` is the third part of a tuple."""
+    name, *path = operand.split("#")
+    held = values[name]
+    for at in path:
+        held = held.ranks[int(at)]
+    return held
+
+
+class _Local:
+    """An operation of one rank: where each element of its result comes from."""
+
+    def __init__(self, each: Instruction, shape: Shape, given: list[Held], rank: int):
+        self.each, self.shape, self.rank = each, shape, rank
+        self.dims = [held.shape.dims for held in given if held.shape is not None]
+        self.rows = [held.ranks[rank] for held in given]
+
+    def result(self) -> Array:
+        name = self.each.opcode
+        if name in _NUMBERS:
+            return [self._pair(name, a, b) for a, b in zip(*self.rows, strict=True)]
+        if name == "compare":
+            by = _COMPARED[self.each.named("direction")]
+            return [by(_number(a), _number(b)) for a, b in zip(*self.rows, strict=True)]
+        if name == "select":
+            chosen, yes, no = self.rows
+            chosen = chosen * (len(yes) if len(chosen) == 1 else 1)
+            return [a if c else b for c, a, b in zip(chosen, yes, no, strict=True)]
+        if name in ("not", "negate"):
+            return [(not e) if isinstance(e, bool) else _wrapped(-e - (name == "not"),
+                    self.shape.kind) for e in map(_number, self.rows[0])]  # fmt: skip
+        made = getattr(self, "_" + name.replace("-", "_"), None)
+        if made is None:
+            raise NotRead(f"{self.each.place} is not replayed: data are only moved and added")
+        return made()
+
+    def _pair(self, name: str, a, b):
+        if name == "add" and (isinstance(a, (Value, Wrong)) or isinstance(b, (Value, Wrong))):
+            return _sum((a, b), self.rank)
+        if name == "multiply" and isinstance(a, Value) and b == 1:
+            return a
+        return _wrapped(_NUMBERS[name](_number(a), _number(b)), self.shape.kind)
+
+    def _at(self, place: Callable[[tuple[int, ...]], Sequence[int]], of: int = 0) -> Array:
+        """Every element of the result from a place of an operand."""
+        stride = _strides(self.dims[of])
+        row = self.rows[of]
+        return [row[sum(map(operator.mul, place(at), stride))]
+                for at in itertools.product(*map(range, self.shape.dims))]  # fmt: skip
+
+    def _iota(self) -> Array:
+        axis = self.each.numbers("iota_dimension")[0]
+        return [at[axis] for at in itertools.product(*map(range, self.shape.dims))]
+
+    def _broadcast(self) -> Array:
+        axes = self.each.numbers("dimensions")
+        return self._at(lambda at: [at[axis] for axis in axes])
+
+    def _transpose(self) -> Array:
+        axes = self.each.numbers("dimensions")
+        return self._at(lambda at: [at[axes.index(i)] for i in range(len(axes))])
+
+    def _slice(self) -> Array:
+        cuts = [[int(n) for n in part.strip(" []").split(":")]
+                for part in parts(self.each.named("slice").strip("{}"))]  # fmt: skip
+        step = [cut[2] if len(cut) > 2 else 1 for cut in cuts]
+        return self._at(lambda at: [c[0] + s * i for c, s, i in zip(cuts, step, at, strict=True)])
+
+    def _starts(self, first: int, inner: Sequence[int]) -> list[int]:
+        """Starts of a window, moved so that it stands inside."""
+        found = [_number(row[0]) for row in self.rows[first:]]
+        return [min(max(0, s), n - m) for s, n, m in zip(found, self.dims[0], inner, strict=True)]
+
+    def _dynamic_slice(self) -> Array:
+        start = self._starts(1, self.shape.dims)
+        return self._at(lambda at: [s + i for s, i in zip(start, at, strict=True)])
+
+    def _dynamic_update_slice(self) -> Array:
+        start, stride = self._starts(2, self.dims[1]), _strides(self.dims[0])
+        made = list(self.rows[0])
+        places = itertools.product(*map(range, self.dims[1]))
+        for value, at in zip(self.rows[1], places, strict=True):
+            made[sum((s + i) * w for s, i, w in zip(start, at, stride, strict=True))] = value
+        return made
+
+    def _concatenate(self) -> Array:
+        axis = self.each.numbers("dimensions")[0]
+        inner = [math.prod(dims[axis:]) for dims in self.dims]
+        outer = math.prod(self.shape.dims[:axis])
+        return [e for o in range(outer) for row, n in zip(self.rows, inner, strict=True)
+                for e in row[o * n : (o + 1) * n]]  # fmt: skip
+
+    def _pad(self) -> Array:
+        made, stride = [self.rows[1][0]] * self.shape.size, _strides(self.shape.dims)
+        edges = [tuple(int(n) for n in part.split("_"))
+                 for part in self.each.named("padding").split("x")]  # fmt: skip
+        for value, at in zip(self.rows[0], itertools.product(*map(range, self.dims[0])),
+                             strict=True):  # fmt: skip
+            place = [e[0] + i for e, i in zip(edges, at, strict=True)]
+            if any(len(e) > 2 for e in edges) or any(
+                not 0 <= p < n for p, n in zip(place, self.shape.dims, strict=True)
+            ):
+                raise NotRead(f"{self.each.place}: only padding around an array is replayed")
+            made[sum(map(operator.mul, place, stride))] = value
+        return made
+
+
+def _sum(column: Sequence, rank: int):
+    """The sum of elements; zeros contribute nothing."""
+    total = None
+    for each in column:
+        if isinstance(each, Wrong):
+            return each
+        if isinstance(each, Value):
+            try:
+                total = each if total is None else summed(total, each, rank)
+            except NotProved as error:
+                return Wrong(error)
+        elif each:
+            return Wrong(NotProved(f"rank {rank} adds the number {each} to data", rank))
+    return 0.0 if total is None else total
+
+
+def _number(element):
+    if isinstance(element, Wrong):
+        raise element.error
+    if isinstance(element, Value):
+        raise NotProved(f"data of chunk {element.chunk} are used as a number", None, element.chunk)
+    return element
+
+
+def _wrapped(element, kind: str):
+    """A number as its type holds it; data stay data."""
+    if isinstance(element, (Value, Wrong)):
+        return element if kind in _FLOATS else _number(element)
+    if kind == "pred":
+        return bool(element)
+    if kind[0] in "su" and kind[1:].isdigit():
+        bits = int(kind[1:])
+        low = int(element) % 2**bits
+        return low - 2**bits if kind[0] == "s" and low >= 2 ** (bits - 1) else low
+    return float(element)
+
+
+def _strides(dims: Sequence[int]) -> list[int]:
+    return [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+
+
+def _constant(each: Instruction, shape: Shape) -> Array:
+    if "..." in each.inside:
+        raise NotRead(f"{each.place} is left out of the text; dump it whole: "
+                      "XLA_FLAGS='--xla_dump_to=DIR --xla_dump_large_constants'")  # fmt: skip
+
+    found = re.findall(r"true|false|-?inf|nan|-?[0-9.]+(?:e[+-]?[0-9]+)?", each.inside)
+    words = {"true": 1, "false": 0}
+    exact = shape.kind not in _FLOATS
+    made = [_wrapped(words[t] if t in words else (int(t) if exact else float(t)), shape.kind)
+            for t in found]  # fmt: skip
+    if len(made) != shape.size:
+        raise NotRead(f"{each.place}: {len(made)} numbers for a shape of {shape.size}")
+    return made

@@ -1,0 +1,429 @@
+"""Expansions: larger networks, with schedules, from a small network and its schedule (Section 3.5).
+
+Few digraphs of low T_L and T_B are known, and they are small. An expansion makes of a digraph and
+its all_gather a larger digraph and an all_gather on it, whose cost follows from the base's
+(Table 3.3), so that a search over expansions of expansions builds nothing.
+
+- Line graph: d times the ranks at the same degree, for one step more (Section 3.5.1).
+- Degree expansion: n times the ranks at n times the degree, for one step more (Section 3.5.2).
+- Cartesian power: a box of ranks with the base along every dimension (Section 3.5.3).
+- Unidirectional to bidirectional: links both ways, at no loss (Appendix A.1.6).
+- Cartesian product of different digraphs, scheduled by BFB (Definition 3, Theorem 13).
+
+The line graph of the 3 ranks with links both ways has a rank for each of the 6 links, and a rank's
+block goes where the base would send that of the rank that its link leads to.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import ClassVar, final
+
+import numpy as np
+
+from jaxcoll.bounds.moore import Cost, bandwidth_optimum
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.direct_connect.bfb import Bfb
+from jaxcoll.synth.direct_connect.bfb_reversal import rename_ranks, reversed_on
+from jaxcoll.synth.direct_connect.columns import Gather, Sends
+from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
+from jaxcoll.topologies.generative.operations import (
+    bidirectional,
+    both_ways_arcs,
+    cartesian_power,
+    cartesian_product,
+    degree_expansion,
+    degree_expansion_arcs,
+    find_reversal,
+    line_graph,
+    product_arcs,
+)
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+
+
+class Expansion(abc.ABC):
+    """A mapping of (digraph, all_gather) to a larger digraph and an all_gather on it (Table 3.3).
+
+    Subclasses are frozen dataclasses. ``cost`` predicts T_L and T_B of the expanded schedule
+    from those of the base's, so that a search need not build either.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def digraph(self, base: Digraph) -> Digraph:
+        """The expanded digraph.
+
+        Raises:
+            TopologyError: the expansion is not defined for the base.
+        """
+
+    @abc.abstractmethod
+    def size(self, size: int, degree: int) -> tuple[int, int]:
+        """Size and degree of the expansion of a base of this size and degree."""
+
+    @abc.abstractmethod
+    def cost(self, base: Cost, size: int, degree: int) -> Cost:
+        """T_L and T_B of the expanded all_gather; upper bounds, for line graphs.
+
+        Args:
+            base: cost of the base's all_gather.
+            size, degree: of the base.
+        """
+
+    @abc.abstractmethod
+    def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
+        """Chunks per shard, steps and sends of the expanded all_gather."""
+
+    def vertices_of_transpose(self, base: Digraph) -> np.ndarray:
+        """The vertex of ``digraph(base)`` that each one of ``digraph(base.transpose())`` is.
+
+        The two digraphs are each other's transpose under this numbering; int64 of shape (size,).
+        """
+        size, _ = self.size(base.size, base.degree)
+        return np.arange(size)
+
+    @final
+    def all_gather(self, base: Digraph, schedule: Schedule) -> tuple[Digraph, Schedule]:
+        """The expanded digraph and all_gather, links being those of the base.
+
+        Args:
+            base: the digraph.
+            schedule: an all_gather of all ranks on ``base.topology(...)``; it is verified.
+
+        Raises:
+            TopologyError, CollectiveError, ScheduleError: see ``digraph`` and ``Gather.read``.
+        """
+        gather = Gather.read(base, schedule)
+        expanded = self.digraph(base)
+        chunks, steps, sends = self.sends(gather, expanded)
+        topology = schedule.topology
+        alpha, bandwidth = topology.exact_alpha[0], topology.exact_bandwidth[0]
+        result = Gather(expanded, chunks, steps, sends).write(alpha, bandwidth, self.name)
+        return expanded, result
+
+    @final
+    def reduce_scatter(self, base: Digraph, schedule: Schedule) -> tuple[Digraph, Schedule]:
+        """The expanded digraph and reduce_scatter, by way of the transpose (Corollary 1.2).
+
+        A base that is not reverse-symmetric keeps two schedules, and so do its expansions; for
+        another, ``scatter_of`` derives this one from the all_gather.
+
+        Args:
+            base: the digraph.
+            schedule: a reduce_scatter of all ranks on ``base.topology(...)``; it is verified.
+
+        Raises:
+            CollectiveError: another collective; other errors are those of ``all_gather``.
+        """
+        checks.instance(base, Digraph, "base", TopologyError)
+        checks.instance(schedule, Schedule, "schedule", ScheduleError)
+        if schedule.collective.kind != "reduce_scatter":
+            raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
+        _, gather = self.all_gather(base.transpose(), schedule.reverse())
+        return self.digraph(base), rename_ranks(gather.reverse(), self.vertices_of_transpose(base))
+
+
+def scatter_of(digraph: Digraph, schedule: Schedule) -> Schedule:
+    """The reduce_scatter on the same network as an all_gather, and as fast (Theorem 2).
+
+    Raises:
+        TopologyError: the digraph is not isomorphic to its transpose.
+    """
+    checks.instance(digraph, Digraph, "digraph", TopologyError)
+    return reversed_on(schedule, find_reversal(digraph))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bidirectional(Expansion):
+    """(G, A) of a reverse-symmetric digraph to G and its transpose on the same ranks.
+
+    One half of each shard follows A, the other the image of A under an isomorphism from G to its
+    transpose, over the reversed links. The degree doubles; T_L and T_B stay. Bandwidth optimality
+    is kept, Moore optimality need not be.
+    """
+
+    name: ClassVar[str] = "bidirectional"
+
+    def digraph(self, base: Digraph) -> Digraph:
+        """G and its transpose.
+
+        Raises:
+            TopologyError: G is not isomorphic to its transpose.
+        """
+        find_reversal(base)
+        return bidirectional(base)
+
+    def size(self, size: int, degree: int) -> tuple[int, int]:
+        """N ranks of degree 2d."""
+        return size, 2 * degree
+
+    def cost(self, base: Cost, size: int, degree: int) -> Cost:
+        """T_L and T_B of the base."""
+        return base
+
+    def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
+        """See ``Expansion.sends``."""
+        digraph, send = base.digraph, base.sends
+        image = find_reversal(digraph)
+        number = arc_numbers(*both_ways_arcs(digraph))
+        reversed_arc = arc_numbers(image[digraph.heads], image[digraph.tails])
+        there = Sends(send.step, number[send.arc], send.owner, send.index)
+        back = Sends.of(
+            send.step,
+            number[digraph.num_arcs + reversed_arc[send.arc]],
+            image[send.owner],
+            base.chunks + send.index,
+        )
+        return 2 * base.chunks, base.steps, Sends.joined([there, back])
+
+
+@dataclasses.dataclass(frozen=True)
+class DegreeExpansion(Expansion):
+    """(G, A) to (G * n, A_G*n) for a digraph without self-loops (Definitions 2, 13).
+
+    Data of copy j of a rank stays among copies j and leaves for copy i on the last arc of its
+    path. In a last step the copies of a rank, which still lack each other's shards, receive them
+    from all nd in-neighbours in equal parts.
+
+    T_L grows by 1, T_B by (n - 1)/(nN) (Theorem 11): bandwidth optimality is kept (Cor. 11.1).
+
+    Attributes:
+        copies: n, at least 2.
+
+    Raises:
+        TopologyError: fewer copies.
+    """
+
+    copies: int
+
+    name: ClassVar[str] = "degree_expansion"
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, TopologyError, "copies", least=2)
+
+    def digraph(self, base: Digraph) -> Digraph:
+        """G * n."""
+        return degree_expansion(base, self.copies)
+
+    def size(self, size: int, degree: int) -> tuple[int, int]:
+        """nN ranks of degree nd."""
+        return size * self.copies, degree * self.copies
+
+    def cost(self, base: Cost, size: int, degree: int) -> Cost:
+        """T_L + 1 and T_B + (n - 1)/(nN) (Theorem 11)."""
+        more = Fraction(self.copies - 1, self.copies * size)
+        return Cost(base.steps + 1, base.inverse_bandwidth + more)
+
+    def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
+        """See ``Expansion.sends``."""
+        n, ports = self.copies, expanded.degree
+        chunks = math.lcm(base.chunks, ports)
+        number = arc_numbers(*degree_expansion_arcs(base.digraph, n))
+        send = base.sends.split(chunks // base.chunks)
+        # Axes: send, copy j that its data belongs to, copy i of its receiver.
+        source, target = np.arange(n)[:, None], np.arange(n)
+        every = (slice(None), None, None)
+        within = Sends.of(
+            send.step[every],
+            number[(send.arc[every] * n + source) * n + target],
+            send.owner[every] * n + source,
+            send.index[every],
+        )
+        # Axes: vertex, its copies i and j, in-arc of copy j, chunk of the part that this arc takes.
+        vertex = np.arange(base.digraph.size).reshape(-1, 1, 1, 1, 1) * n
+        part = chunks // ports
+        last = Sends.of(
+            base.steps,
+            expanded.in_arcs.reshape(-1, 1, n, ports, 1),
+            vertex + np.arange(n).reshape(-1, 1, 1, 1),
+            np.arange(chunks).reshape(ports, part),
+        )
+        last = last.where(expanded.heads[last.arc] != last.owner)
+        return chunks, base.steps + 1, Sends.joined([within, last])
+
+
+@dataclasses.dataclass(frozen=True)
+class LineGraph(Expansion):
+    """(G, A) to (L(G), A_L(G)): paths of G between the arcs at their ends (Definitions 1, 12).
+
+    In a first step every rank v'v sends its shard to all neighbours vu; a send of v's chunk from u
+    to w then becomes, a step later, one of v'v's chunk from uw to ww' for every v' and w'.
+
+    T_L grows by 1, if d > 1; T_B by at most 1/N (Theorem 7), and by exactly that where A is an
+    optimal BFB schedule and every vertex has more than one out-neighbour: then the result is the
+    optimal BFB schedule of L(G) (Theorem 10). Otherwise T_B may grow by less, since no rank is
+    sent its own shard: that of L(UniRing(2,4)) is 7/8, not 1. Moore optimality is kept (Theorem 8).
+    """
+
+    name: ClassVar[str] = "line_graph"
+
+    def digraph(self, base: Digraph) -> Digraph:
+        """L(G)."""
+        return line_graph(base)
+
+    def size(self, size: int, degree: int) -> tuple[int, int]:
+        """dN ranks of degree d."""
+        return size * degree, degree
+
+    def cost(self, base: Cost, size: int, degree: int) -> Cost:
+        """T_L + 1 and T_B + 1/N, upper bounds (Theorem 7)."""
+        return Cost(base.steps + 1, base.inverse_bandwidth + Fraction(1, size))
+
+    def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
+        """See ``Expansion.sends``."""
+        digraph, degree = base.digraph, base.digraph.degree
+        links = expanded.links[:, None]
+        first = Sends.of(0, links, expanded.tails[links], np.arange(base.chunks))
+        # Axes: send, arc v'v into the owner v of its chunk, arc ww' out of its receiver w.
+        send = base.sends
+        source = digraph.in_arcs[send.owner][:, :, None]
+        arc = (send.arc[:, None] * degree + np.arange(degree))[:, None, :]
+        later = Sends.of(send.step[:, None, None] + 1, arc, source, send.index[:, None, None])
+        later = later.where(expanded.heads[later.arc] != later.owner)
+        return base.chunks, base.steps + 1, Sends.joined([first, later])
+
+    def vertices_of_transpose(self, base: Digraph) -> np.ndarray:
+        """Arc i of the transpose is the i-th arc by head, then tail."""
+        return np.lexsort((base.tails, base.heads))
+
+
+def line_graph_power_cost(base: Cost, size: int, degree: int, times: int) -> Cost:
+    """T_L + k, and T_B + d/(d-1) (1/N - 1/(d^k N)) at most, of L^k(G) (Corollary 7.1)."""
+    expansion = LineGraph()
+    for _ in range(times):
+        base, size = expansion.cost(base, size, degree), size * degree
+    return base
+
+
+@dataclasses.dataclass(frozen=True)
+class CartesianPower(Expansion):
+    """(G, A) to (G^n, A_G^n): one dimension after another, each n-th of a shard in its own order.
+
+    Part i of every shard is gathered along dimension i first, then along i + 1, and so on around
+    (Definition 14), so that all dimensions are busy in every step.
+
+    T_L becomes n T_L, and T_B becomes T_B N/(N - 1) (N^n - 1)/N^n (Theorem 12): bandwidth
+    optimality is kept (Corollary 12.1).
+
+    Attributes:
+        exponent: n, at least 2.
+
+    Raises:
+        TopologyError: a smaller exponent.
+    """
+
+    exponent: int
+
+    name: ClassVar[str] = "cartesian_power"
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, TopologyError, "exponent", least=2)
+
+    def digraph(self, base: Digraph) -> Digraph:
+        """G^n."""
+        return cartesian_power(base, self.exponent)
+
+    def size(self, size: int, degree: int) -> tuple[int, int]:
+        """N^n ranks of degree nd."""
+        return size**self.exponent, degree * self.exponent
+
+    def cost(self, base: Cost, size: int, degree: int) -> Cost:
+        """n T_L and T_B N/(N - 1) (N^n - 1)/N^n (Theorem 12)."""
+        ranks = size**self.exponent
+        factor = Fraction(size * (ranks - 1), (size - 1) * ranks)
+        return Cost(base.steps * self.exponent, base.inverse_bandwidth * factor)
+
+    def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
+        """See ``Expansion.sends``."""
+        n = self.exponent
+        number = arc_numbers(*product_arcs((base.digraph,) * n))
+        parts = [self._phase(base, number, part, phase) for part in range(n) for phase in range(n)]
+        return base.chunks * n, base.steps * n, Sends.joined(parts)
+
+    def _phase(self, base: Gather, number: np.ndarray, part: int, phase: int) -> Sends:
+        """A phase of one part: blocks gathered along earlier dimensions move along the next."""
+        n, side, send = self.exponent, base.digraph.size, base.sends
+        sides = (side,) * n
+        dimension = (part + phase) % n
+        gathered = [(part + earlier) % n for earlier in range(phase)]
+        vertices = np.arange(side**n).reshape(sides)
+        # Axes: line along the dimension, send, origin along the dimensions gathered before.
+        lines = np.moveaxis(vertices, dimension, -1).reshape(-1, side)
+        first_arc = (dimension * len(lines) + np.arange(len(lines))) * base.digraph.num_arcs
+        origin = _cleared(lines, gathered, sides)[:, send.owner, None]
+        block = np.zeros(1, np.int64)
+        for d in gathered:
+            block = (block[:, None] + np.arange(side) * side ** (n - 1 - d)).ravel()
+        return Sends.of(
+            (phase * base.steps + send.step)[:, None],
+            number[first_arc[:, None, None] + send.arc[:, None]],
+            origin + block,
+            (part * base.chunks + send.index)[:, None],
+        )
+
+
+def _cleared(vertices: np.ndarray, dimensions: list[int], sides: tuple[int, ...]) -> np.ndarray:
+    """Vertices of a box with some coordinates set to 0."""
+    places = list(np.unravel_index(vertices, sides))
+    for d in dimensions:
+        places[d] = np.zeros_like(places[d])
+    return np.ravel_multi_index(places, sides)
+
+
+def bfb_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
+    """The optimal BFB all_gather of a digraph, with as many chunks as it takes to be exact.
+
+    Args:
+        digraph: any.
+        alpha: seconds per link.
+        link_bandwidth: bytes per second per link.
+    """
+    topology = digraph.topology(alpha, link_bandwidth)
+    collective = Collective("all_gather", digraph.size, Bfb.chunks(topology))
+    return Bfb().synthesize(topology, collective)
+
+
+def product_all_gather(
+    factors: Sequence[Digraph], alpha=ALPHA, link_bandwidth=BANDWIDTH
+) -> tuple[Digraph, Schedule]:
+    """The product of digraphs and its optimal BFB all_gather; factors need no schedules.
+
+    Raises:
+        TopologyError: no factors, or a product that is too large.
+    """
+    digraph = cartesian_product(*factors)
+    return digraph, bfb_all_gather(digraph, alpha, link_bandwidth)
+
+
+def product_cost(factors: Sequence[Digraph], costs: Sequence[Cost]) -> Cost | None:
+    """T_L and T_B of the BFB all_gather of a product, where a theorem gives them; otherwise None.
+
+    If all factors are simple and have bandwidth-optimal BFB schedules, T_L is the sum of theirs
+    and T_B = (N - 1)/N (Theorem 13). Parallel arcs break the proof: UniRing(2,4) x UniRing(1,3)
+    has T_B 1, not 11/12, though both factors are bandwidth-optimal.
+
+    Args:
+        factors: the digraphs.
+        costs: of the BFB schedule of each.
+
+    Raises:
+        TopologyError: not one cost per factor.
+    """
+    if len(factors) != len(costs) or not factors:
+        raise TopologyError(
+            f"a product needs one cost per factor, got {len(costs)} for {len(factors)} factors"
+        )
+    size = 1
+    for factor, cost in zip(factors, costs, strict=True):
+        size *= factor.size
+        if not factor.is_simple or cost.inverse_bandwidth != bandwidth_optimum(factor.size):
+            return None
+    return Cost(sum(cost.steps for cost in costs), Fraction(size - 1, size))

@@ -1,0 +1,427 @@
+"""Trees of many roots by balancing: trees exchange arcs until no pair of ranks carries too many.
+
+Every rank starts with breadth-first trees, which may overload arcs. As the arcs into a rank carry
+only that rank's edges, an overload at a rank is taken away there: a tree may enter the rank by any
+arc that does not come from the rank's own descendants, so trees are moved along alternating paths
+of arcs, from an overloaded one to one with capacity to spare. Most networks need nothing else.
+Where all arcs to spare come from descendants of a rank, one of these is moved from under it first.
+
+Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
+search gives up after a number of steps, and ``tree_packing`` goes on with tight cuts or the exact
+way. Trees that are found are as high as the breadth-first ones if possible; higher trees are then
+lowered by the same moves. The moves at one rank are kernels on the columns of ``spanning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
+from jaxcoll.synth.forestcoll.spanning import (
+    LEFT,
+    SHORT,
+    USED,
+    Arcs,
+    Batches,
+    Lists,
+    Packed,
+    Scratch,
+    goes_on,
+    has_rows,
+    is_below,
+    list_batches,
+    may_take,
+    measured,
+    part,
+    shortest_trees,
+    take,
+    with_rows,
+)
+
+
+@kernel(cache=True)
+def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
+    """The last arc of an alternating path at v, whose steps are left in ``scratch``; -1 if none.
+
+    A step moves one batch from one arc into v to another. The path starts at an overloaded arc and
+    ends at one with capacity to spare.
+
+    Args:
+        only: if at least 0, the path starts with this batch instead, which ends neither below
+            rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
+            also end where it started.
+    """
+    via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
+    start = batches.arc[only, v] if only >= 0 else -1
+    left, last = 0, 0
+    for spare in (True, False):  # arcs where the path can end are tried first
+        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+            if (load[a] < arcs.capacity[a]) != spare or a == start:
+                continue
+            if only < 0 and load[a] > arcs.capacity[a]:
+                queue[last] = a
+                origin[a] = -1
+                last += 1
+            else:
+                rest[left] = a
+                left += 1
+    if only >= 0:
+        queue[0], last = start, 1
+        rest[left] = start  # met only by other batches
+        left += 1
+    first = 0
+    while first < last and goes_on(scratch):
+        a = queue[first]
+        forced = only >= 0 and first == 0
+        first += 1
+        b = only if forced else lists.first[a]
+        while b >= 0 and left:
+            i = left if b == only and not forced else 0
+            limit = rise if forced or only < 0 else len(arcs.ptr)
+            now, tails = batches.depth[b, v], batches.depth[b]
+            most = max(now, min(now + limit, height)) - 1
+            scratch.tally[LEFT] -= left - i
+            while i < left:
+                w = rest[i]
+                if (
+                    w == a
+                    or tails[arcs.tail[w]] > most  # ``may_take`` would say so, more slowly
+                    or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
+                    or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
+                ):
+                    i += 1
+                    continue
+                via[w], origin[w] = b, a
+                if load[w] < arcs.capacity[w] or w == start:
+                    return w
+                queue[last] = w
+                last += 1
+                left -= 1
+                rest[i] = rest[left]
+            b = -1 if forced else lists.after[b]
+    return -1
+
+
+@kernel(cache=True)
+def follow(arcs, batches, lists, load, scratch, v, end, start, limit):
+    """Move batches, or parts, along the path that ``search`` found; how many trees were moved."""
+    via, origin = scratch.via, scratch.origin
+    amount, a, steps = limit, end, 0
+    if end != start:
+        amount = min(amount, arcs.capacity[end] - load[end])
+    while True:
+        amount = min(amount, batches.weight[via[a]])
+        a = origin[a]
+        steps += 1
+        if a == start or (start < 0 and origin[a] < 0):
+            break
+    if start < 0:
+        amount = min(amount, load[a] - arcs.capacity[a])
+    if not has_rows(batches, scratch, steps):
+        return 0
+    first, a = a, end
+    for _ in range(steps):
+        b, before = via[a], origin[a]
+        if batches.weight[b] > amount:
+            part(batches, lists, scratch, b, v, amount)
+        take(arcs, batches, lists, scratch, b, v, a)
+        a = before
+    load[end] += amount
+    load[first] -= amount
+    return amount
+
+
+# Sweeps over all ranks that may end without having removed an overload for good.
+_IDLE_SWEEPS = 12
+# Steps for each root and each arc that every part of the search may take, and steps at most.
+# Searches that succeed take up to three on most networks, and some hundred on dragonflies, all of
+# whose arcs must be full.
+_STEPS, _MOST_STEPS = 256, 2**33
+# Batches that the trees of one root may be parted into, on average.
+_PARTS = 64
+# The share of all steps after which a brief search gives up.
+_BRIEF = 64
+# Bound of sums of loads.
+_SAFE = 2**61
+
+
+def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> Packed | None:
+    """Spanning trees from every root, no arc carrying more than its capacity; None if not found.
+
+    Args:
+        trees: trees each rank is the root of.
+        brief: whether to give up after a 64th of the steps.
+    """
+    if sum(trees) * len(trees) + sum(arcs.capacity.tolist()) >= _SAFE:
+        return None
+    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
+    weight, arc = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
+        return None
+    work = _Balancing(arcs, Packed(roots, weight, arc), _BRIEF if brief else 1)
+    if not (work.settle() or work.clear()):
+        return None
+    work.lower()
+    return work.packed()
+
+
+class _Balancing:
+    """Batches of trees on their way to balance, in columns that grow."""
+
+    def __init__(self, arcs: Arcs, packed: Packed, share: int):
+        links, (count, n) = len(arcs.tail), packed.arc.shape
+        self.arcs = arcs
+        depth, children, self.load = measured(arcs, packed.weight, packed.arc)
+        columns = (packed.root.copy(), packed.weight.copy(), packed.arc.copy())
+        self.batches = Batches(*columns, depth, children)
+        self.lists = Lists(np.empty(links, np.int64), *np.empty((3, count), np.int64))
+        via, origin, queue, rest = np.empty((4, links + 1), np.int64)
+        ranks, tally = np.empty(n, np.int64), np.zeros(3, np.int64)
+        self.scratch = Scratch(via, origin, queue, rest, ranks, tally)
+        self.scratch.tally[USED] = count
+        self.steps, self.rows = min(_STEPS * count * links // share, _MOST_STEPS), _PARTS * count
+        self.most = n - 1
+        self.shortest = self.height
+
+    @property
+    def count(self) -> int:
+        return int(self.scratch.tally[USED])
+
+    @property
+    def height(self) -> int:
+        return int(self.batches.depth[: self.count].max())
+
+    @property
+    def excess(self) -> int:
+        return int(np.maximum(self.load - self.arcs.capacity, 0).sum())
+
+    def settle(self) -> bool:
+        """Move trees until no arc is overloaded.
+
+        Trees may stay as low as they are at first, unless too many arcs are overloaded for that.
+        """
+        self.scratch.tally[LEFT] = self.steps
+        lowest, left = self.height, self.excess
+        wide = min(self.most, 2 * lowest + 2)
+        crowded = 16 * left > int(self.load.sum())
+        for height in (wide,) if crowded else (lowest, lowest + 1, wide):
+            while left:
+                self._sweep(_settle_all, min(self.most, height))
+                before, left = left, self.excess
+                if 8 * left > 7 * before:
+                    break
+        return not left
+
+    def clear(self) -> bool:
+        """As ``settle``, moving descendants out of the way too, in trees of any height."""
+        height, left, idle = self.height, self.excess, _IDLE_SWEEPS
+        self.scratch.tally[LEFT] = self.steps
+        while left and idle and self.scratch.tally[LEFT] > 0:
+            self._sweep(_clear_all, height)
+            self._sweep(_settle_all, height)
+            now = self.excess
+            if now >= left:
+                idle -= 1
+                height = min(self.most, height + 1 + height // 8)
+            left = now
+        return not left
+
+    def lower(self) -> None:
+        """Lower the highest trees one edge at a time, as long as all of them can be."""
+        self.scratch.tally[LEFT] = self.steps
+        while self.height > self.shortest:
+            before = self.height
+            self._sweep(_lower_all, before - 1)
+            if self.height == before:
+                break
+
+    def _sweep(self, kernel, height: int) -> None:
+        """Call a kernel, with more rows as long as it asks for some that it may have."""
+        tally = self.scratch.tally
+        while True:
+            tally[SHORT] = 0
+            kernel(self.arcs, self.batches, self.lists, self.load, self.scratch, height)
+            if not tally[SHORT]:
+                return
+            if tally[USED] + tally[SHORT] > self.rows:
+                tally[LEFT] = 0
+                return
+            room = min(self.rows, int(2 * tally[USED] + tally[SHORT]))
+            self.batches = Batches(*with_rows(self.batches, room))
+            first, *others = self.lists
+            self.lists = Lists(first, *with_rows(others, room))
+
+    def packed(self) -> Packed:
+        return Packed(*(column[: self.count] for column in self.batches[:3]))
+
+
+@kernel(cache=True)
+def _settle_all(arcs, batches, lists, load, scratch, height):
+    """Take overloads away at every rank, as far as its own arcs allow.
+
+    Whole batches are moved first. Batches are parted only where little is left to move, so that
+    few are parted in vain while trees must not be as high as they need to be.
+    """
+    rises, most = (0, 2, len(arcs.ptr)), batches.weight.max()
+    for v in range(len(arcs.ptr) - 1):
+        if _excess(arcs, load, v) == 0 or not goes_on(scratch):
+            continue
+        list_batches(arcs, batches, lists, scratch, v)
+        for rise in rises:
+            _shift(arcs, batches, lists, load, scratch, v, True, rise, height)
+        if _excess(arcs, load, v) > most * (arcs.ptr[v + 1] - arcs.ptr[v]):
+            continue
+        for rise in rises:
+            if most > 1:
+                _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
+            _alternate(arcs, batches, lists, load, scratch, v, rise, height)
+
+
+@kernel(cache=True)
+def _excess(arcs, load, v):
+    """Trees beyond the capacities of the arcs into v."""
+    excess = 0
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        excess += max(0, load[a] - arcs.capacity[a])
+    return excess
+
+
+@kernel(cache=True)
+def _overloaded(arcs, load, v):
+    """The first overloaded arc into v, or -1."""
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        if load[a] > arcs.capacity[a]:
+            return a
+    return -1
+
+
+@kernel(cache=True)
+def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
+    """Move trees from overloaded arcs into v straight to arcs with capacity to spare.
+
+    Args:
+        whole: whether batches may not be parted.
+    """
+    spare, free = scratch.rest, 0
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        if load[a] < arcs.capacity[a]:
+            spare[free] = a
+            free += 1
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        b = lists.first[a]
+        while b >= 0 and free and load[a] > arcs.capacity[a] and goes_on(scratch):
+            scratch.tally[LEFT] -= free
+            after, best, place = lists.after[b], -1, -1
+            now, tails = batches.depth[b, v], batches.depth[b]
+            most = max(now, min(now + rise, height)) - 1
+            for i in range(free):
+                w = spare[i]
+                if tails[arcs.tail[w]] > most:  # ``may_take`` would say so, more slowly
+                    continue
+                lower = (
+                    best < 0 or batches.depth[b, arcs.tail[w]] < batches.depth[b, arcs.tail[best]]
+                )
+                fits = not whole or arcs.capacity[w] - load[w] >= batches.weight[b]
+                if (
+                    lower
+                    and fits
+                    and may_take(arcs, batches, lists, scratch, b, v, w, rise, height)
+                ):
+                    best, place = w, i
+            if best >= 0:
+                amount = min(batches.weight[b], arcs.capacity[best] - load[best])
+                if amount < batches.weight[b]:
+                    if not has_rows(batches, scratch, 1):
+                        return
+                    part(batches, lists, scratch, b, v, amount)
+                take(arcs, batches, lists, scratch, b, v, best)
+                load[a] -= amount
+                load[best] += amount
+                if load[best] == arcs.capacity[best]:
+                    free -= 1
+                    spare[place] = spare[free]
+            b = after
+
+
+@kernel(cache=True)
+def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
+    """Move trees from overloaded arcs into v along alternating paths to arcs with some to spare."""
+    for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
+        if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):
+            break
+        end = search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
+        if end < 0:
+            break
+        follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
+
+
+@kernel(cache=True)
+def _clear_all(arcs, batches, lists, load, scratch, height):
+    """At every rank that is still overloaded, move descendants out of the way of spare arcs."""
+    for v in range(len(arcs.ptr) - 1):
+        a = _overloaded(arcs, load, v)
+        b, end = 0, scratch.tally[USED]
+        while a >= 0 and b < end and goes_on(scratch):
+            if (
+                batches.arc[b, v] >= 0
+                and load[batches.arc[b, v]] > arcs.capacity[batches.arc[b, v]]
+            ):
+                _clear(arcs, batches, lists, load, scratch, v, b, height)
+                a = _overloaded(arcs, load, v)
+            b += 1
+
+
+@kernel(cache=True)
+def _clear(arcs, batches, lists, load, scratch, v, b, height):
+    """Move batch b at v to a spare arc from a descendant, which first leaves the subtree of v.
+
+    One of the ranks from v's child down to the descendant takes another parent, by an
+    alternating path at that rank.
+    """
+    many = len(arcs.ptr)
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        if load[a] >= arcs.capacity[a]:
+            continue
+        x = arcs.tail[a]
+        if not is_below(arcs, batches, b, v, x):
+            continue
+        while x != v and goes_on(scratch):
+            list_batches(arcs, batches, lists, scratch, x)
+            start = batches.arc[b, x]
+            end = search(arcs, batches, lists, load, scratch, x, b, v, many, height)
+            if end >= 0:
+                old = batches.arc[b, v]
+                limit = min(load[old] - arcs.capacity[old], arcs.capacity[a] - load[a])
+                amount = follow(arcs, batches, lists, load, scratch, x, end, start, limit)
+                list_batches(arcs, batches, lists, scratch, v)
+                if amount and may_take(arcs, batches, lists, scratch, b, v, a, many, height):
+                    take(arcs, batches, lists, scratch, b, v, a)
+                    load[old] -= amount
+                    load[a] += amount
+                return
+            x = arcs.tail[start]
+
+
+@kernel(cache=True)
+def _lower_all(arcs, batches, lists, load, scratch, height):
+    """Move ranks of trees higher than ``height`` up, until none is; stop where one cannot be."""
+    b = 0
+    while b < scratch.tally[USED]:
+        v = 0
+        while v < len(arcs.ptr) - 1:
+            if batches.depth[b, v] <= height:
+                v += 1
+                continue
+            x, end = v, -1
+            while end < 0 and batches.arc[b, x] >= 0:
+                list_batches(arcs, batches, lists, scratch, x)
+                start = batches.arc[b, x]
+                end = search(arcs, batches, lists, load, scratch, x, b, -1, -1, height)
+                if end >= 0:
+                    follow(arcs, batches, lists, load, scratch, x, end, start, 2**62)
+                x = arcs.tail[start]
+            if end < 0 or not goes_on(scratch):
+                return
+        b += 1

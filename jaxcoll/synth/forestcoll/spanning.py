@@ -1,0 +1,430 @@
+"""Trees while they are packed: columns that kernels change, and exchanges that lower them.
+
+A tree has one arc into each rank but its root, so trees are columns of parents, and arcs are listed
+by their head. A batch is a number of identical trees, named by its row. From these columns
+``balancing`` reads which arcs a rank of a tree may be moved to, and moves it.
+
+Lower trees: a rank of one tree may take another parent where there is capacity to spare, or trade
+parents with the same rank of another tree, so that no pair of ranks carries more. Trees stay trees
+if no rank is attached below itself. The height asked for falls by one as long as all depths beyond
+it can be traded away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
+
+# Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
+# out[out_ptr[u]:out_ptr[u + 1]]. All int64.
+Arcs = namedtuple("Arcs", ["ptr", "tail", "head", "capacity", "out_ptr", "out"])
+
+# Rows are batches, columns ranks: the arc into each rank (-1 at the root), its depth, its number of
+# children; ``root`` and ``weight`` by batch. Rows beyond the batches in use are room to grow.
+Batches = namedtuple("Batches", ["root", "weight", "arc", "depth", "children"])
+
+# By arc: the batch that an alternating path moves onto it, and from which arc; a queue, and the
+# arcs it has not met. ``ranks``: those of a subtree. ``tally``: see below.
+Scratch = namedtuple("Scratch", ["via", "origin", "queue", "rest", "ranks", "tally"])
+
+# Entries of a tally: batches in use; steps that may still be taken (about one memory access each,
+# so that work is bounded by numbers that do not depend on the machine); rows that were missing.
+USED, LEFT, SHORT = 0, 1, 2
+
+# Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
+# the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
+Lists = namedtuple("Lists", ["first", "after", "before", "reach"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Batches of identical spanning trees.
+
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        arc: the arc into each rank, -1 at the root, int32 of shape (batches, ranks).
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    arc: np.ndarray
+
+
+def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
+    """The arcs of pairs of ranks."""
+    pairs = sorted(((v, u) for (u, v), amount in capacity.items() if amount))
+    head = np.asarray([v for v, _ in pairs], np.int64)
+    tail = np.asarray([u for _, u in pairs], np.int64)
+    amount = np.asarray([capacity[u, v] for v, u in pairs], np.int64)
+    out = np.argsort(tail, kind="stable").astype(np.int64)
+    ranks = np.arange(num_ranks + 1)
+    return Arcs(
+        np.searchsorted(head, ranks).astype(np.int64),
+        tail,
+        head,
+        amount,
+        np.searchsorted(tail[out], ranks).astype(np.int64),
+        out,
+    )
+
+
+@kernel(cache=True, superlinear=True)
+def shortest_trees(arcs, roots, weights):
+    """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
+
+    Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
+    its capacity.
+    """
+    n, count = len(arcs.ptr) - 1, len(roots)
+    arc = np.full((count, n), -1, np.int32)
+    load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        depth = np.full(n, -1, np.int64)
+        queue[0] = roots[b]
+        depth[roots[b]] = 0
+        first, last = 0, 1
+        while first < last:
+            u = queue[first]
+            first += 1
+            if depth[u]:
+                best, least = -1, np.inf
+                for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
+                    if depth[arcs.tail[a]] == depth[u] - 1:
+                        share = (load[a] + weights[b]) / arcs.capacity[a]
+                        if share < least:
+                            best, least = a, share
+                arc[b, u] = best
+                load[best] += weights[b]
+            for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
+                v = arcs.head[arcs.out[i]]
+                if depth[v] < 0:
+                    depth[v] = depth[u] + 1
+                    queue[last] = v
+                    last += 1
+    return weights.copy(), arc
+
+
+@kernel(cache=True)
+def measured(arcs, weight, arc):
+    """Depths and children of ranks in batches with the given arcs, and the load of each arc."""
+    count, n = arc.shape
+    depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
+    load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        for v in range(n):
+            length, u = 0, v
+            while arc[b, u] >= 0 and depth[b, u] == 0:
+                path[length] = u
+                length += 1
+                u = arcs.tail[arc[b, u]]
+            for i in range(length):
+                depth[b, path[i]] = depth[b, u] + length - i
+            if arc[b, v] >= 0:
+                children[b, arcs.tail[arc[b, v]]] += 1
+                load[arc[b, v]] += weight[b]
+    return depth, children, load
+
+
+def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
+    """The same columns with more rows, those at the end of zeros."""
+    return [
+        np.concatenate([column, np.zeros((room - len(column), *column.shape[1:]), column.dtype)])
+        for column in columns
+    ]
+
+
+@kernel(cache=True)
+def goes_on(scratch):
+    """Whether there are steps left, and rows for more batches."""
+    return scratch.tally[LEFT] > 0 and scratch.tally[SHORT] == 0
+
+
+@kernel(cache=True)
+def has_rows(batches, scratch, more):
+    """Whether there are rows for some more batches; otherwise asks for them."""
+    if scratch.tally[USED] + more <= len(batches.root):
+        return True
+    scratch.tally[SHORT] = more
+    return False
+
+
+@kernel(cache=True)
+def list_batches(arcs, batches, lists, scratch, v):
+    """List the batches by their arc into v."""
+    count = scratch.tally[USED]
+    scratch.tally[LEFT] -= count
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        lists.first[a] = -1
+    for b in range(count - 1, -1, -1):
+        lists.reach[b] = -1
+        if batches.arc[b, v] >= 0:
+            _enter(lists, b, batches.arc[b, v])
+
+
+@kernel(cache=True)
+def _enter(lists, b, a):
+    lists.after[b], lists.before[b] = lists.first[a], -1
+    if lists.first[a] >= 0:
+        lists.before[lists.first[a]] = b
+    lists.first[a] = b
+
+
+@kernel(cache=True)
+def _leave(lists, b, a):
+    if lists.before[b] >= 0:
+        lists.after[lists.before[b]] = lists.after[b]
+    else:
+        lists.first[a] = lists.after[b]
+    if lists.after[b] >= 0:
+        lists.before[lists.after[b]] = lists.before[b]
+
+
+@kernel(cache=True)
+def is_below(arcs, batches, b, v, u):
+    """Whether u is v or a descendant of v."""
+    if batches.children[b, v] == 0:
+        return u == v
+    while batches.depth[b, u] > batches.depth[b, v]:
+        u = arcs.tail[batches.arc[b, u]]
+    return u == v
+
+
+@kernel(cache=True)
+def _subtree(arcs, batches, scratch, b, v):
+    """List v and its descendants, by depth; their number."""
+    ranks = scratch.ranks
+    ranks[0] = v
+    count, i = 1, 0
+    while i < count:
+        u = ranks[i]
+        i += 1
+        left, j = batches.children[b, u], arcs.out_ptr[u]
+        while left > 0:
+            a = arcs.out[j]
+            j += 1
+            if batches.arc[b, arcs.head[a]] == a:
+                ranks[count] = arcs.head[a]
+                count += 1
+                left -= 1
+    scratch.tally[LEFT] -= count
+    return count
+
+
+@kernel(cache=True)
+def _reach_below(arcs, batches, scratch, b, v):
+    """Edges from v to its deepest descendant."""
+    if batches.children[b, v] == 0:
+        return 0
+    count = _subtree(arcs, batches, scratch, b, v)
+    return batches.depth[b, scratch.ranks[count - 1]] - batches.depth[b, v]
+
+
+@kernel(cache=True)
+def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
+    """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
+
+    What gets deeper must not exceed the height.
+    """
+    depth = batches.depth[b, arcs.tail[a]] + 1
+    scratch.tally[LEFT] -= 1 + max(0, depth - batches.depth[b, v])
+    if depth > batches.depth[b, v] + rise or is_below(arcs, batches, b, v, arcs.tail[a]):
+        return False
+    if depth <= batches.depth[b, v]:
+        return True
+    if lists.reach[b] < 0:
+        lists.reach[b] = _reach_below(arcs, batches, scratch, b, v)
+    return depth + lists.reach[b] <= height
+
+
+@kernel(cache=True)
+def take(arcs, batches, lists, scratch, b, v, a):
+    """Replace the arc into v. The lists are those of v."""
+    old = batches.arc[b, v]
+    _leave(lists, b, old)
+    _enter(lists, b, a)
+    rise = batches.depth[b, arcs.tail[a]] + 1 - batches.depth[b, v]
+    if rise:
+        for i in range(_subtree(arcs, batches, scratch, b, v)):
+            batches.depth[b, scratch.ranks[i]] += rise
+    batches.children[b, arcs.tail[old]] -= 1
+    batches.children[b, arcs.tail[a]] += 1
+    batches.arc[b, v] = a
+
+
+@kernel(cache=True)
+def part(batches, lists, scratch, b, v, amount):
+    """Leave an amount of trees in batch b and make the rest a batch at the end.
+
+    The lists are those of v; there is a row for it.
+    """
+    rest, n = scratch.tally[USED], batches.arc.shape[1]
+    scratch.tally[USED] += 1
+    scratch.tally[LEFT] -= n
+    batches.weight[rest] = batches.weight[b] - amount
+    batches.weight[b] = amount
+    batches.root[rest] = batches.root[b]
+    for u in range(n):
+        batches.arc[rest, u] = batches.arc[b, u]
+        batches.depth[rest, u] = batches.depth[b, u]
+        batches.children[rest, u] = batches.children[b, u]
+    lists.reach[rest] = lists.reach[b]
+    _enter(lists, rest, batches.arc[b, v])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trees:
+    """Batches of like spanning trees.
+
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        vertex: its ranks in the order they joined, the root first, int64 of shape (batches, n).
+        parent: the parent of each of them, -1 for the root, int64 of shape (batches, n).
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    vertex: np.ndarray
+    parent: np.ndarray
+
+
+def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
+    """Trees from the same roots, no higher, in the same capacity; and the height of each batch.
+
+    Args:
+        spare: capacity that no tree uses, by pair of ranks, int64 of shape (n, n).
+    """
+    over = np.empty_like(trees.parent)  # the parent of each rank
+    np.put_along_axis(over, trees.vertex, trees.parent, axis=1)
+    weight, root, depth = trees.weight, trees.root, depths(over)
+    while depth.max() > 2:
+        lower, *found = _below(spare, weight, over, root, int(depth.max()) - 1)
+        if not lower:
+            break
+        spare, weight, over, root = found
+        depth = depths(over)
+    order = np.argsort(depth, axis=1, kind="stable")
+    parent = np.take_along_axis(over, order, axis=1)
+    return Trees(root, weight, order, parent), depth.max(axis=1)
+
+
+@kernel(cache=True)
+def depths(over):
+    """Edges from the root to each rank, by tree."""
+    count, n = over.shape
+    depth = np.zeros((count, n), np.int64)
+    for i in range(count):
+        for v in range(n):
+            u = v
+            while over[i, u] >= 0:
+                u = over[i, u]
+                depth[i, v] += 1
+    return depth
+
+
+@kernel(cache=True, superlinear=True)
+def _below(spare, mass, over, source, height):
+    """Whether all trees can be made no higher than ``height``, and what becomes of them.
+
+    What all trees together have beyond the height falls with every trade.
+    """
+    spare, mass, over, source = spare.copy(), mass.copy(), over.copy(), source.copy()
+    n, depth = len(spare), depths(over)
+    moved = True
+    while moved:
+        moved = False
+        for i in range(len(mass)):
+            for v in range(n):
+                j, q, m = _better(spare, mass, over, depth, i, v, height)
+                if m == 0:
+                    continue
+                if m < mass[i]:
+                    mass, over, depth, source = _parted(mass, over, depth, source, i, m)
+                if j >= 0 and m < mass[j]:
+                    mass, over, depth, source = _parted(mass, over, depth, source, j, m)
+                p = over[i, v]
+                if j >= 0:
+                    _hang(over, depth, j, v, p)
+                else:
+                    spare[q, v] -= m
+                    spare[p, v] += m
+                _hang(over, depth, i, v, q)
+                moved = True
+    return depth.max() <= height, spare, mass, over, source
+
+
+@kernel(cache=True)
+def _better(spare, mass, over, depth, i, v, height):
+    """A trade that leaves least beyond the height: (tree, parent, trees), tree -1 for spare."""
+    p = over[i, v]
+    tree, parent, amount = -1, -1, 0
+    if p < 0 or depth[i].max() <= height:
+        return tree, parent, amount
+    least = _excess(over, depth, i, v, p, height)
+    if least == 0:
+        return tree, parent, amount
+    for q in range(len(spare)):
+        if spare[q, v] > 0 and depth[i, q] < depth[i, p] and not _is_below(over, i, q, v):
+            after = _excess(over, depth, i, v, q, height)
+            if after < least:
+                tree, parent, amount, least = -1, q, min(mass[i], spare[q, v]), after
+    for j in range(len(mass)):
+        q = over[j, v]
+        if j == i or q < 0 or depth[i, q] >= depth[i, p]:
+            continue
+        if _is_below(over, i, q, v) or _is_below(over, j, p, v):
+            continue
+        after = _excess(over, depth, i, v, q, height)
+        if after < least:
+            after += _excess(over, depth, j, v, p, height) - _excess(over, depth, j, v, q, height)
+            if after < least:
+                tree, parent, amount, least = j, q, min(mass[i], mass[j]), after
+    return tree, parent, amount
+
+
+@kernel(cache=True)
+def _is_below(over, i, u, v):
+    """Whether rank u is below v, or is v, in tree i."""
+    while u >= 0:
+        if u == v:
+            return True
+        u = over[i, u]
+    return False
+
+
+@kernel(cache=True)
+def _excess(over, depth, i, v, q, height):
+    """How far v and the ranks below it would reach beyond the height, if q became its parent."""
+    if q < 0:
+        return 0
+    fall = depth[i, q] + 1 - depth[i, v]
+    excess = 0
+    for u in range(over.shape[1]):
+        if depth[i, u] >= depth[i, v] and _is_below(over, i, u, v):
+            excess += max(0, depth[i, u] + fall - height)
+    return excess
+
+
+@kernel(cache=True)
+def _hang(over, depth, i, v, q):
+    fall = depth[i, q] + 1 - depth[i, v]
+    for u in range(over.shape[1]):
+        if _is_below(over, i, u, v):
+            depth[i, u] += fall
+    over[i, v] = q
+
+
+@kernel(cache=True)
+def _parted(mass, over, depth, source, i, m):
+    """Batch i of m trees, and the rest of it as a batch of its own at the end."""
+    mass = np.append(mass, mass[i] - m)
+    mass[i] = m
+    over = np.concatenate((over, over[i : i + 1]))
+    depth = np.concatenate((depth, depth[i : i + 1]))
+    return mass, over, depth, np.append(source, source[i])

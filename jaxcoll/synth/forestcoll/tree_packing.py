@@ -1,0 +1,445 @@
+"""Step 3: spanning trees are packed into the capacities between ranks (Sec. 4.5.4).
+
+Trees of many roots are found by balancing (``balancing``) on networks of more than a few ranks.
+Where that fails, for few roots, and on small networks, where height is worth more time, they are
+packed exactly: batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi
+and Frank). An edge is added to as many trees of a batch as leaves all other trees possible (mu of
+Theorem 32), which one flow tells; the rest of the batch goes on without it.
+
+Tight cuts come between the two. Let a set S of ranks let out exactly as many trees as are rooted in
+it. Then every tree from S enters the other ranks T by one arc, and trees from T never leave T for
+good: what each of them has in T is a spanning tree of T. So T can be packed alone, with the trees
+from S as further trees of the ranks they enter by, and S with T as a single rank; both have trees
+if the whole has (Edmonds). Any two such trees fit together that enter T by the same arc. Balancing
+does not find such trees easily, because all arcs across the cut are full.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.max_flow import FlowNetwork, dinic
+from jaxcoll.synth.forestcoll.balancing import balanced_trees
+from jaxcoll.synth.forestcoll.capacities import Pair
+from jaxcoll.synth.forestcoll.spanning import (
+    Arcs,
+    Packed,
+    Trees,
+    arcs_of,
+    depths,
+    measured,
+    reparent,
+)
+
+Capacity = dict[Pair, int]
+Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
+
+
+def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.ndarray | None:
+    """Ranks outside a tight cut (T above), two or more; None if there is no such cut.
+
+    A cut with a single rank inside shrinks the network by just that rank, and is the last choice.
+
+    Returns:
+        bool of shape (ranks,).
+    """
+    n = num_ranks
+    src = np.asarray([u for u, _ in capacity] + [n] * n, np.int64)
+    dst = np.asarray([v for _, v in capacity] + list(range(n)), np.int64)
+    room = [*capacity.values(), *trees]
+    network, last = FlowNetwork(n + 1, src, dst), None
+    for target in range(n):
+        carried = network.carried(room, n, target)
+        free = np.asarray([c > x for c, x in zip(room, carried, strict=True)], np.bool_)
+        used = np.asarray([x > 0 for x in carried], np.bool_)
+        # The residual network after the flow: arcs with room, and used ones backwards.
+        ends = np.append(src[free], dst[used]), np.append(dst[free], src[used])
+        left = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), (n + 1, n + 1))
+        for side in (_reached(left.T.tocsr(), target), ~_reached(left, n)):
+            size = int(side.sum())
+            if side[n] or not 2 <= size < n:
+                continue
+            if size < n - 1:
+                return side[:n]
+            last = side[:n]
+    return last
+
+
+def _reached(graph: sp.csr_matrix, start: int) -> np.ndarray:
+    """Whether each vertex can be reached, bool of shape (vertices,)."""
+    found = np.zeros(graph.indptr.size - 1, bool)
+    found[sp.csgraph.breadth_first_order(graph, start, return_predecessors=False)] = True
+    return found
+
+
+def pack_across(
+    num_ranks: int, capacity: Capacity, trees: Sequence[int], beyond: np.ndarray, pack: Pack
+) -> Trees:
+    """Spanning trees, packed on both sides of a tight cut and joined.
+
+    Args:
+        beyond: the ranks that every tree from the others enters by one arc (T above).
+        pack: packs the smaller networks.
+    """
+    ranks = np.flatnonzero(beyond), np.flatnonzero(~beyond)
+    place = np.empty(num_ranks, np.int64)
+    for side in ranks:
+        place[side] = np.arange(len(side))
+    inside, outside = len(ranks[0]), len(ranks[1])  # T alone; S, and T as rank ``outside``
+    inner: Capacity = {}
+    outer: Capacity = {}
+    enters: dict[int, list[list[int]]] = {}
+    leaves: dict[int, list[list[int]]] = {}
+    roots = [trees[v] for v in ranks[0].tolist()]
+    for (u, v), amount in capacity.items():
+        if beyond[u] and beyond[v]:
+            inner[int(place[u]), int(place[v])] = amount
+            continue
+        a, b = (outside if beyond[x] else int(place[x]) for x in (u, v))
+        outer[a, b] = outer.get((a, b), 0) + amount
+        if beyond[v]:
+            enters.setdefault(a, []).append([v, amount])
+            roots[place[v]] += amount
+        elif beyond[u]:
+            leaves.setdefault(b, []).append([u, amount])
+    own = [[v, trees[v]] for v in ranks[0].tolist() if trees[v]]
+    rooted = [trees[v] for v in ranks[1].tolist()]
+    first = pack(inside, inner, tuple(roots))
+    second = pack(outside + 1, outer, (*rooted, sum(a for _, a in own)))
+    return _joined(first, second, ranks, place, own, enters, leaves)
+
+
+def _joined(
+    first: Trees,
+    second: Trees,
+    ranks: tuple[np.ndarray, np.ndarray],
+    place: np.ndarray,
+    own: list[list[int]],
+    enters: dict[int, list[list[int]]],
+    leaves: dict[int, list[list[int]]],
+) -> Trees:
+    """Trees of the contracted network with, at T's place, trees of T that start where they enter.
+
+    Args:
+        own: trees of T that are rooted there: [rank, amount].
+        enters, leaves: arcs into T by the rank in S they leave, and out of T by the rank they
+            enter: [rank in T, amount].
+    """
+    within, across = parents(first), parents(second)
+    waiting: dict[int, list[list[int]]] = {}  # batches of T by root: [batch, trees left]
+    for i, (root, weight) in enumerate(
+        zip(first.root.tolist(), first.weight.tolist(), strict=True)
+    ):
+        waiting.setdefault(root, []).append([i, weight])
+    hub = len(ranks[1])
+    names = np.append(ranks[1], -1)
+    root, weight, rows = [], [], []
+    for i in range(len(second.root)):
+        start, rest = int(second.root[i]), int(second.weight[i])
+        above = own if start == hub else enters[int(across[i, hub])]
+        children = np.flatnonzero(across[i] == hub).tolist()
+        while rest:
+            entry = above[-1]
+            batch = waiting[int(place[entry[0]])]
+            parts = [entry, batch[-1], *(leaves[y][-1] for y in children)]
+            amount = min(rest, *(part[1] for part in parts))
+            row = np.full(len(place), -1, np.int64)
+            row[ranks[1]] = names[across[i, :hub]]
+            for y in children:
+                row[ranks[1][y]] = leaves[y][-1][0]
+            held = within[batch[-1][0]]
+            row[ranks[0]] = np.where(held >= 0, ranks[0][held], -1)
+            if start != hub:
+                row[entry[0]] = ranks[1][across[i, hub]]
+            root.append(entry[0] if start == hub else int(ranks[1][start]))
+            weight.append(amount)
+            rows.append(row)
+            rest -= amount
+            for part, source in zip(
+                parts, (above, batch, *(leaves[y] for y in children)), strict=True
+            ):
+                part[1] -= amount
+                if not part[1]:
+                    source.pop()
+    return by_depth(np.asarray(root), np.asarray(weight), np.stack(rows))
+
+
+def parents(trees: Trees) -> np.ndarray:
+    """The parent of each rank, -1 at the root, int64 of shape (batches, ranks)."""
+    found = np.empty_like(trees.parent)
+    np.put_along_axis(found, trees.vertex.astype(np.int64), trees.parent, axis=1)
+    return found.astype(np.int64)
+
+
+def by_depth(root: np.ndarray, weight: np.ndarray, parent: np.ndarray) -> Trees:
+    """Trees with their ranks in the order of their depth."""
+    order = np.argsort(depths(parent), axis=1, kind="stable")
+    return Trees(root, weight, order, np.take_along_axis(parent, order, axis=1))
+
+
+_SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
+_SEVERAL = 64  # ranks up to which trees are packed exactly, without balancing
+_ORDERED = 2**17  # ranks times pairs up to which several orders are tried
+
+
+def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]) -> Trees:
+    """Spanning trees from every root, no pair of ranks carrying more than its capacity.
+
+    All batches grow together, one layer at a time, so that early ones do not use up what keeps
+    later ones low. A pair of ranks is tried once for a batch: what once stopped it still would (a
+    full set of ranks stays full). Then deep ranks are reparented. Small networks are
+    packed in several orders, and the lowest trees are kept.
+
+    Args:
+        capacity: trees that can use each pair of ranks.
+        trees: trees each rank is the root of.
+
+    Raises:
+        TopologyError: the capacities hold no such trees, or their sum is 2**61 or more.
+    """
+    total = sum(capacity.values()) + sum(trees)
+    if total >= _SAFE:
+        raise TopologyError(
+            f"the bandwidths have so small a common divisor that {sum(trees)} trees are needed, "
+            "more than can be packed; round the bandwidths, say to whole MB/s, or fix k, the trees "
+            "per rank"
+        )
+    if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
+        arcs = arcs_of(num_ranks, capacity)
+        found = balanced_trees(arcs, trees, brief=True)
+        if found is None:
+            beyond = tight_cut(num_ranks, capacity, trees)
+            if beyond is not None:
+                return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
+            found = balanced_trees(arcs, trees)
+        if found is not None:
+            return _by_depth(arcs, found)
+    left = np.zeros((num_ranks, num_ranks), np.int64)
+    for (u, v), amount in capacity.items():
+        left[u, v] = amount
+    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
+    asked = np.asarray(trees, np.int64)[roots]
+    best, least = None, (num_ranks, float(num_ranks))
+    several = num_ranks <= _SEVERAL and num_ranks * len(capacity) <= _ORDERED
+    for neighbour in itertools.islice(_neighbours(left), None if several else 1):
+        spare = left.copy()
+        root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
+        if (vertex < 0).any():
+            raise TopologyError("the capacities between ranks hold fewer trees than asked for")
+        found, heights = reparent(spare, Trees(root, weight, vertex, parent))
+        height = (int(heights.max()), float(np.average(heights, weights=found.weight)))
+        if best is None or height < least:
+            best, least = found, height
+        if least[0] <= 2:
+            break
+    return best  # type: ignore[return-value]
+
+
+def _by_depth(arcs: Arcs, packed: Packed) -> Trees:
+    """Trees as columns of ranks by depth and their parents."""
+    depth, _, _ = measured(arcs, packed.weight, packed.arc)
+    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
+    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
+    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
+
+
+def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each rank, those it has capacity to, then -1; int64 of shape (n, n), in several orders.
+
+    Least capacity first: wide links have room for the trees that narrow ones turn away, and trees
+    that cross into another host at the root stay low. Equal ones by distance upwards round the
+    circle of ranks, or downwards, by number, by either distance, or poorly joined ranks first.
+    """
+    n = len(left)
+    degree = (left > 0).sum(axis=1)
+    for order in (
+        lambda u, v: (v - u) % n,
+        lambda u, v: (u - v) % n,
+        lambda u, v: v,
+        lambda u, v: np.minimum((v - u) % n, (u - v) % n),
+        lambda u, v: degree[v],
+    ):
+        listed = np.full((n, n), -1, np.int64)
+        for u in range(n):
+            there = np.flatnonzero(left[u])
+            listed[u, : len(there)] = there[np.lexsort((order(u, there), left[u, there]))]
+        yield listed
+
+
+@kernel(cache=True, superlinear=True)
+def _pack(left, roots, weights, neighbour):
+    """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it.
+
+    Every turn adds one edge to each batch that can still grow in the layer.
+    """
+    n, count = len(left), len(roots)
+    room = 4 * count + 16
+    root, weight = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    vertex, parent = np.full((room, n), -1, np.int64), np.full((room, n), -1, np.int64)
+    depth = np.full((room, n), -1, np.int64)  # by rank; -1 outside the tree
+    joined = np.zeros(room, np.int64)
+    at = np.zeros((room, 2), np.int64)  # the next pair to try: place of its ends in the lists
+    for i in range(count):  # "R_u,1 = {u}, m(R_u,1) = k"
+        root[i] = vertex[i, 0] = roots[i]
+        weight[i] = weights[i]
+        depth[i, roots[i]] = 0
+        joined[i] = 1
+    layer, unfinished = 0, True
+    while unfinished:  # "while there exists R_u,i != V_c"
+        added, unfinished = True, False
+        while added:
+            added = False
+            for i in range(count):  # batches that are split off now wait for the next turn
+                x, y, most = _next_edge(
+                    left, neighbour, weight, depth, joined, vertex, at, count, i, layer
+                )
+                unfinished |= joined[i] < n
+                if y < 0:
+                    continue
+                # "a new copy of R_u,i" for the trees that the edge has no room for.
+                if most < weight[i]:
+                    if count == room:
+                        room *= 2
+                        root, weight, joined = (
+                            _wider(root, room), _wider(weight, room), _wider(joined, room),
+                        )  # fmt: skip
+                        vertex, parent, depth, at = (
+                            _longer(vertex, room), _longer(parent, room), _longer(depth, room),
+                            _longer(at, room),
+                        )  # fmt: skip
+                    root[count], weight[count], joined[count] = root[i], weight[i] - most, joined[i]
+                    vertex[count], parent[count], depth[count] = vertex[i], parent[i], depth[i]
+                    at[count] = at[i]
+                    count += 1
+                    weight[i] = most
+                vertex[i, joined[i]] = y
+                parent[i, joined[i]] = x
+                depth[i, y] = layer + 1
+                joined[i] += 1
+                left[x, y] -= most  # "g(x, y) - mu"
+                added = True
+        layer += 1
+        unfinished &= layer < n
+    return root[:count], weight[:count], vertex[:count], parent[:count]
+
+
+@kernel(cache=True)
+def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, layer):
+    """The next edge that batch i can take from a rank of the layer, and for how many trees.
+
+    (-1, -1, 0) if there is none. Pairs that were tried are passed for good.
+    """
+    n = len(left)
+    while joined[i] < n and at[i, 0] < joined[i]:
+        x, k = vertex[i, at[i, 0]], at[i, 1]
+        if depth[i, x] > layer:
+            break
+        if k == n or neighbour[x, k] < 0:
+            at[i, 0], at[i, 1] = at[i, 0] + 1, 0
+            continue
+        at[i, 1] += 1
+        y = neighbour[x, k]
+        if depth[i, y] < 0 and left[x, y] > 0:  # "x in R_u,i, y not in R_u,i"
+            most = _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y)
+            if most > 0:
+                return x, y, most
+    return -1, -1, 0
+
+
+@kernel(cache=True)
+def _wider(column, room):
+    out = np.zeros(room, column.dtype)
+    out[: len(column)] = column
+    return out
+
+
+@kernel(cache=True)
+def _longer(table, room):
+    out = np.full((room, table.shape[1]), -1, table.dtype)
+    out[: len(table)] = table
+    return out
+
+
+@kernel(cache=True)
+def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
+    """How many trees of batch i can take the edge (x, y): mu of (B.4).
+
+    The flow from x to y in the network of all other batches j, each a vertex with an arc of
+    capacity m_j from x and unlimited arcs to its ranks, less the sum of all m_j. Batches that
+    hold y already add as much to both, and those of one rank need no vertex of their own.
+    """
+    n = len(left)
+    asked = min(left[x, y], weight[i])
+    arcs, extra, others = 0, 0, 0
+    for u in range(n):
+        for k in range(n):
+            v = neighbour[u, k]
+            if v < 0:
+                break
+            arcs += left[u, v] > 0
+    for j in range(count):
+        if j != i and joined[j] < n and depth[j, y] < 0:
+            others += weight[j]
+            if joined[j] == 1:
+                arcs += vertex[j, 0] != x
+            else:
+                extra += 1
+                arcs += 1 + joined[j]
+    src, dst = np.empty(arcs, np.int64), np.empty(arcs, np.int64)
+    capacity = np.empty(arcs, np.int64)
+    a, hub = 0, n
+    for u in range(n):
+        for k in range(n):
+            v = neighbour[u, k]
+            if v < 0:
+                break
+            if left[u, v] > 0:
+                src[a], dst[a], capacity[a] = u, v, left[u, v]
+                a += 1
+    for j in range(count):
+        if j != i and joined[j] < n and depth[j, y] < 0:
+            if joined[j] == 1:
+                if vertex[j, 0] != x:
+                    src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
+                    a += 1
+                continue
+            src[a], dst[a], capacity[a] = x, hub, weight[j]
+            a += 1
+            for k in range(joined[j]):
+                src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
+                a += 1
+            hub += 1
+    ptr, head, mate, room = _listed(n + extra, src, dst, capacity)
+    scratch = n + extra + 1
+    flow = dinic(
+        ptr, head, mate, room, x, y, others + asked, np.empty(scratch, np.int64),
+        np.empty(scratch, np.int64), np.empty(scratch, np.int64), np.empty(scratch, np.int64),
+    )  # fmt: skip
+    return max(0, flow - others)
+
+
+@kernel(cache=True)
+def _listed(vertices, src, dst, capacity):
+    """Arcs and their reverses by the vertex they leave."""
+    arcs = len(src)
+    ptr = np.zeros(vertices + 1, np.int64)
+    for a in range(arcs):
+        ptr[src[a] + 1] += 1
+        ptr[dst[a] + 1] += 1
+    for v in range(vertices):
+        ptr[v + 1] += ptr[v]
+    at = ptr[:-1].copy()
+    head, mate = np.empty(2 * arcs, np.int64), np.empty(2 * arcs, np.int64)
+    room = np.zeros(2 * arcs, np.int64)
+    for a in range(arcs):
+        e, r = at[src[a]], at[dst[a]]
+        at[src[a]] += 1
+        at[dst[a]] += 1
+        head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
+    return ptr, head, mate, room

@@ -1,0 +1,212 @@
+"""Loops of the step itself, run as loops, and the step on one device.
+
+The body of a loop is traced once, whatever its length. Arrays that it reads from outside are in the
+placements that it requires before the loop begins. A carry, a row and a stack have one dimension
+per label, in the order of the traced program, so that both ends of a carry are one array.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorstate.errors import PlanError
+from tensorstate.execution.microbatch_loop import read_view, run_operator
+from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Operator, View
+from tensorstate.rules.sharding_rule import LocalShard
+
+
+class Runner(Protocol):
+    """Runs operators: of the step, or of one iteration of a body."""
+
+    def run_operators(self, operators: Sequence[Operator]) -> None:
+        """Run operators in order."""
+        ...
+
+    def operand(self, operator: Operator, k: int) -> Any:
+        """An operand of an operator, one dimension per position."""
+        ...
+
+    def shard(self, operator: Operator) -> LocalShard:
+        """The part of an operator's labels that is computed here."""
+        ...
+
+    def body(self, operators: Sequence[Operator]) -> Callable[[], Runner]:
+        """Makes the runners of a body, for which all that it reads from outside is known."""
+        ...
+
+    def enter(self, operator: Operator, x: Any) -> None:
+        """Store what a boundary operator passes into the body."""
+        ...
+
+    def in_turn(self, arrays: list[Any]) -> list[Any]:
+        """The operands of a loop, available once all that comes before it is done."""
+        ...
+
+
+def by_loop(
+    operators: Sequence[Operator], depth: int
+) -> Iterator[tuple[int | None, list[Operator]]]:
+    """Operators in order, those of one loop together, with its number.
+
+    Args:
+        depth: loops around them all.
+    """
+
+    def loop_of(operator: Operator) -> int | None:
+        return operator.loops[depth] if len(operator.loops) > depth else None
+
+    for number, group in itertools.groupby(operators, loop_of):
+        yield number, list(group)
+
+
+def run_loop(
+    runner: Runner, graph: Graph, number: int, operators: Sequence[Operator]
+) -> dict[int, Any]:
+    """The tensors that a loop leaves behind, one dimension per position.
+
+    Args:
+        runner: runs the operators around the loop.
+        operators: all of the loop's, inner loops included.
+    """
+    loop = graph.loops[number]
+    mine = [o for o in operators if o.loops[-1] == number and o.primitive in LOOP_BOUNDARY]
+    at = {name: [o for o in mine if o.primitive == name] for name in LOOP_BOUNDARY}
+    enter, leave = ([graph.operators[pair[end]] for pair in loop.carries] for end in (0, 1))
+    inside = [o for o in operators if o not in mine]
+    start = runner.body(inside)
+    initial = [_flat(runner, o) for o in enter]
+    rows = [_stacked(_flat(runner, o), o) for o in at["scan_row"]]
+    initial = runner.in_turn(initial)
+
+    def iteration(carry: Sequence[Any], given: Sequence[Any], until: Sequence[Operator]) -> Runner:
+        body = start()
+        for operator, x in zip((*enter, *at["scan_row"]), (*carry, *given), strict=True):
+            body.enter(operator, x)
+        body.run_operators(until)
+        return body
+
+    def carried(body: Runner, carry: Sequence[Any]) -> list[Any]:
+        made = zip(leave, carry, strict=True)
+        return [_flat(body, operator).reshape(before.shape) for operator, before in made]
+
+    if loop.length is None:
+        (condition,) = at["while_condition"]
+        before = [o for o in inside if o.index < condition.index]
+
+        def holds(carry):
+            return _flat(iteration(carry, (), before), condition)
+
+        last = lax.while_loop(holds, lambda c: carried(iteration(c, (), inside), c), initial)
+        ys = []
+    else:
+
+        def step(carry, given):
+            body = iteration(carry, given, inside)
+            return carried(body, carry), [_flat(body, o) for o in at["scan_stack"]]
+
+        last, ys = lax.scan(step, initial, rows, loop.length, loop.reverse)
+    made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
+    return {o.results[0].tensor: x.reshape(_result_sizes(runner, o)) for o, x in made}
+
+
+def flat_view(view: View) -> View:
+    """The view of the same array with one dimension for every factor."""
+    positions = tuple((position,) for dimension in view.positions for position in dimension)
+    sizes = tuple((size,) for dimension in view.sizes for size in dimension)
+    return View(view.tensor, positions, sizes, view.dtype, view.value)
+
+
+def _flat(runner: Runner, operator: Operator) -> Any:
+    """The operand of a boundary operator, with one dimension per label in the traced order."""
+    shard, call = runner.shard(operator), operator.eqn
+    sizes = [[shard.local_size(k)] for dimension in call.input_labels[0] for k in dimension]
+    return read_view(flat_view(call.inputs[0]), runner.operand(operator, 0), sizes)
+
+
+def _stacked(x: Any, operator: Operator) -> Any:
+    """A stack of rows with one leading dimension, which no device has a part of."""
+    length = operator.eqn.input_labels[0][0]
+    return x if len(length) == 1 else x.reshape(-1, *x.shape[len(length) :])
+
+
+def _result_sizes(runner: Runner, operator: Operator) -> list[int]:
+    shard = runner.shard(operator)
+    return [shard.local_size(k) for dimension in operator.eqn.output_labels[0] for k in dimension]
+
+
+# ---------------------------------------------------------------------- on one device
+
+
+def evaluate(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
+    """All tensors of a graph, as global arrays, from its arguments; without those inside loops."""
+    values: dict[int, Any] = {}
+    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
+        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
+    _Evaluation(graph, values).run_operators(graph.operators)
+    return values
+
+
+class _Evaluation:
+    """Runs operators on global arrays; of the bodies of loops, one iteration after another."""
+
+    def __init__(self, graph: Graph, values: dict[int, Any], depth: int = 0):
+        self.graph, self.values, self.depth = graph, values, depth
+
+    def run_operators(self, operators: Sequence[Operator]) -> None:
+        """Run operators in order, loops as loops."""
+        for number, body in by_loop(operators, self.depth):
+            if number is not None:
+                self.values.update(run_loop(self, self.graph, number, body))
+                continue
+            for operator in body:
+                arrays = [self.operand(operator, k) for k in range(len(operator.operands))]
+                results = run_operator(operator, arrays, self.shard(operator))
+                for use, result in zip(operator.results, results, strict=True):
+                    self.values[use.tensor] = result
+
+    def operand(self, operator: Operator, k: int) -> Any:
+        """An operand of an operator."""
+        return self.values[operator.operands[k].tensor]
+
+    def shard(self, operator: Operator) -> LocalShard:
+        """The whole operator."""
+        return LocalShard.full(operator.sizes)
+
+    def body(self, operators: Sequence[Operator]) -> Callable[[], _Evaluation]:
+        """Makes the evaluation of one iteration, which reads all that is known before it."""
+        return lambda: _Evaluation(self.graph, dict(self.values), self.depth + 1)
+
+    def enter(self, operator: Operator, x: Any) -> None:
+        """Store what passes into the body."""
+        self.values[operator.results[0].tensor] = x
+
+    def in_turn(self, arrays: list[Any]) -> list[Any]:
+        """The operands themselves."""
+        return arrays
+
+
+def interpret(graph: Graph) -> Callable[..., Any]:
+    """The step of a graph on one device, with the signature of the traced function."""
+
+    def step(*args):
+        leaves, tree = jax.tree.flatten(args)
+        if tree != graph.in_tree:
+            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
+        values = evaluate(graph, leaves)
+        outputs = [
+            read_view(
+                out.view,
+                None if out.view.tensor is None else values[out.view.tensor],
+                out.view.sizes,
+            )
+            for out in graph.outputs
+        ]
+        return jax.tree.unflatten(graph.out_tree, outputs)
+
+    return step

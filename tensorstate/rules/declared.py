@@ -1,0 +1,274 @@
+"""Functions whose sharding rule the user declares, by the names of their dimensions.
+
+A kernel is opaque to tracing: nothing says that heads are independent in it, and batching rules say
+how it is called only. Declared, it is one operator with the labels of the declaration, and a device
+runs the function itself on its shards. The gradient is the function's own, one operator too: a
+label that an operand lacks is summed over in the operand's gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import batching, mlir
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.rules.sharding_rule import (
+    AbstractArray,
+    LocalEqn,
+    LocalShard,
+    PrimitiveRule,
+    ShardingRule,
+)
+
+# Elements of every dimension where a function is tried.
+TRIED = 4
+
+Names = tuple[str, ...]
+
+
+class Declaration(NamedTuple):
+    """A function of arrays, with the labels of its operands and results.
+
+    Attributes:
+        function: returns a tuple.
+        operands, results: the label of every dimension.
+        whole: labels that every device has as a whole; ``None`` where they are found by trying.
+        tried: the declaration that is tried for them: of a gradient, its function's.
+    """
+
+    function: Callable[..., tuple[Any, ...]]
+    operands: tuple[Names, ...]
+    results: tuple[Names, ...]
+    whole: frozenset[str] | None
+    tried: Declaration | None = None
+
+
+def declare(
+    function: Callable[..., Any], labels: str, *, whole: str | None = None
+) -> Callable[..., Any]:
+    """The function, with a rule by which plans shard it.
+
+    Args:
+        function: of arrays, which returns an array or a tuple of them: an attention kernel, say, or
+            a grouped product. It must run on shards of its operands as on whole ones.
+        labels: of every dimension, as in ``"b q h d, b k h d, b k h d -> b q h d"``. A label that
+            all results have may be sharded, unless it is ``whole``: along it, every part of a
+            result must depend on the same part of the operands that have it, and on the others as
+            they are.
+        whole: labels that stay whole, as ``"k d"``. By default those along which the function
+            returns something else on halves of small random arrays than on all of them.
+
+    Raises:
+        PlanError: labels that are no such pattern; and, while a step is traced, other numbers of
+            dimensions, or a function that does not run on small arrays.
+    """
+    checks.function(function, "the declared function", PlanError)
+    operands, results = _parsed(labels)
+    known = {name for names in operands for name in names}
+    given = None if whole is None else frozenset(checks.text(whole, "whole", PlanError).split())
+    if given is not None and not given <= known:
+        raise PlanError(f"whole={whole!r} names {min(given - known)!r}, which {labels!r} lacks")
+
+    @functools.wraps(function)
+    def several(*arrays):
+        made = function(*arrays)
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+    forward = Declaration(several, operands, results, given)
+
+    @jax.custom_vjp
+    def call(*arrays):
+        made = declared_p.bind(*arrays, declaration=forward)
+        return tuple(made) if len(results) > 1 else made[0]
+
+    def backward(arrays, cotangents):
+        cotangents = cotangents if len(results) > 1 else (cotangents,)
+        moved = tuple(k for k, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact))
+        gradients = iter(
+            declared_p.bind(*arrays, *cotangents, declaration=_transposed(forward, moved))
+        )
+        return tuple(next(gradients) if k in moved else None for k in range(len(arrays)))
+
+    call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
+    return functools.wraps(function)(lambda *arrays: call(*arrays))
+
+
+def _parsed(labels: object) -> tuple[tuple[Names, ...], tuple[Names, ...]]:
+    """The labels of operands and of results."""
+    text = checks.text(labels, "labels", PlanError)
+    sides = [[tuple(part.split()) for part in side.split(",")] for side in text.split("->")]
+    every = [name for side in sides for names in side for name in names]
+    repeated = any(len(set(names)) < len(names) for side in sides for names in side)
+    if len(sides) != 2 or repeated or not all(map(str.isidentifier, every)):
+        raise PlanError(
+            f"labels must name every dimension of operands and results, as "
+            f"'b q h d, b k h d, b k h d -> b q h d', got {checks.shown(text)}"
+        )
+    operands, results = map(tuple, sides)
+    unknown = {n for names in results for n in names} - {n for names in operands for n in names}
+    if unknown:
+        raise PlanError(f"the results of {text!r} have {min(unknown)!r}, which no operand has")
+    return operands, results
+
+
+@functools.cache
+def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
+    """The gradient of a function in its operands of real numbers."""
+    count = len(forward.operands)
+
+    def gradients(*arrays):
+        given, cotangents = list(arrays[:count]), arrays[count:]
+
+        def of_moved(*changed):
+            for k, x in zip(moved, changed, strict=True):
+                given[k] = x
+            return forward.function(*given)
+
+        _, pull = jax.vjp(of_moved, *(arrays[k] for k in moved))
+        return pull(tuple(cotangents))
+
+    operands = (*forward.operands, *forward.results)
+    results = tuple(forward.operands[k] for k in moved)
+    return Declaration(gradients, operands, results, forward.whole, forward)
+
+
+# ---------------------------------------------------------------------- the primitive
+
+
+declared_p = core.Primitive("declared")
+declared_p.multiple_results = True
+
+
+def _run(*arrays: Any, declaration: Declaration) -> tuple[Any, ...]:
+    return declaration.function(*arrays)
+
+
+@declared_p.def_abstract_eval
+def _abstract(*operands: Any, declaration: Declaration) -> list[Any]:
+    dims = [len(operand.shape) for operand in operands]
+    if dims != [len(names) for names in declaration.operands]:
+        raise PlanError(
+            f"a declared function has operands of {_text(declaration.operands)}, and is called "
+            f"with {', '.join(str(list(operand.shape)) for operand in operands)}"
+        )
+    sizes: dict[str, int] = {}
+    for names, operand in zip(declaration.operands, operands, strict=True):
+        for name, size in zip(names, operand.shape, strict=True):
+            if sizes.setdefault(name, size) != size:
+                raise PlanError(
+                    f"a declared function has operands of {_text(declaration.operands)}, and is "
+                    f"called with {name} of {sizes[name]} and of {size}"
+                )
+    structs = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
+    made = jax.eval_shape(declaration.function, *structs)
+    if [len(x.shape) for x in made] != [len(names) for names in declaration.results]:
+        raise PlanError(
+            f"a declared function has results of {_text(declaration.results)}, and returns "
+            f"{', '.join(str(list(x.shape)) for x in made)}"
+        )
+    return [operands[0].update(shape=x.shape, dtype=x.dtype, weak_type=False) for x in made]
+
+
+def _text(sides: Sequence[Names]) -> str:
+    return ", ".join(map(" ".join, sides))
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[Any], *, declaration: Declaration) -> Any:
+    """Under ``vmap`` the function itself, whose rule has no label for the new dimension."""
+    made = jax.vmap(declaration.function, tuple(dims))(*operands)
+    return made, (0,) * len(made)
+
+
+declared_p.def_impl(_run)
+mlir.register_lowering(declared_p, mlir.lower_fun(_run, multiple_results=True))
+batching.primitive_batchers[declared_p] = _batch
+
+# ---------------------------------------------------------------------- the rule
+
+
+def sharding_rule(
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
+    """The labels of the declaration; those that a gradient lacks are summed over."""
+    declaration: Declaration = params["declaration"]
+    tried = declaration.tried or declaration
+    whole = declaration.whole
+    if whole is None:
+        dtypes = tuple(argument.dtype for argument in arguments[: len(tried.operands)])
+        whole = _found_whole(tried, dtypes)
+    names = dict.fromkeys(itertools.chain.from_iterable(declaration.operands))
+    number = {name: k for k, name in enumerate(names)}
+    missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
+    whole = whole | missing
+    summed = {n for n in names if any(n not in of_result for of_result in declaration.results)}
+    sizes = {
+        name: size
+        for of_operand, argument in zip(declaration.operands, arguments, strict=True)
+        for name, size in zip(of_operand, argument.shape, strict=True)
+    }
+    return ShardingRule(
+        "einsum",
+        tuple(tuple(number[n] for n in of_operand) for of_operand in declaration.operands),
+        tuple(tuple(number[n] for n in of_result) for of_result in declaration.results),
+        {number[n]: "sum" for n in summed - whole},
+        need_replication=frozenset(number[n] for n in whole),
+        flops=2 * int(np.prod([*sizes.values()], dtype=object)),
+    )
+
+
+@functools.cache
+def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> frozenset[str]:
+    """The labels of all results along which halves do not give the halves of the results."""
+    draw = np.random.default_rng(0)
+    arrays = [
+        jnp.asarray(
+            draw.integers(0, 2, [TRIED] * len(names))
+            if dtype.kind in "biu"
+            else draw.normal(size=[TRIED] * len(names)),
+            dtype,
+        )
+        for names, dtype in zip(declaration.operands, dtypes, strict=True)
+    ]
+    everywhere = set(declaration.results[0]).intersection(*declaration.results)
+    try:
+        full = declaration.function(*arrays)
+        return frozenset(n for n in everywhere if not _independent(declaration, arrays, full, n))
+    except Exception as error:  # of a kernel: sizes or devices that it does not take
+        name = getattr(declaration.function, "__name__", "the function")
+        raise PlanError(
+            f"{name}, declared as {_text(declaration.operands)} -> {_text(declaration.results)}, "
+            f"does not run on arrays of {TRIED} elements per dimension, by which the labels that "
+            f"stay whole are found: name them by whole= ({error})"
+        ) from error
+
+
+def _independent(
+    declaration: Declaration, arrays: Sequence[Any], full: Collection[Any], name: str
+) -> bool:
+    """Whether halves along a label give the halves of all results."""
+    parts = []
+    for half in (slice(None, TRIED // 2), slice(TRIED // 2, None)):
+        pairs = zip(arrays, declaration.operands, strict=True)
+        mine = [x[tuple(half if n == name else slice(None) for n in names)] for x, names in pairs]
+        parts.append(declaration.function(*mine))
+    for names, whole, *halves in zip(declaration.results, full, *parts, strict=True):
+        joined = np.concatenate(halves, axis=names.index(name)).astype(np.float64)
+        if not np.allclose(joined, np.asarray(whole, np.float64), rtol=1e-2, atol=1e-3):
+            return False
+    return True
+
+
+def _run_local(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
+    return equation.params["declaration"].function(*arrays)
+
+
+RULES: dict[str, PrimitiveRule] = {"declared": PrimitiveRule(sharding_rule, _run_local)}

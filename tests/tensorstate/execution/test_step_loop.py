@@ -1,0 +1,254 @@
+"""Loops of the step stay loops: decided once, run as loops, with the values of one device."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import tensorstate as ts
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.errors import PlanError
+from tensorstate.execution.sharded_step import apply
+from tensorstate.ir.graph import LOOP_BOUNDARY
+from tests.tensorstate.execution.test_sharded_step import CUBE, LINE, PLANE, devices
+from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted
+from tests.tensorstate.steps import s
+
+
+def sgd(loss):
+    """One step of gradient descent."""
+
+    def step(params, *batch):
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    return step
+
+
+def layers(params, x):
+    """Residual layers, scanned, with a head."""
+
+    def layer(h, w):
+        return h + jnp.tanh(h @ w["up"]) @ w["down"], h.mean()
+
+    h, means = lax.scan(layer, x, params["layers"])
+    return jnp.square(h @ params["head"]).mean() + means.sum()
+
+
+def remat(params, x):
+    layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+    return jnp.square(lax.scan(layer, x, params)[0]).mean()
+
+
+def recurrent(params, xs):
+    """A recurrent network: its weights are read, and their gradients summed, in every step."""
+
+    def cell(carry, x):
+        h, c = carry
+        gates = jnp.concatenate([x, h], -1) @ params["w"] + params["b"]
+        i, f, g, o = jnp.split(gates, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    zeros = jnp.zeros((xs.shape[1], params["w"].shape[1] // 4))
+    (h, _), hs = lax.scan(cell, (zeros, zeros), xs)
+    return jnp.square(h).mean() + jnp.square(hs).mean()
+
+
+def nested(params, x):
+    """A scan of scans, the inner one backwards."""
+
+    def inner(h, w):
+        return jnp.sin(h @ w), h.sum()
+
+    def outer(h, ws):
+        h, sums = lax.scan(inner, h, ws, reverse=True)
+        return h, sums.mean()
+
+    h, sums = lax.scan(outer, x, params)
+    return jnp.square(h).mean() + sums.sum()
+
+
+def newton(x, w):
+    """A loop until convergence, and one of a length that is known."""
+
+    def more(state):
+        y, n = state
+        return (jnp.abs(y @ w - x @ w).max() > 1e-3) & (n < 20)
+
+    y, n = lax.while_loop(more, lambda s: (0.5 * (s[0] + x), s[1] + 1), (jnp.zeros_like(x), 0))
+    return lax.fori_loop(0, 3, lambda i, y: y * 0.5 + i, y @ w), n
+
+
+def drawn_noise(key, x):
+    """Random numbers of every iteration, from a key that is carried."""
+
+    def one(carry, row):
+        key, total = carry
+        key, mine = jax.random.split(key)
+        return (key, total + row * jax.random.normal(mine, row.shape)), total.max()
+
+    (_, total), greatest = lax.scan(one, (key, jnp.zeros(x.shape[1:])), x)
+    return total, greatest
+
+
+def constants(x):
+    """Carries and results that are constants, outside of the loop, or nothing but passed on."""
+
+    def body(carry, row):
+        a, b, _, d = carry
+        return (b, a + row, jnp.ones(()), d), (row * 2, jnp.zeros(3), d)
+
+    zero = jnp.zeros(x.shape[1:])
+    return lax.scan(body, (zero, zero + 1, jnp.zeros(()), x[0]), x)
+
+
+def retyped(x):
+    """A body that reshapes its carry otherwise than it came: it is replicated."""
+    return lax.scan(lambda c, _: (c.reshape(6, 4).T.reshape(4, 6) + 1, None), x, None, length=3)[0]
+
+
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+W = {"layers": {"up": s(3, 8, 16), "down": s(3, 16, 8)}, "head": s(8, 8)}
+STEPS: dict[str, tuple[Any, ...]] = {
+    "layers": (sgd(layers), W, s(16, 8)),
+    "remat": (sgd(remat), s(3, 8, 8), s(16, 8)),
+    "recurrent": (sgd(recurrent), {"w": s(16, 32), "b": s(32)}, s(5, 16, 8)),
+    "nested": (sgd(nested), s(2, 3, 8, 8), s(16, 8)),
+    "newton": (newton, s(8, 8), s(8, 8)),
+    "noise": (drawn_noise, KEY, s(3, 8, 8)),
+    "constants": (constants, s(3, 8)),
+    "retyped": (retyped, s(4, 6)),
+}
+
+
+@functools.cache
+def planned(name: str, axes: tuple[tuple[str, int], ...]) -> ts.Plan:
+    step, *shapes = STEPS[name]
+    network = ts.AlphaBetaCosts(
+        ts.MeshShape.of(dict(axes)), (1e-9,) * len(axes), (1e11,) * len(axes)
+    )
+    return ts.search(step, shapes, mesh=dict(axes), network=network, hardware="CPU")
+
+
+def same_on_devices(name: str, axes: dict[str, int], plan: ts.Plan) -> None:
+    step, *shapes = STEPS[name]
+    args = tuple(arguments(shapes))
+    applied = plan.apply(devices(axes), collectives=ts.lax_collectives)
+    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_graph_is_the_step(name):
+    step, *shapes = STEPS[name]
+    graph = ts.trace(step, shapes)
+    assert graph.loops
+    assert {o.primitive for o in graph.operators if o.kind == "loop"} <= LOOP_BOUNDARY
+    assert_same(graph, step, tuple(arguments(shapes)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_plan_runs_the_loops_of_its_step(name):
+    plan = planned(name, tuple(PLANE.items()))
+    same_on_devices(name, PLANE, plan)
+    report = plan.check(mesh=devices(PLANE))
+    assert report.agrees, str(report)
+    assert (report.unknown_loops > 0) == (name == "newton")
+    assert ("per iteration" in str(report)) == (name == "newton")
+
+
+@pytest.mark.parametrize("form", ["constrain", "explicit"])
+@pytest.mark.parametrize("name", ["layers", "recurrent"])
+def test_loops_are_loops_in_other_forms(name, form):
+    """As sharding constraints, and under Explicit axes."""
+    step, *shapes = STEPS[name]
+    plan, args = planned(name, tuple(LINE.items())), tuple(arguments(shapes))
+    other = getattr(plan, form)(step)
+    found = jitted(other)(*jax.device_put(args, other.in_shardings))
+    assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
+
+
+def deep(count: int):
+    """The layers, so many of them."""
+    return (
+        sgd(layers),
+        jax.tree.map(lambda x: s(count, *x.shape[1:]) if len(x.shape) == 3 else x, W),
+        s(16, 8),
+    )
+
+
+def test_programs_do_not_grow_with_depth():
+    """The same decisions for 2 layers and for 32: programs of one size, traced and compiled."""
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
+    sizes, decisions = [], None
+    for count in (2, 32):
+        step, *shapes = deep(count)
+        plan = ts.search(step, shapes, mesh=LINE, network=network, hardware="CPU")
+        decisions = decisions or plan.decisions
+        cost = estimate_cost(plan.problem, decisions)
+        applied = apply(plan.problem, decisions, cost, devices(LINE), ts.lax_collectives)
+        lowered = applied.jit().lower(*shapes)
+        lines = [
+            len(text.splitlines()) for text in (lowered.as_text(), lowered.compile().as_text())
+        ]
+        sizes.append([len(plan.graph.operators), len(plan.decisions.strategies), *lines])
+    assert sizes[0][:3] == sizes[1][:3]
+    assert sizes[1][3] <= 1.1 * sizes[0][3]
+
+
+def test_a_long_scan_is_traced_and_decided_once():
+    """2,000 steps of a recurrent network have the graph of 5, and costs 400 times as large."""
+    step, params, _ = STEPS["recurrent"]
+    short, long = (ts.trace(step, (params, s(length, 16, 8))) for length in (5, 2000))
+    assert len(short.operators) == len(long.operators) < 200
+    assert {loop.length for loop in long.loops} == {2000}
+    assert long.flops == pytest.approx(400 * short.flops, rel=0.01)
+
+
+def test_a_carry_has_the_same_placements_in_every_iteration():
+    plan = planned("recurrent", tuple(PLANE.items()))
+    classes = {m.operator: node.class_id for node in plan.graph.nodes for m in node.members}
+    for loop in plan.graph.loops:
+        for enter, leave in loop.carries:
+            assert classes[enter] == classes[leave]
+
+
+def test_steps_with_loops_are_unrolled_for_recompute_and_microbatches():
+    step, *shapes = STEPS["layers"]
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
+    common: dict[str, Any] = {"mesh": LINE, "network": network, "hardware": "CPU"}
+    options: list[dict[str, Any]] = [{"recompute": True}, {"microbatches": 2}]
+    for more in options:
+        assert not ts.search(step, shapes, **common, **more).graph.loops
+    graph = ts.trace(step, shapes)
+    with pytest.raises(PlanError, match=r"loop of its own .*test_step_loop.*loops='unroll'"):
+        ts.search(graph, microbatches=2, **common)
+    assert ts.search(graph, recompute=True, **common).graph.loops
+
+
+def test_a_saved_plan_finds_its_loops_again(tmp_path):
+    step, *shapes = STEPS["layers"]
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
+    for recompute in (False, True):
+        plan = ts.search(
+            step, shapes, mesh=LINE, network=network, hardware="CPU", recompute=recompute
+        )
+        plan.save(tmp_path / "plan.json")
+        again = ts.load(tmp_path / "plan.json").on(step, shapes)
+        assert bool(again.graph.loops) != recompute
+        assert again.cost.serial_seconds == plan.cost.serial_seconds
+        assert plan.constrain(step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "axes"), list(itertools.product(STEPS, (LINE, CUBE))))
+def test_plans_on_other_meshes_run_the_loops_of_their_steps(name, axes):
+    same_on_devices(name, axes, planned(name, tuple(axes.items())))
