@@ -1,4 +1,4 @@
-"""Tensors in the names of the model: what a message calls a result that has no name of its own."""
+"""Tensors in the names of the model, for messages: results are named after their inputs."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.benchmarks import plan_search
+from experiments.benchmarks.plans import plan_search
 
 
 def test_every_question_has_a_target_and_a_figure():
