@@ -21,7 +21,7 @@ COLLECTIVES = (*GROUPED, "collective-permute")
 _MOST_LINES, _MOST_RANKS = 2**20, 2**16
 _COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+) *(?:\(.*\) *-> *.*)?\{")
 _INSTRUCTION = re.compile(r" +(ROOT +)?%?([\w.\-]+) = (.*)")
-_OPCODE = re.compile(r" *([a-z][a-z0-9\-]*)\(")
+_OPCODE = re.compile(r" *([a-z][a-z0-9_\-]*)\(")
 _IOTA = re.compile(r"\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
 _MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([0-9,]+)\](?:T\(([0-9,]+)\))?\))?"
@@ -66,7 +66,7 @@ class Instruction(NamedTuple):
     def named(self, key: str) -> str:
         value = self.said(key)
         if value is None:
-            raise NotRead(f"line {self.line}: {self.opcode} {self.name} lacks {key}")
+            raise NotRead(f"{self.place} lacks {key}")
         return value.lstrip("%")
 
     def numbers(self, key: str) -> list[int]:
@@ -87,7 +87,7 @@ class Instruction(NamedTuple):
 
     @property
     def place(self) -> str:
-        return f"{self.opcode} {self.name} (line {self.line})"
+        return f"{self.opcode[:40]} {self.name[:60]} (line {self.line})"
 
 
 class Module(NamedTuple):
@@ -201,9 +201,11 @@ def groups(module: Module, each: Instruction) -> list[Group]:
         found = _joined(pairs(module, each))
     else:
         stated = _stated(each, replicas, partitions, channel)
-        if each.said("use_global_device_ids") == "true":
-            if not channel:
-                raise NotProved(f"{each.place}: use_global_device_ids needs a channel_id")
+        is_global = each.said("use_global_device_ids") == "true"
+        if is_global and not channel:
+            raise NotProved(f"{each.place}: use_global_device_ids needs a channel_id")
+        # Of a single replica other ids can only be of partitions; trimmed texts lack the channel.
+        if is_global or (replicas == 1 and any(id_ for group in stated for id_ in group)):
             found = stated
         elif base(each) in ("all-to-all", "collective-broadcast", "ragged-all-to-all") and channel:
             found = [tuple(r * partitions + p for p in group)
@@ -292,6 +294,7 @@ def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
     channel = each.said("channel_id") is not None
     found = re.findall(r"\{([0-9]+), *([0-9]+)\}", each.said("source_target_pairs") or "")
     stated = [(a, b) for pair in found for a, b in [_numbers(",".join(pair))]]
+    channel = channel or module.replicas == 1  # see ``groups``
     most = module.partitions if channel else module.replicas
     for place, what in ((0, "source"), (1, "target")):
         ids = [pair[place] for pair in stated]

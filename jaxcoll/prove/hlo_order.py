@@ -124,7 +124,7 @@ class _Walk:
         first = each.operands[0] if each.operands else ""
         if first not in under_way:
             if each.opcode.rpartition("-")[0] in (*COLLECTIVES, "async"):
-                raise NotProved(f"{each.place} waits for {first}, which was not begun here")
+                raise NotProved(f"{each.place} waits for {first[:60]}, which was not begun here")
             return
         row = under_way.pop(first)
         if each.opcode.endswith("-update"):
@@ -148,8 +148,10 @@ class _Walk:
             whole = len(found) == 1 and len(found[0]) == self.module.ranks
             return whole and base(each) in ("all-reduce", "all-gather", "collective-broadcast")
         if each.opcode in _CALLS:
-            name = each.said("calls") or each.said("to_apply")
-            return self.run((name or "").lstrip("%"), now, given, deep + 1) if name else False
+            name = (each.said("calls") or each.said("to_apply") or "").lstrip("%")
+            if each.opcode == "fusion" and name not in self.module.computations:
+                return False  # of a text that was trimmed; it holds no collectives
+            return self.run(name, now, given, deep + 1) if name else False
         if each.opcode == "while":
             return self._loop(each, now, given[0], deep)
         if each.opcode == "conditional":
@@ -199,8 +201,8 @@ class _Walk:
                        if [m.key for m in row] != [m.key for m in rows[0]]), None)  # fmt: skip
         if differ is not None and not _all(given[0]):
             raise NotProved(
-                f"{each.place}: {names[0]} and {differ} hold different collectives, and its "
-                f"choice may differ by rank; {longest[0].each.place} is one"
+                f"{each.place}: {names[0][:60]} and {differ[:60]} hold different collectives, and "
+                f"its choice may differ by rank; {longest[0].each.place} is one"
             )
         self.met += longest
         return _all(given[0]) and all(map(_all, results))
@@ -227,11 +229,12 @@ class _Walk:
             for rank in group:
                 a, b = root(("rank", rank)), root(group)
                 if a == b:
-                    others = ", ".join(other.each.place for other in open_[:-1][:4])
+                    others = ", ".join(other.each.place for other in open_[:-1][:2])
                     raise NotProved(
                         f"{open_[-1].each.place} begins while {others} is under way; their groups, "
-                        f"{str(group)[:40]} of {met.each.name} for one, join ranks in a circle: a "
-                        "rank may run one first and its neighbour another, and all wait", rank,
+                        f"{str(group)[:40]} of {met.each.name[:60]} for one, join ranks in a "
+                        "circle: a rank may run one first and its neighbour another, and all wait",
+                        rank,
                     )  # fmt: skip
                 top[a] = b
 

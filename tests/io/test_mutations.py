@@ -21,6 +21,8 @@ NAMES = (
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
     *("execution costs", "hlo summary", "hlo check", "nvidia_smi", "plan"),
     *("mscclpp", "nccl topology", "proved msccl", "proved plan", "proved schedule"),
+    *("sccl", "taccl", "te-ccl", "te-ccl schedule", "forestcoll", "graph files", "infragraph"),
+    *("any", "timings", "timings json"),
     *("proved hlo", "chakra", "timings", "timings json"),
 )
 

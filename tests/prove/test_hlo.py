@@ -327,6 +327,15 @@ def test_calls_of_calls_are_not_followed_for_ever():
         prove_text(program("ROOT %z = f32[8]{0} call(%p), to_apply=%c0", before=calls))
 
 
+def test_trimmed_texts_of_one_replica_name_partitions():
+    """Without a channel, and with a fusion whose computation is not in the text."""
+    rows = "%f = f32[8] fusion(%p), kind=kLoop, calls=%gone\n"
+    said = f"ROOT %z = f32[8] all-reduce(%f), replica_groups={ROWS}, to_apply=%sum"
+    assert prove_text(program(rows + said)).messages == 1
+    pair = "ROOT %z = f32[8] collective-permute(%p), source_target_pairs={{0,3}}"
+    assert prove_text(program(pair)).messages == 1
+
+
 def test_data_that_are_changed_are_not_replayed():
     text = program("ROOT %z = f32[8]{0} exponential(%p)")
     with pytest.raises(NotRead, match=r"exponential z .* data are only moved and added"):

@@ -1,4 +1,4 @@
-"""The JSON Schema of the files of this library: written ones pass, what it refuses is refused."""
+"""The JSON Schema of the files of this library, held against the writer and the reader."""
 
 from __future__ import annotations
 
