@@ -32,9 +32,10 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import MeshAssignment, mesh_assignments, search_mesh
+from tensorstate.mesh_search import search_mesh
 from tensorstate.plan import Comparison, Plan, reprice, solve_baseline
 from tensorstate.problem.baselines import BASELINES
+from tensorstate.problem.mesh_assignments import MeshAssignment, mesh_assignments
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
 from tensorstate.rules.declared import declare

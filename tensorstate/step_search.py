@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -21,8 +22,9 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
+from tensorstate.mesh_choice import MeshChoice
 from tensorstate.plan import Plan
-from tensorstate.problem.baselines import (
+from tensorstate.problem.constraints import (
     Spec,
     apply_constraints,
     checked_forbidden,
@@ -31,6 +33,7 @@ from tensorstate.problem.baselines import (
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
@@ -45,7 +48,8 @@ def search(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None = None,
     *,
-    mesh: Mapping[str, int] | jax.sharding.Mesh | jax.sharding.AbstractMesh,
+    mesh: Mapping[str, int] | jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    devices: int | None = None,
     topology: Topology | None = None,
     network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
@@ -66,7 +70,10 @@ def search(
             loops, and are unrolled with ``recompute`` or ``microbatches``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
-            mesh of JAX, with devices or abstract, of which they are read.
+            mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
+            most two axes, "data" and "model", are chosen with the plan, and their order on the
+            wires of ``topology`` (see ``tensorstate.mesh_choice``).
+        devices: how many there are, where the mesh is chosen; by default the network's ranks.
         topology: the network of the devices; collectives cost what their schedules cost on it, and
             what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.
@@ -79,7 +86,7 @@ def search(
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
-            ``tensorstate.problem.baselines``).
+            ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
@@ -93,28 +100,36 @@ def search(
             cannot run in microbatches, with the operator that needs the whole batch; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
-    sizes, device = _mesh_shape(mesh), hardware_named(hardware)
+    device = hardware_named(hardware)
+    sizes = None if mesh is None else _mesh_shape(mesh)
     checked(progress, PlanError)
     checks.optional(batch, checks.text, "batch", PlanError)
     if not isinstance(solver, Solver):
         raise PlanError(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
+    _check_devices(devices, sizes, topology, network)
     with reporting(progress, "searching", PlanError) as report:
-        question = _Question(
+        ask = functools.partial(
+            _Question,
             options=_options(recompute, memory_limit, objective, device),
             counts=_microbatches(microbatches),
             pin=checked_pins(pin),
             forbid=checked_forbidden(forbid),
-            network=_network(sizes, topology, network, device),
             hardware=device,
             batch=batch,
             solver=solver,
             progress=report,
-            # Last: it traces, others are refused at once.
-            graph=graph_of(step, abstract_args, unrolls(recompute, microbatches)),
         )
-        plan = question.plan()
+        costs = None if sizes is None else _network(sizes, topology, network, device)
+        # Last: it traces, others are refused at once.
+        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches))
+        if costs is not None:
+            plan = ask(network=costs, graph=graph).plan()
+        else:
+            plan = _on_best_mesh(
+                ask, graph, checks.instance(topology, Topology, "topology", PlanError)
+            )
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
@@ -166,6 +181,7 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
+        refuse_below_inputs(problem, candidates, self.options)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 
@@ -210,6 +226,53 @@ class _Question:
         seconds = time.perf_counter() - start
         result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
         return Plan(best[0], result, self.options)
+
+
+def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:
+    """The best plan on any mesh of a network's ranks."""
+    start = time.perf_counter()
+    question = ask(network=None, graph=graph)
+    asks = any(operator.pin is not None for operator in graph.operators)
+
+    def solve(network: ScheduleCosts, meshes_left: int) -> Plan:
+        left = question.solver.time_limit - (time.perf_counter() - start)
+        limit = max(MIN_TIME_S, left / meshes_left)
+        solver = dataclasses.replace(question.solver, time_limit=limit)
+        return dataclasses.replace(question, network=network, solver=solver).plan()
+
+    def problem(network: ScheduleCosts) -> tuple[Problem, CandidateStrategies]:
+        count = question.counts if isinstance(question.counts, int) else 1
+        return dataclasses.replace(question, network=network)._problem(count)
+
+    choice = MeshChoice(
+        topology,
+        question.hardware,
+        question.options,
+        bool(question.pin or question.forbid or asks),
+        solve,
+        problem,
+        has_bounds=isinstance(question.counts, int),
+    )
+    return choice.best()
+
+
+def _check_devices(
+    devices: int | None,
+    mesh: MeshShape | None,
+    topology: Topology | None,
+    network: CollectiveCostModel | None,
+) -> None:
+    """Refuse a number of devices that is not the mesh's or the network's."""
+    checks.optional(devices, checks.integer, "devices", PlanError, least=1, most=MOST_DEVICES)
+    if mesh is None and (network is not None or topology is None):
+        raise PlanError(
+            "mesh=None chooses a mesh over the wires of a network: give topology=, not network=; "
+            "or give mesh="
+        )
+    given = mesh.num_devices if mesh is not None else topology.num_ranks if topology else 0
+    if devices is not None and devices != given:
+        what = f"the mesh {mesh}" if mesh is not None else str(topology)
+        raise PlanError(f"devices={devices}, but {what} has {given}: give one of them")
 
 
 def _options(

@@ -110,9 +110,9 @@ def measure(
         "classes": len(graph.node_classes),
         "trace CPU s": traced,
     }
-    start = _cpu_seconds()
+    start = cpu_seconds()
     free = search(graph, memory_limit=float("inf"), **asked)
-    yield {**named, "limit": "none", "solver": "auto", **_columns(free, _cpu_seconds() - start)}
+    yield {**named, "limit": "none", "solver": "auto", **_columns(free, cpu_seconds() - start)}
     limit = LIMIT * free.cost.memory.peak
     solvers: dict[str, Solver] = {
         "auto": Auto(time_limit=seconds),
@@ -122,17 +122,18 @@ def measure(
     for solver_name, solver in solvers.items():
         for how, options in WAYS.items() if solver_name == "auto" else [*WAYS.items()][:1]:
             row = {**named, "limit": f"{LIMIT:.0%}, {how}", "solver": solver_name}
-            start = _cpu_seconds()
+            start = cpu_seconds()
             try:
                 plan = search(graph, memory_limit=limit, solver=solver, **asked, **options)
             except PlanError as error:
                 print(f"{model} on {mesh}, {how}, {solver_name}: {error}")
-                yield {**row, **_columns(None, _cpu_seconds() - start)}
+                yield {**row, **_columns(None, cpu_seconds() - start)}
             else:
-                yield {**row, **_columns(plan, _cpu_seconds() - start)}
+                yield {**row, **_columns(plan, cpu_seconds() - start)}
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Processor seconds of this process so far, all threads together."""
     times = os.times()
     return times.user + times.system
 

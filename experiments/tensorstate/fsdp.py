@@ -37,8 +37,9 @@ from tensorstate import (
     trace,
 )
 from tensorstate.cost.cost import Cost
-from tensorstate.mesh_search import mesh_assignments, search_mesh
+from tensorstate.mesh_search import search_mesh
 from tensorstate.plan import reprice
+from tensorstate.problem.mesh_assignments import mesh_assignments
 from tensorstate.problem.problem import Problem
 
 RING, FOREST = "vendor ring", "ForestColl"

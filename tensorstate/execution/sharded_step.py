@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,9 +202,29 @@ def _on_trees(graph: Graph, body: Callable[..., Any]) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten(args)
         if tree != graph.in_tree:
             raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
+        _check_arrays(graph, leaves)
         return jax.tree.unflatten(graph.out_tree, body(*leaves))
 
     return step
+
+
+def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
+    """Refuse arrays of another shape or dtype; a weak type, as of a Python number, may be another.
+
+    Raises:
+        PlanError: naming the argument.
+    """
+    for index, leaf, wanted in zip(
+        graph.inputs, leaves, jax.tree.leaves(abstract_args(graph)), strict=True
+    ):
+        given = jax.typeof(leaf)
+        is_weak = getattr(given, "weak_type", False)
+        if given.shape != wanted.shape or (given.dtype != wanted.dtype and not is_weak):
+            raise PlanError(
+                f"{graph.tensors[index].name} is {given.dtype}{list(given.shape)}, and the plan is "
+                f"for a step traced with {wanted.dtype}{list(wanted.shape)}; cast it, or search "
+                "again with arguments like it"
+            )
 
 
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:

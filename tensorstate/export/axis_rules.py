@@ -24,7 +24,7 @@ from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import Placements
-from tensorstate.problem.baselines import from_partition_spec
+from tensorstate.problem.constraints import from_partition_spec
 from tensorstate.problem.problem import Problem
 from tensorstate.report import units
 from tensorstate.solver.base import Solver

@@ -51,6 +51,18 @@ class MicrobatchSplit:
         """Examples of the full batch."""
         return self.traced.factors[self.factor]
 
+    def _batch_names(self) -> str:
+        """Arguments that have the batch."""
+        tensors = [self.traced.tensors[i] for i in self.traced.inputs]
+        names = [tensor.name for tensor in tensors if self.factor in tensor.dims]
+        return ", ".join(names[:3]) + (", ..." if names[3:] else "")
+
+    def _nearest_divisors(self, number: int) -> str:
+        """The numbers of equal microbatches that are nearest."""
+        divisors = [n for n in range(1, min(self.batch, 4 * number) + 1) if self.batch % n == 0]
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - number))[:3])
+        return ", ".join(map(str, nearest))
+
     def microbatch(self, microbatches: int) -> Graph:
         """The step of one microbatch: the same tensors and operators, smaller along the batch.
 
@@ -59,7 +71,9 @@ class MicrobatchSplit:
         """
         if microbatches < 1 or self.batch % microbatches:
             raise PlanError(
-                f"a batch of {self.batch} cannot be split into {microbatches} equal microbatches"
+                f"a batch of {self.batch} ({self._batch_names()}) cannot be split into "
+                f"{microbatches} equal microbatches: the number must divide it, as "
+                f"{self._nearest_divisors(microbatches)} do"
             )
         if microbatches == 1:
             return self.traced

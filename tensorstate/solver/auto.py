@@ -92,7 +92,7 @@ class _Search:
         if isinstance(exact, SearchResult):
             bound, found = max(bound, exact.bound), [exact]
         elif exact is not None and exact.proven:
-            raise self._refusal(exact)
+            raise self._refusal(exact, free)
         if not self._is_close(found, bound):
             found += self._named()
         if not self._is_close(found, bound):
@@ -206,9 +206,9 @@ class _Search:
             raise self._refusal(Infeasible(proven, least))
         return least
 
-    def _refusal(self, infeasible: Infeasible) -> PlanError:
+    def _refusal(self, infeasible: Infeasible, free: SearchResult | None = None) -> PlanError:
         return PlanError(
             infeasible_message(
-                self.problem, self.candidates, infeasible, self.options, self._until()
+                self.problem, self.candidates, infeasible, self.options, self._until(), free
             )
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -23,7 +24,9 @@ from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
+from tensorstate.ir.names import described
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
@@ -32,6 +35,10 @@ from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution,
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
+
+
+# Seconds for a proof without costs that nothing fits: the relaxation with costs takes far longer.
+FEASIBILITY_TIME_S = 3.0
 
 
 class Build(Protocol):
@@ -70,6 +77,8 @@ def solve_by_size(
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
+    if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
+        return full, Solution("infeasible", np.zeros(0), np.inf, np.inf)
     early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
     if relaxed.status == "infeasible":
@@ -151,6 +160,8 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
+# Where nothing fits: seconds of the search for the least memory, and tensors that are named.
+REFUSAL_TIME_S, LARGEST = 5.0, 3
 # Decisions that take more memory than the program says, and are excluded one after another.
 MAX_LEAST_EXCLUDED = 20
 
@@ -206,16 +217,55 @@ def minimize_memory(
     return dataclasses.replace(least, seconds=time.perf_counter() - start), bound
 
 
+def refuse_below_inputs(
+    problem: Problem, candidates: CandidateStrategies, options: SearchOptions
+) -> None:
+    """Refuse a limit that inputs alone exceed, however they are sharded: no search is needed.
+
+    Raises:
+        PlanError: with the least memory of inputs, the largest of them, and what would fit.
+    """
+    limit, least = options.memory_limit, list[tuple[int, TensorGroup]]()
+    if limit is None:
+        return
+    for group in problem.tensor_groups:
+        if group.is_input:
+            each = [problem.produced_placements(group, s) for s in candidates[group.class_id]]
+            nbytes = min(problem.input_bytes(group, placements) for placements in each)
+            least.append((group.multiplicity * nbytes, group))
+    total = sum(nbytes for nbytes, _ in least)
+    if total <= limit:
+        return
+    largest = sorted(least, key=lambda pair: -pair[0])[:LARGEST]
+    names = ", ".join(
+        f"{_named(problem, group.tensors[0], group.multiplicity)}: {_bytes(nbytes)}"
+        for nbytes, group in largest
+    )
+    raise PlanError(
+        f"no plan fits into {_bytes(limit)} of a device's memory: the least is about "
+        f"{_bytes(total)} for arguments alone (parameters, optimizer state and the batch), sharded "
+        f"as far as sizes and pins allow; the largest are {names}. A limit above {_bytes(total)} "
+        f"may fit, or {math.ceil(problem.mesh.num_devices * total / limit)} devices or more"
+    )
+
+
+def _named(problem: Problem, tensor: int, multiplicity: int) -> str:
+    name = described(problem.graph, tensor)
+    return f"{name} x {multiplicity}" if multiplicity > 1 else name
+
+
 def infeasible_message(
     problem: Problem,
     candidates: CandidateStrategies,
     infeasible: Infeasible,
     options: SearchOptions,
     until: float = np.inf,
+    free: SearchResult | None = None,
 ) -> str:
     """Why no plan fits: the least memory that was found, and the largest tensors in it.
 
     Args:
+        free: the best plan without a limit, named where the least memory is not found in time.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
     """
     limit = options.memory_limit
@@ -224,17 +274,25 @@ def infeasible_message(
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {_bytes(limit)} of a device's memory"
     least = infeasible.least_memory
-    least = least or minimize_memory(problem, candidates, options, until=until)[0]
     if least is None:
-        return f"{none}: the minimum memory could not be determined in time"
+        until = min(until, time.perf_counter() + REFUSAL_TIME_S)
+        least, nbytes = minimize_memory(problem, candidates, options, until=until)
+        if least is None:
+            known = f", at least {_bytes(nbytes)}" if limit < nbytes < np.inf else ""
+            other = (
+                f". Without a limit a plan takes {_bytes(free.cost.memory.peak)}" if free else ""
+            )
+            return (
+                f"{none}: the minimum memory could not be determined in time{known}{other}"
+                f"{_less(problem, options)}"
+            )
     memory = least.cost.memory
     largest = sorted(
         ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
         key=lambda pair: -pair[0],
-    )[:3]
-    tensors = problem.graph.tensors
+    )[:LARGEST]
     names = ", ".join(
-        f"{tensors[reshard.tensors[0]].name} x {reshard.multiplicity}: {_bytes(nbytes)}"
+        f"{_named(problem, reshard.tensors[0], reshard.multiplicity)}: {_bytes(nbytes)}"
         for nbytes, reshard in largest
     )
     return (

@@ -254,6 +254,9 @@ def nondominated_points(columns: np.ndarray) -> np.ndarray:
     return np.array(kept)
 
 
+# Program points whose memory a proof that nothing fits begins with.
+PROOF_POINTS = 4
+
 # The objective of the program is in microseconds.
 MICROSECONDS = 1e6
 
@@ -282,6 +285,7 @@ class Formulation:
     ):
         options = options or SearchOptions()
         self.problem = problem
+        self.is_of_memory = False
         self.program = LinearProgram()
         self.choices = StrategyVariables(self.program, problem, candidates, options.recompute)
         limited = options.memory_limit is not None
@@ -342,9 +346,23 @@ class Formulation:
 
     def minimize_memory(self) -> None:
         """Minimize the peak memory instead; there must be a memory limit."""
+        self.is_of_memory = True
         self.program.clear_objective()
         self.program.add_cost(self.peak, 1.0)
         self.program.set_low(self.peak, 0.0)
+
+    def is_infeasible(self, seconds: float) -> bool:
+        """Whether it is proved in some seconds that nothing fits into the memory limit."""
+        if self.memory_constraints is None or not math.isfinite(self.memory_constraints.limit):
+            return False
+        if self.is_of_memory:
+            return False
+        costs = self.program.costs()
+        self.program.clear_objective()
+        self.program.add_largest_lazy(PROOF_POINTS)
+        found = self.program.solve(relax=True, time_limit=seconds)
+        self.program.set_costs(costs)
+        return found.status == "infeasible"
 
     def covers(self, candidates: Sequence[Sequence[Strategy]]) -> bool:
         """Whether every class may use all of these strategies."""

@@ -119,6 +119,14 @@ class LinearProgram:
         """Add to a variable's cost."""
         self._costs[variable] += cost
 
+    def costs(self) -> array:
+        """The cost of every variable, a copy."""
+        return array("d", self._costs)
+
+    def set_costs(self, costs: array) -> None:
+        """Other costs of all variables."""
+        self._costs = array("d", costs)
+
     def clear_objective(self) -> None:
         """Set all costs to 0."""
         self._costs = array("d", bytes(8 * len(self._costs)))
@@ -155,12 +163,21 @@ class LinearProgram:
                 break
             if all(abs(int(row) - other) > NEIGHBOURS for other in chosen):
                 chosen.append(int(row))
-        for row in chosen:
+        self._add_rows(chosen)
+        return len(chosen)
+
+    def add_largest_lazy(self, count: int) -> None:
+        """Add lazy rows of large factors, spread over those in the order of their sums."""
+        sums = np.asarray(self._lazy.sum(axis=1)).ravel()
+        order = np.argsort(-sums, kind="stable")[:: max(1, len(sums) // count)][:count]
+        self._add_rows([int(row) for row in order if self._is_lazy[row]])
+
+    def _add_rows(self, rows: Iterable[int]) -> None:
+        for row in rows:
             part = slice(self._lazy.indptr[row], self._lazy.indptr[row + 1])
             columns, factors = self._lazy.indices[part].tolist(), self._lazy.data[part].tolist()
             self.add_constraint(list(zip(columns, factors, strict=True)), -np.inf, 0.0)
             self._is_lazy[row] = False
-        return len(chosen)
 
     def solve(
         self,

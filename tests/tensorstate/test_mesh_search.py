@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.synth import Bucket, Direct
-from tensorstate import AlphaBetaCosts, Auto, MeshShape, PlanError, ScheduleCosts, search
-from tensorstate.mesh_search import mesh_assignments, search_mesh
+from tensorstate import (
+    AlphaBetaCosts,
+    Auto,
+    MeshShape,
+    PlanError,
+    ScheduleCosts,
+    mesh_choice,
+    search,
+)
+from tensorstate.mesh_choice import NEAR, MeshChoice
+from tensorstate.mesh_search import search_mesh
 from tensorstate.plan import reprice
+from tensorstate.problem.mesh_assignments import mesh_assignments
 from tests.elsewhere import Pickling
 from tests.tensorstate.tiny import graph
 
@@ -100,6 +110,78 @@ def test_an_executor_finds_the_same_plans():
         assert other.graph is traced
     with pytest.raises(PlanError, match="no assignment"):
         search_mesh(traced, executor=executor, memory_limit=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("twice", topologies.torus(2, 4, alpha=0.0, bandwidth=1e9)),
+        ("linear", topologies.ring(8, alpha=1e-7, bandwidth=1e8)),
+        ("layers", topologies.fully_connected(4, alpha=1e-6, bandwidth=1e9)),
+    ],
+    ids=["torus", "ring", "switch"],
+)
+def test_a_mesh_is_chosen_as_by_searching_all(monkeypatch, name, topology):
+    monkeypatch.setattr(mesh_choice, "CANDIDATES", CANDIDATES)
+    traced, options = graph(name), {"hardware": "CPU", "solver": Auto(gap=1e-6)}
+    chosen = search(traced, devices=topology.num_ranks, topology=topology, **options)
+    assert chosen.problem.mesh.num_devices == topology.num_ranks
+    grid = (topology.num_ranks,) if topology.grid is None else topology.grid.shape
+    every = search_mesh(
+        traced,
+        topology=topology,
+        grid_shape=grid,
+        axes=("data", "model"),
+        candidates=CANDIDATES,
+        **options,
+    )
+    assert chosen.result.objective <= (1 + NEAR) * every[0].result.objective
+    again = search(
+        traced,
+        mesh=dict(zip(*chosen.problem.mesh, strict=True)),
+        network=chosen.problem.network,
+        **options,
+    )
+    assert again.cost.serial_seconds == pytest.approx(chosen.cost.serial_seconds, rel=1e-5)
+
+
+def test_meshes_that_cannot_be_best_are_not_searched(monkeypatch):
+    """With slow links the batch is sharded over all devices: other meshes have higher bounds."""
+    made: list[MeshChoice] = []
+    best = MeshChoice.best
+    monkeypatch.setattr(MeshChoice, "best", lambda self: (made.append(self), best(self))[1])
+    topology = topologies.torus(4, 4, alpha=0.0, bandwidth=1e6)
+    plan = search(graph("linear"), topology=topology, hardware="CPU", solver=Auto(gap=1e-6))
+    (choice,) = made
+    assert plan.cost.communication < 1
+    assert choice.searched < len(mesh_assignments((4, 4), ("data", "model")))
+    assert len(choice._nondominated()) < len(mesh_assignments((4, 4), ("data", "model")))
+
+
+def test_pins_name_the_axes_of_a_chosen_mesh():
+    topology = topologies.torus(2, 2, alpha=0.0, bandwidth=1e9)
+    traced = graph("twice")
+    name = traced.tensors[traced.inputs[1]].name
+    plan = search(traced, topology=topology, hardware="CPU", pin={name: ("model", None)})
+    assert plan.problem.mesh.names == ("data", "model")
+    where = dict(zip(*plan.problem.mesh, strict=True))
+    assert where["data"] * where["model"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"devices": 6}, "devices=6, but .* has 4: give one of them"),
+        ({"devices": 0}, "devices must be an integer of at least 1"),
+        ({"devices": 2, "mesh": {"x": 4}}, "devices=2, but the mesh .* has 4"),
+        ({"topology": None}, "give topology=, not network=; or give mesh="),
+        ({"memory_limit": 1.0}, "no mesh of 4 devices has a plan: on data .* no plan fits"),
+    ],
+)
+def test_a_mesh_to_choose_needs_a_network_of_its_devices(changed, expected):
+    given = {"topology": topologies.ring(4), "hardware": "CPU", **changed}
+    with pytest.raises(PlanError, match=expected):
+        search(graph("twice"), **given)
 
 
 def test_bad_input():

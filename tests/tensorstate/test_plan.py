@@ -310,6 +310,19 @@ def test_refused(graph, changed, expected):
         search(graph, **given)
 
 
+def test_a_limit_below_the_arguments_is_refused_before_a_search(graph, monkeypatch):
+    """In the model's names, with what would fit."""
+    monkeypatch.setattr(Auto, "solve", None)
+    inputs = sum(graph.tensors[i].nbytes for i in graph.inputs)
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
+    expected = (
+        r"no plan fits into .*: the least is about .* for arguments alone .* "
+        r"largest are (params|state)/\S*(up|down).*, or 1[67] devices or more"
+    )
+    with pytest.raises(PlanError, match=expected):
+        search(graph, memory_limit=inputs // 16, **given)
+
+
 @pytest.mark.parametrize("solver", [Auto, CoordinateDescent, Milp])
 @pytest.mark.parametrize(
     "limits", [{"gap": -1e-3}, {"gap": math.nan}, {"gap": True}, {"time_limit": 0}]
@@ -420,7 +433,10 @@ def search_again(plan):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"microbatches": 3}, "a batch of 512 cannot be split into 3 equal microbatches"),
+        (
+            {"microbatches": 3},
+            r"a batch of 512 \(x, y\) cannot be split into 3 equal microbatches: .* as 1, 2, 4 do",
+        ),
         ({"microbatches": 0}, "an integer of at least 1, got 0"),
         ({"microbatches": "many"}, 'microbatches must be numbers or "auto"'),
         ({"microbatches": ()}, "no number of microbatches"),

@@ -20,7 +20,7 @@ from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, apply
+from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
@@ -255,3 +255,14 @@ def test_other_arguments_are_refused():
     )
     with pytest.raises(PlanError, match="takes arguments of"):
         applied.step(np.zeros(4))
+    leaves, tree = jax.tree.flatten(abstract_args(problem.traced))
+    for number, leaf in enumerate(leaves):
+        other = np.int16 if leaf.dtype != np.int16 else np.int32
+        for bad in (
+            jax.ShapeDtypeStruct(leaf.shape, other),
+            jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype),
+        ):
+            changed = jax.tree.unflatten(tree, [*leaves[:number], bad, *leaves[number + 1 :]])
+            name = problem.traced.tensors[problem.traced.inputs[number]].name
+            with pytest.raises(PlanError, match=rf"{re.escape(name)} is .* cast it"):
+                jax.eval_shape(applied.step, *changed)

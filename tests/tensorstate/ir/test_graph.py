@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from experiments.models import load_model
 from tensorstate.ir.graph import Graph
+from tensorstate.ir.names import described
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import MODELS
 from tests.tensorstate.steps import STEPS, s
@@ -180,3 +183,24 @@ def test_sizes_of_tensors():
     assert tensor.size == math.prod((4, 6))
     assert tensor.nbytes == 96
     assert graph.flops == 2 * 4 * 6 * 2
+
+
+def test_results_are_described_in_the_names_of_the_model():
+    """By the parameter that a gradient updates, or the nearest one that a result comes from."""
+
+    def step(params, x):
+        def loss(params):
+            return jnp.square(jnp.tanh(x @ params["up"]) @ params["down"]).sum()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    array = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    graph = trace(step, ({"up": array, "down": array}, array))
+    names = {t.index: described(graph, t.index) for t in graph.tensors}
+    assert {names[i] for i in graph.inputs} == {"params/up", "params/down", "x"}
+    gradients = {names[t.index] for t in graph.tensors if t.role == "gradient"}
+    assert gradients == {"gradient of params/up", "gradient of params/down"}
+    first = next(o for o in graph.operators if o.primitive == "dot_general")
+    assert names[first.results[0].tensor] == "dot_general after params/up"
+    assert not any(name.startswith("t") and name[1:].isdigit() for name in names.values())

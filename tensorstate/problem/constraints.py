@@ -1,0 +1,288 @@
+"""The user's constraints: pinned placements of inputs, and mesh axes that must not shard them.
+
+Shardings that the step itself asks for are constraints too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Operator, Tensor
+from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import Strategy
+
+# A label that no operator has: a sharding that no strategy gives.
+NO_LABEL = 2**30
+
+Spec = Sequence[str | Sequence[str] | None]
+"""As a ``PartitionSpec``: for every dimension a mesh axis, several (major first), or ``None``."""
+
+
+def apply_constraints(
+    problem: Problem,
+    strategies: Sequence[Sequence[Strategy]],
+    pin: Mapping[str, Spec],
+    forbid: Mapping[str, str | Sequence[str]],
+) -> tuple[tuple[Strategy, ...], ...]:
+    """The strategies that satisfy the constraints, those that the step itself asks for included.
+
+    Args:
+        problem: a training step on a mesh.
+        strategies: for every class the candidate strategies.
+        pin: partition specs by patterns of input names. ``*`` matches one part of a name between
+            slashes, ``**`` any number of parts.
+        forbid: by patterns, the mesh axes that must not shard these inputs.
+
+    Raises:
+        PlanError: a pattern that matches no input, or only some inputs of a class; pins that
+            contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
+    """
+    remaining = [
+        _pinned_by_step(problem, class_id, tuple(of_class))
+        for class_id, of_class in enumerate(strategies)
+    ]
+    by_name: dict[str, tuple[str, Placements]] = {}
+    for pattern, spec in pin.items():
+        for class_id, tensors in _matched(problem, pattern).items():
+            for tensor in tensors:
+                placements = from_partition_spec(problem, tensor, spec)
+                first, before = by_name.setdefault(tensor.name, (pattern, placements))
+                if before != placements:
+                    raise PlanError(
+                        f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}: "
+                        f"{tuple(pin[first])} and {tuple(spec)}; keep one of them"
+                    )
+                remaining[class_id] = tuple(
+                    strategy for strategy in remaining[class_id] if strategy == placements
+                )
+                if not remaining[class_id]:
+                    raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
+    for pattern, axes in forbid.items():
+        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
+        for class_id, tensors in _matched(problem, pattern).items():
+            remaining[class_id] = tuple(
+                strategy
+                for strategy in remaining[class_id]
+                if all(strategy[axis] == REPLICATED for axis in numbers)
+            )
+            if not remaining[class_id]:
+                name = tensors[0].name
+                pinned, _ = by_name.get(name, ("the step", ()))
+                raise PlanError(
+                    f"forbid {pattern!r} contradicts the pin {pinned!r} of {name}, which is "
+                    f"sharded over {', '.join(problem.mesh.names[a] for a in numbers)} by it: take "
+                    "one of them away"
+                )
+    return tuple(remaining)
+
+
+def _pinned_by_step(
+    problem: Problem, class_id: int, strategies: tuple[Strategy, ...]
+) -> tuple[Strategy, ...]:
+    """The strategies of a class that shard as the step asks; all of them where it asks nothing.
+
+    Raises:
+        PlanError: naming the line: a mesh without the axes, or sizes that do not divide evenly.
+    """
+    members = problem.node(class_id).members
+    operator = problem.graph.operators[members[0].operator] if members else None
+    if operator is None or operator.pin is None:
+        return strategies
+    asked = tuple(dim.axes for dim in operator.pin)
+    where = f"the step asks for the sharding {_spec_text(asked)} ({operator.source})"
+    free: set[int] = set()
+    wanted = [REPLICATED] * len(problem.mesh.sizes)
+    for labels, axes in operator.pin:
+        if axes is None:
+            free.update(labels)
+            continue
+        remedy = "search on the mesh that it is written for, or trace it with constraints='drop'"
+        numbers = _axes(problem, axes, where, remedy)
+        if numbers != sorted(numbers):
+            raise PlanError(f"{where}: axes of a dimension come in the order of the mesh")
+        factors = _factors_of(problem, operator, labels, numbers)
+        for axis, label in zip(numbers, factors, strict=True):
+            wanted[axis] = label
+    allowed = tuple(
+        strategy
+        for strategy in strategies
+        if all(
+            placement == want or (want == REPLICATED and placement in free)
+            for placement, want in zip(strategy, wanted, strict=True)
+        )
+    )
+    if not allowed:
+        dims = [math.prod(operator.sizes[k] for k in dim.labels) for dim in operator.pin]
+        sizes = " x ".join(map(str, dims))
+        raise PlanError(
+            f"{where} of an array of {sizes}, which {problem.mesh} does not shard evenly: change "
+            "its sizes, or trace the step with constraints='drop'"
+        )
+    return allowed
+
+
+def _factors_of(
+    problem: Problem, operator: Operator, labels: Sequence[int], axes: Sequence[int]
+) -> Iterator[int]:
+    """For every axis the factor of a dimension that it shards: the major ones first, each fully."""
+    left = [(label, operator.sizes[label]) for label in labels]
+    for axis in axes:
+        size = problem.mesh.sizes[axis]
+        while len(left) > 1 and left[0][1] == 1 < size:
+            left.pop(0)
+        if size == 1 or not left:
+            yield REPLICATED if size == 1 else NO_LABEL
+            continue
+        label, parts = left[0]
+        left[0] = label, parts // size
+        yield label if parts % size == 0 else NO_LABEL
+
+
+def _spec_text(spec: Sequence[Sequence[str] | None]) -> str:
+    parts = [
+        "any" if axes is None else "None" if not axes else repr(axes[0] if len(axes) == 1 else axes)
+        for axes in spec
+    ]
+    return f"P({', '.join(parts)})"
+
+
+def checked_pins(pin: Mapping[str, Spec] | None) -> dict[str, tuple]:
+    """Pins as plain tuples; a ``NamedSharding`` stands for its spec.
+
+    Raises:
+        PlanError: something else than specs by patterns.
+    """
+    given = {} if pin is None else checks.instance(pin, Mapping, "pin", PlanError)
+    return {
+        checks.text(pattern, "a pattern of pin", PlanError): _checked_spec(pattern, spec)
+        for pattern, spec in given.items()
+    }
+
+
+def _checked_spec(pattern: str, given: object) -> tuple:
+    spec = given.spec if isinstance(given, NamedSharding) else given
+    if not isinstance(spec, (PartitionSpec, tuple, list)):
+        raise PlanError(
+            f"pin {checks.shown(pattern)} must be a PartitionSpec, got {checks.shown(given)}"
+        )
+    for axes in spec:
+        names = axes if isinstance(axes, (tuple, list)) else () if axes is None else (axes,)
+        if not all(isinstance(name, str) for name in names):
+            raise PlanError(
+                f"pin {checks.shown(pattern)} has names of mesh axes or None for each dimension, "
+                f"got {checks.shown(given)}"
+            )
+    return tuple(spec)
+
+
+def checked_forbidden(
+    forbid: Mapping[str, str | Sequence[str]] | None,
+) -> dict[str, tuple[str, ...]]:
+    """Names of mesh axes by pattern, as tuples.
+
+    Raises:
+        PlanError: something else than names by patterns.
+    """
+    given = {} if forbid is None else checks.instance(forbid, Mapping, "forbid", PlanError)
+    return {
+        checks.text(pattern, "a pattern of forbid", PlanError): (axes,)
+        if isinstance(axes, str)
+        else tuple(
+            checks.text(axis, f"a mesh axis of forbid {checks.shown(pattern)}", PlanError)
+            for axis in checks.members(axes, f"forbid {checks.shown(pattern)}", PlanError)
+        )
+        for pattern, axes in given.items()
+    }
+
+
+def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
+    """The inputs whose names match, by class: all inputs of a class or none."""
+    regex = re.compile(_regex(pattern))
+    by_class: dict[int, list[Tensor]] = {}
+    for class_id, members in enumerate(problem.graph.node_classes):
+        tensors = [problem.graph.nodes[e].tensor for e in members]
+        named = [problem.graph.tensors[t] for t in tensors if t is not None]
+        matched = [tensor for tensor in named if regex.fullmatch(tensor.name)]
+        if matched and len(matched) < len(named):
+            other = next(tensor.name for tensor in named if tensor not in matched)
+            raise PlanError(
+                f"{pattern!r} names {matched[0].name} but not {other}, the same input of an "
+                "identical layer: name them together"
+            )
+        if matched:
+            by_class[class_id] = matched
+    if not by_class:
+        names = [problem.graph.tensors[i].name for i in problem.graph.inputs]
+        some = ", ".join(names[:8])
+        raise PlanError(f"{pattern!r} names no input; there are {len(names)}, such as {some}")
+    return by_class
+
+
+def _regex(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
+    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    return "".join(stars.get(part, re.escape(part)) for part in parts)
+
+
+def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placements:
+    """The placements of an input that a ``PartitionSpec`` describes.
+
+    Raises:
+        PlanError: an unknown axis or dimension, or sizes that do not divide evenly.
+    """
+    dims = tensor.array_dims or ()
+    if len(spec) > len(dims):
+        raise PlanError(f"{tensor.name} has {len(dims)} dimensions, the pin {spec} more")
+    placements = [REPLICATED] * len(problem.mesh.sizes)
+    for dimension, axes in enumerate(spec):
+        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        numbers = _axes(problem, names, str(spec))
+        if numbers != sorted(numbers):
+            raise PlanError(f"{spec}: axes of a dimension come in the order of the mesh")
+        for axis in numbers:
+            if problem.mesh.sizes[axis] == 1:
+                continue
+            if placements[axis] != REPLICATED:
+                name = problem.mesh.names[axis]
+                raise PlanError(f"{spec} shards two dimensions along mesh axis {name!r}")
+            if not dims[dimension]:
+                raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
+            placements[axis] = dims[dimension][0]
+    if not divides_evenly(tuple(placements), tensor.sizes, problem.mesh):
+        raise PlanError(
+            f"{spec} does not shard {tensor.name}, of factors {tensor.sizes}, evenly: "
+            f"{_uneven(problem, tensor, placements)}"
+        )
+    return tuple(placements)
+
+
+def _uneven(problem: Problem, tensor: Tensor, placements: Sequence[int]) -> str:
+    """Which dimension has too few elements for its mesh axes, and what would fit."""
+    mesh = problem.mesh
+    for number, positions in enumerate(tensor.array_dims or ()):
+        axes = [axis for axis, placement in enumerate(placements) if placement in positions]
+        parts = math.prod(mesh.sizes[axis] for axis in axes)
+        if axes and tensor.sizes[positions[0]] % parts:
+            names = " x ".join(f"{mesh.names[axis]} {mesh.sizes[axis]}" for axis in axes)
+            most = math.gcd(tensor.sizes[positions[0]], parts)
+            return (
+                f"dimension {number} is sharded in units of {tensor.sizes[positions[0]]}, which "
+                f"{names} = {parts} does not divide; at most {most} of these parts would fit"
+            )
+    return "a dimension of size 0"
+
+
+def _axes(problem: Problem, names: Sequence[str], context: str, remedy: str = "") -> list[int]:
+    known = problem.mesh.names
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        say = f"; {remedy}" if remedy else ""
+        raise PlanError(f"{context}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}{say}")
+    return [known.index(name) for name in names]

@@ -1,0 +1,110 @@
+"""Assignments of the ranks of a network to the axes of a mesh: their sizes, and their links.
+
+The ranks of a network form a grid: the dimensions of a torus, or hosts and the ranks of each host.
+Every grid dimension is factorized over the mesh axes. The factors decide both the sizes of the mesh
+axes and the links along which they communicate. Ranks are numbered in row-major order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import MOST_DEVICES, MeshShape
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAssignment:
+    """An assignment of the ranks of a grid to a mesh.
+
+    Attributes:
+        mesh: the mesh.
+        device_order: the rank of every device of the mesh.
+        parts: by grid dimension, the factor that every mesh axis takes of it.
+    """
+
+    mesh: MeshShape
+    device_order: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+
+    def groups(self) -> tuple[frozenset[frozenset[int]], ...]:
+        """By mesh axis, the sets of ranks that communicate along it."""
+        ranks = np.asarray(self.device_order).reshape(self.mesh.sizes)
+        return tuple(
+            frozenset(
+                frozenset(line.tolist())
+                for line in np.moveaxis(ranks, axis, -1).reshape(-1, self.mesh.sizes[axis])
+            )
+            for axis in range(len(self.mesh.sizes))
+        )
+
+
+def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
+    """All assignments of a grid of ranks to mesh axes, each set of groups once.
+
+    Args:
+        grid_shape: ranks along every dimension of the grid.
+        axes: names of the mesh axes.
+
+    Raises:
+        PlanError: no dimensions or axes, a dimension below 1, or two axes of one name.
+    """
+    grid_shape, axes = checked_grid(grid_shape), checked_axes(axes)
+    splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
+    nestings = list(itertools.permutations(range(len(axes))))
+    by_groups: dict[object, MeshAssignment] = {}
+    for parts in itertools.product(*splits):
+        for nesting in itertools.product(nestings, repeat=len(grid_shape)):
+            assignment = _assign(parts, nesting, axes)
+            by_groups.setdefault(assignment.groups(), assignment)
+    return tuple(by_groups.values())
+
+
+def checked_grid(grid_shape: Sequence[int]) -> tuple[int, ...]:
+    sides = checks.integers(grid_shape, "grid_shape", PlanError, least=1, most=MOST_DEVICES)
+    if not sides or math.prod(sides) > MOST_DEVICES:
+        raise PlanError(
+            f"grid_shape has at least one side, and at most {MOST_DEVICES} ranks, got "
+            f"{checks.shown(sides)}"
+        )
+    return sides
+
+
+def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    names = checks.members(axes, "axes", PlanError)
+    for name in names:
+        checks.text(name, "the name of a mesh axis", PlanError)
+    if not names or len(set(names)) < len(names):
+        raise PlanError(f"axes must have distinct names, got {checks.shown(names)}")
+    return names
+
+
+def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
+    """The ordered factorizations of a number into ``count`` factors."""
+    if count == 1:
+        yield (side,)
+        return
+    for first in range(1, side + 1):
+        if side % first == 0:
+            yield from (
+                (first, *rest) for rest in _ordered_factorizations(side // first, count - 1)
+            )
+
+
+def _assign(
+    parts: tuple[tuple[int, ...], ...], nesting: Sequence[tuple[int, ...]], axes: Sequence[str]
+) -> MeshAssignment:
+    """The mesh whose axis a takes ``parts[d][a]`` of dimension d, nested in the given order."""
+    shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
+    mesh_dims = [(d, a) for d, nest in enumerate(nesting) for a in nest]
+    # Row-major over mesh axes: all factors of the first axis precede those of the second.
+    order = sorted(range(len(mesh_dims)), key=lambda i: (mesh_dims[i][1], mesh_dims[i][0]))
+    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel()
+    sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
+    return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)
