@@ -357,11 +357,11 @@ class Formulation:
             return False
         if self.is_of_memory:
             return False
-        costs = self.program.costs()
-        self.program.clear_objective()
-        self.program.add_largest_lazy(PROOF_POINTS)
-        found = self.program.solve(relax=True, time_limit=seconds)
-        self.program.set_costs(costs)
+        # On a copy: rows of memory are dense, and those that do not bind would slow the search.
+        program = self.program.copied()
+        program.clear_objective()
+        program.add_largest_lazy(PROOF_POINTS)
+        found = program.solve(relax=True, time_limit=seconds)
         return found.status == "infeasible"
 
     def covers(self, candidates: Sequence[Sequence[Strategy]]) -> bool:

@@ -7,6 +7,7 @@ relaxation took up to ten times as long. Without some rows the optimum is lower,
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from array import array
@@ -119,13 +120,11 @@ class LinearProgram:
         """Add to a variable's cost."""
         self._costs[variable] += cost
 
-    def costs(self) -> array:
-        """The cost of every variable, a copy."""
-        return array("d", self._costs)
-
-    def set_costs(self, costs: array) -> None:
-        """Other costs of all variables."""
-        self._costs = array("d", costs)
+    def copied(self) -> LinearProgram:
+        """A program of its own with the same variables and rows."""
+        other = LinearProgram()
+        other.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
+        return other
 
     def clear_objective(self) -> None:
         """Set all costs to 0."""
