@@ -69,7 +69,7 @@ def baselines():
 @pytest.mark.parametrize(("name", "axes", "strategy"), list(baselines()))
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     """Within a quarter of the bytes beside the arguments, but for the listed exceptions."""
-    sizes = SIZES.get(name, {})
+    sizes: dict[str, Any] = SIZES.get(name, {})
     problem = problem_of(name, axes, **sizes)
     taken = report(traced(name, **sizes)[0], problem, solve_baseline(problem, strategy))
     listed = (name, strategy, len(axes)) in UNLIKE
