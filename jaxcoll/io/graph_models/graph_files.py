@@ -2,8 +2,9 @@
 
 Edges have the attributes ``alpha`` (seconds) and ``bandwidth`` (bytes per second), or those of the
 arguments; nodes of ``kind`` "switch" are switches, all others ranks, as ``Topology.from_networkx``
-takes them. An undirected edge is a link each way. networkx is not needed for anything else here:
-``pip install networkx``.
+takes them. An undirected edge is a link each way. The grid of the ranks and the permutations that
+keep the network are not in such files: synthesizers for grids need the network by name or as JSON.
+networkx is not needed for anything else here: ``pip install networkx``.
 
 Before networkx sees a file, its XML is read within bounds and without entities (``io/xml.py``).
 """
@@ -68,6 +69,9 @@ def loads(
     except Exception as error:  # networkx checks little, and raises what Python does
         what = shown(" ".join(str(error).split()))
         raise FormatError(f"networkx does not read it: {type(error).__name__}: {what}") from None
+    numbers = {str(i): i for i in range(len(graph))}
+    if numbers.keys() == set(graph):  # a network without names comes back without them
+        graph = nx.relabel_nodes(graph, numbers)
     try:
         return Topology.from_networkx(graph, alpha=alpha, bandwidth=bandwidth)
     except FormatError:
