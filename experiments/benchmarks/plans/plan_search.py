@@ -14,6 +14,7 @@ from jaxcoll import topologies
 from tensorstate import (
     BASELINES,
     AlphaBetaCosts,
+    Auto,
     Graph,
     MeshShape,
     Plan,
@@ -119,8 +120,9 @@ def _small_limits(_layers: int | None) -> Iterator[Row]:
         graph = trace(model.step, model.abstract_args)
         asked = {**_network("2x4"), "hardware": "CPU"}
         limit = 0.6 * search(graph, memory_limit=math.inf, **asked).cost.memory.peak
+        solver = Auto(time_limit=20)
         found = _row(
-            lambda: search(graph, memory_limit=limit, recompute=True, **asked),  # noqa: B023
+            lambda: search(graph, memory_limit=limit, recompute=True, solver=solver, **asked),  # noqa: B023
             "20 CPU s",
         )
         yield {"model": name, **found}
