@@ -158,7 +158,7 @@ def sharded_step(
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
     return ShardedStep(
-        _on_trees(graph, body),
+        _on_trees(table.traced, body),
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _donatable_args(graph),

@@ -409,6 +409,22 @@ def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
     return function if several else lambda *args, **params: (function(*args, **params),)
 
 
+def new_primitive(name: str, run: Callable, abstract: Callable, batch: Callable) -> core.Primitive:
+    """A primitive of several results.
+
+    Args:
+        run: the operation on arrays, which is also what it is lowered to.
+        abstract, batch: the types of its results; results and batched dimensions under ``vmap``.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
 def registered() -> list[core.Primitive]:
     """All primitives for which the installed JAX has a batching rule or a lowering, by name."""
     primitives = {*batching.fancy_primitive_batchers, *mlir._lowerings}

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
-from jax.interpreters import batching, mlir
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.ir.jaxprs import new_primitive
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -144,15 +143,10 @@ def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
 # ---------------------------------------------------------------------- the primitive
 
 
-declared_p = core.Primitive("declared")
-declared_p.multiple_results = True
-
-
 def _run(*arrays: Any, declaration: Declaration) -> tuple[Any, ...]:
     return declaration.function(*arrays)
 
 
-@declared_p.def_abstract_eval
 def _abstract(*operands: Any, declaration: Declaration) -> list[Any]:
     dims = [len(operand.shape) for operand in operands]
     if dims != [len(names) for names in declaration.operands]:
@@ -188,9 +182,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], *, declaration: Declara
     return made, (0,) * len(made)
 
 
-declared_p.def_impl(_run)
-mlir.register_lowering(declared_p, mlir.lower_fun(_run, multiple_results=True))
-batching.primitive_batchers[declared_p] = _batch
+declared_p = new_primitive("declared", _run, _abstract, _batch)
 
 # ---------------------------------------------------------------------- the rule
 
