@@ -47,6 +47,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         jc.Explanation(schedule.collective, 10, topology, costs, (candidate,), candidate, False),
         forest(topology),
         next(jc.compare(topology, "all_gather", [1e6], synthesizers=["ring"])),
+        jc.Calibration(topology, (), (), 12),
         jc.synthesize_compact(topology, tmp_path_factory.mktemp("compact") / "s"),
     ]
     return {type(value).__name__: value for value in listed}

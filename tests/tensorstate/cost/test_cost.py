@@ -25,11 +25,12 @@ DEVICES = 8
 WIDTHS = (16, 32, 32, 8)
 
 
-def problem_of(name: str, axis: str, size: int, **changed) -> Problem:
+def problem_of(name: str, axis: str, size: int, loops: str = "keep", **changed) -> Problem:
     model = load_model(name, **changed)
     mesh = MeshShape.of({axis: size})
     network = AlphaBetaCosts(mesh, (1e-6,), (1e9,))
-    return Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+    graph = trace(model.step, model.abstract_args, loops=loops)  # type: ignore[arg-type]
+    return Problem(graph, network, HARDWARE["CPU"])
 
 
 PSI = sum(4 * (a * b + b) for a, b in itertools.pairwise(WIDTHS))
@@ -153,7 +154,7 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
 
 def test_what_runs_again_has_its_operands_when_it_does():
     """The recompute gathers a kernel before its other consumers after the forward pass do."""
-    problem, found = problem_of("llama", "data", 8), 0
+    problem, found = problem_of("llama", "data", 8, loops="unroll"), 0
     plan = solve_baseline(problem, "fsdp").decisions
     for number, group in enumerate(problem.tensor_groups):
         live_ranges = problem.live_ranges(number)

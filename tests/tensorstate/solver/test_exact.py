@@ -172,7 +172,7 @@ def test_less_memory_is_never_quicker():
     assert seconds == sorted(seconds)
     least, more = map(int, re.findall(r"about (\d+) bytes, (\d+) bytes more", refused)[0])
     assert more == pytest.approx(least - limit, abs=1)
-    names = re.findall(r"[(\w/)]+ x \d+: \d+ bytes", refused)
+    names = re.findall(r"(?:are|,) ([^,:]+): \d+ bytes", refused)
     assert len(names) == 3
     solve_milp(problem, candidates, recompute=True, memory_limit=least)
 
