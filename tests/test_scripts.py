@@ -36,6 +36,8 @@ def environment_of_the_scripts() -> list[str]:
     if Path(sys.prefix).parent != ROOT or not name.startswith(".venv"):
         pytest.skip("the tests do not run in an environment that the scripts made")
     version = name.removeprefix(".venv").removeprefix("-")
+    if version == "lowest":
+        return ["--lowest"]
     return ["--python", version] if version else []
 
 
