@@ -33,6 +33,7 @@ def test_no_mutant_is_refused_by_one_and_taken_by_the_other():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_of_very_many_mutants_none_either():
     command = [sys.executable, "-m", "tests.prove.second_opinion", "--count", str(VERY_MANY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
