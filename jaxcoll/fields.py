@@ -189,6 +189,13 @@ def items(value: object, name: str) -> list:
     return value
 
 
+def json_object(value: object, name: str) -> dict:
+    """An object, whose keys the caller reads."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{name} must be an object, got {glimpse(value)}")
+    return value
+
+
 def list_of(read: Callable) -> Callable[[object, str], tuple]:
     """Reads a list whose items ``read`` reads."""
 
@@ -317,6 +324,5 @@ def decode(value: object, where: str, depth: int = 0) -> object:
 
 def decode_object(value: object, where: str) -> dict:
     """An object of such values."""
-    if not isinstance(value, dict):
-        raise FormatError(f"{where} must be an object, got {glimpse(value)}")
-    return {key: decode(item, within(where, key), 1) for key, item in value.items()}
+    items_of = json_object(value, where).items()
+    return {key: decode(item, within(where, key), 1) for key, item in items_of}

@@ -20,7 +20,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,10 +30,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
-from jaxcoll.errors import FormatError, TableWarning
+from jaxcoll.errors import FormatError
 from jaxcoll.execute import clock
 from jaxcoll.execute.choice import stated
-from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.files import load_usable, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from tensorstate.errors import PlanError
@@ -89,12 +88,9 @@ def measured(
 ) -> Rates:
     """Measures the devices of a mesh, or finds them in a file; see ``Hardware.measure``."""
     checks.instance(mesh, Mesh, "mesh", PlanError)
-    seconds = float(checks.positive(seconds, "seconds", PlanError))
+    limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
+    seconds = checks.between(seconds, "seconds", PlanError, **limits)
     checked(progress, PlanError)
-    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        raise PlanError(
-            f"seconds must be from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}, got {seconds:g}"
-        )
     if jax.process_count() > 1:
         raise PlanError(
             "devices are measured in one process, since all processes must plan by the same; "
@@ -103,7 +99,7 @@ def measured(
     axes = {str(name): size for name, size in mesh.shape.items()}
     sides = "x".join(f"{name}={size}" for name, size in axes.items())
     place = f"{stated.machine()}, {mesh.devices.flat[0].device_kind}, {sides}"
-    kept = {} if cache is None else _load_usable(cache)
+    kept = {} if cache is None else load_usable(cache, loads, "the measured rates", _MOST_BYTES)
     if kept is not None and place in kept:
         return kept[place]
     # Of Auto axes, whatever those of the given mesh are: jax.lax runs by its own names here.
@@ -254,7 +250,7 @@ def loads(text: str) -> dict[str, Rates]:
     """
     whole = readers.Fields(readers.parse(text), "the file")
     whole.take("format", readers.exactly(FORMAT))
-    places = whole.take("places", _object)
+    places = whole.take("places", readers.json_object)
     whole.end()
     return {place: _rates(entry, place) for place, entry in places.items()}
 
@@ -262,12 +258,12 @@ def loads(text: str) -> dict[str, Rates]:
 def _rates(given: object, place: str) -> Rates:
     entry = readers.Fields(given, f"rates of {readers.glimpse(place)}")
     name = entry.take("name", readers.text)
-    flops = entry.take("flops", _object)
+    flops = entry.take("flops", readers.json_object)
     bandwidth, memory = entry.take("memory_bandwidth", _rate), entry.take("memory", _rate)
     count = readers.whole(1, MOST_DEVICES)
     axes = {
         axis: count(size, f"the size of {readers.glimpse(axis)}")
-        for axis, size in entry.take("axes", _object).items()
+        for axis, size in entry.take("axes", readers.json_object).items()
     }
     sizes = entry.take("sizes", readers.items)
     collectives = {}
@@ -309,21 +305,3 @@ def _rate(value: object, name: str) -> float:
     if not (number > 0 and math.isfinite(number)):
         raise FormatError(f"{name} must be above 0, got {readers.glimpse(value)}")
     return float(number)
-
-
-def _object(value: object, name: str) -> dict:
-    if not isinstance(value, dict):
-        raise FormatError(f"{name} must be an object, got {readers.glimpse(value)}")
-    return value
-
-
-def _load_usable(path: str | os.PathLike) -> dict[str, Rates] | None:
-    """The rates of a file; none where it is missing, ``None`` where it cannot be used."""
-    try:
-        return load_text(path, loads, _MOST_BYTES)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        reason = f"skipped the measured rates {os.fspath(path)}: {error}"
-        warnings.warn(TableWarning(reason), stacklevel=3)
-        return None

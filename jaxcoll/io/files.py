@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from jaxcoll import compact
-from jaxcoll.errors import FormatError, shown
+from jaxcoll.errors import FormatError, TableWarning, shown
 from jaxcoll.numerics import checks
 
 MAX_BYTES = 2**28
@@ -66,6 +67,27 @@ def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int
         return loads(text)
     except FormatError as error:
         raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+def load_usable(
+    path: str | os.PathLike, loads: Callable[[str], dict[str, T]], what: str, max_bytes: int
+) -> dict[str, T] | None:
+    """The entries of a cache; none where there is no file, ``None`` where it cannot be used.
+
+    A file that cannot be used is skipped with a warning at who called the caller: it may be
+    anybody's, so that it must not be written either.
+
+    Args:
+        what: the file in the warning's words.
+    """
+    try:
+        return load_text(path, loads, max_bytes)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = f"skipped {what} {os.fspath(path)}: {error}"
+        warnings.warn(TableWarning(reason), stacklevel=3)
+        return None
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

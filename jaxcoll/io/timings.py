@@ -68,11 +68,8 @@ class Timing:
         integers = (("ranks", _MOST_RANKS), ("nbytes", readers.INT64))
         for name, most in integers:
             checks.integer(getattr(self, name), name, FormatError, least=1, most=most)
-        seconds = float(checks.positive(self.seconds, "seconds", FormatError))
-        if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-            raise FormatError(
-                f"seconds must be from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}, got {seconds:g}"
-            )
+        limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
+        seconds = checks.between(self.seconds, "seconds", FormatError, **limits)
         checks.put(self, seconds=seconds)
         checks.optional(self.synthesizer, checks.text, "synthesizer", FormatError)
         checks.optional(

@@ -143,6 +143,14 @@ def positive(value, what: str, error: Error) -> Number:
     return _plain(value, exact)
 
 
+def between(value, what: str, error: Error, *, least: float, most: float) -> float:
+    """A number above 0 within limits, as a float."""
+    number = float(positive(value, what, error))
+    if not least <= number <= most:
+        raise error(f"{what} must be from {least:g} to {most:g}, got {number:g}")
+    return number
+
+
 def nbytes(value, error: Error, what: str = "nbytes") -> Number:
     """Bytes, above 0, within ``LEAST`` and ``MOST``."""
     size = positive(value, what, error)

@@ -21,7 +21,6 @@ import functools
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +32,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
-from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
+from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import clock, functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
-from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.files import load_usable, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
@@ -91,12 +90,9 @@ def measure_execution(
         OSError: the file cannot be written.
     """
     checks.instance(mesh, Mesh, "mesh", TuneError)
-    seconds = float(checks.positive(seconds, "seconds", TuneError))
+    limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
+    seconds = checks.between(seconds, "seconds", TuneError, **limits)
     checked(progress, TuneError)
-    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        raise TuneError(
-            f"seconds must be from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}, got {seconds:g}"
-        )
     devices = list(mesh.devices.flat)
     if len(devices) < 2:
         raise TuneError("execution costs are measured between two devices or more, got one")
@@ -111,7 +107,7 @@ def measure_execution(
         )
     machine = stated.machine()
     place = f"{machine}, {len(devices)} ranks"
-    kept = {} if cache is None else _load_usable(cache)
+    kept = {} if cache is None else load_usable(cache, loads, "the execution costs", _MOST_BYTES)
     if kept is not None and place in kept:
         return kept[place]
     flat = Mesh(np.asarray(devices), (_AXIS,))
@@ -236,15 +232,9 @@ def loads(text: str) -> dict[str, ExecutionCosts]:
     """
     whole = readers.Fields(readers.parse(text), "the file")
     whole.take("format", readers.exactly(FORMAT))
-    entries = whole.take("costs", _object)
+    entries = whole.take("costs", readers.json_object)
     whole.end()
     return {place: _costs(entry, place) for place, entry in entries.items()}
-
-
-def _object(value: object, name: str) -> dict:
-    if not isinstance(value, dict):
-        raise FormatError(f"{name} must be an object, got {readers.glimpse(value)}")
-    return value
 
 
 def _costs(entry: object, place: str) -> ExecutionCosts:
@@ -281,15 +271,3 @@ def _native(entry: object, place: str) -> NativeCost:
     )
     taken.end()
     return cost
-
-
-def _load_usable(path: str | os.PathLike) -> dict[str, ExecutionCosts] | None:
-    """The costs of a file; none where it is missing, ``None`` where it cannot be used."""
-    try:
-        return load_text(path, loads, _MOST_BYTES)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        reason = f"skipped the execution costs {os.fspath(path)}: {error}"
-        warnings.warn(TableWarning(reason), stacklevel=3)
-        return None

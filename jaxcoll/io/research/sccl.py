@@ -182,9 +182,8 @@ def loads(
 
 
 def _kind(value: object, where: str) -> str:
-    if not isinstance(value, dict):
-        raise FormatError(f"{where} must be an object, got {glimpse(value)}")
-    return readers.text(value.get("msccl_type", value.get("sccl_type")), f"{where}.msccl_type")
+    fields = readers.json_object(value, where)
+    return readers.text(fields.get("msccl_type", fields.get("sccl_type")), f"{where}.msccl_type")
 
 
 def _read_network(value: object, alpha: float | None, bandwidth: float | None) -> Topology:
