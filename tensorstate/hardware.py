@@ -155,6 +155,18 @@ class CollectiveCostModel:
         """
         raise NotImplementedError
 
+    def send_seconds(self, axis: int, nbytes: int) -> float:
+        """Seconds in which every device but the last sends a buffer to the next along an axis.
+
+        By default those of one of the n - 1 steps in which a ring of n devices gathers n buffers.
+
+        Args:
+            axis: number of the mesh axis.
+            nbytes: of the buffer, at least 0.
+        """
+        n = self.mesh.sizes[axis]
+        return 0.0 if n == 1 else self.collective_seconds("all_gather", axis, n * nbytes) / (n - 1)
+
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """The schedule behind ``collective_seconds``; ``None`` if the cost has no schedule."""
         raise NotImplementedError

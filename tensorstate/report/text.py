@@ -46,6 +46,11 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
         parts.append(f"{recomputed_nodes} operators recomputed")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
+    if (staged := problem.pipeline) is not None:
+        parts.append(
+            f"pipeline parallel on `{staged.axis}` ({staged.stages} stages, {staged.microbatches} "
+            f"microbatches, bubble {100 * staged.bubble:.0f} %)"
+        )
     return " + ".join(parts) or "replicated"
 
 
@@ -245,6 +250,9 @@ def _headline(problem: Problem, result: SearchResult) -> list[str]:
 
 
 def _format_microbatches(problem: Problem) -> str:
+    if (staged := problem.pipeline) is not None:
+        count, batch = staged.microbatches, staged.batch
+        return f", {count} microbatches of {batch // count} of a batch of {batch} in its stages"
     if problem.microbatch_split is None:
         return ""
     count, batch = problem.microbatches, problem.microbatch_split.batch
@@ -388,7 +396,9 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
     full = problem.traced.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
-        lines.append(f"split into {problem.microbatches} microbatches of {size(tensor.nbytes)}")
+        staged = problem.pipeline
+        count = problem.microbatches if staged is None else staged.microbatches
+        lines.append(f"split into {count} microbatches of {size(tensor.nbytes)}")
     for reshard in result.cost.reshards:
         if tensor.index not in reshard.tensors:
             continue
@@ -411,6 +421,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
             (f"forward{times}", reshard.in_forward),
             (f"backward{times}", reshard.after_forward),
             ("after the microbatches", reshard.after_loop),
+            (f"to the next stage, {reshard.num_sends} times", reshard.sent),
         )
         for when, tree in trees:
             lines += [
