@@ -30,8 +30,7 @@ from tensorstate.problem.constraints import (
     checked_forbidden,
     checked_pins,
 )
-from tensorstate.problem.microbatching import batch_factor
-from tensorstate.problem.pipeline import find_num_stages, stream_counts
+from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_factor
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
@@ -204,8 +203,10 @@ class _Question:
             stages = find_num_stages(self.network.mesh, self.stages or "")
             counts: tuple[int, ...] | int | None = self.counts
             if counts in (1, None) or stages == 1:
-                batch = self.graph.factors[batch_factor(self.graph, self.batch)]
-                return self._best_of((1,) if stages == 1 else stream_counts(batch, stages), True)
+                if stages == 1:
+                    return self._best_of((1,))
+                batch = self.graph.factors[stream_factor(self.graph, self.batch)]
+                return self._best_of(stream_counts(batch, stages), while_better=True)
             return self._best_of((counts,) if isinstance(counts, int) else counts)
         mesh, start = self.network.mesh, time.perf_counter()
         axes = [name for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1]

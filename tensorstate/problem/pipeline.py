@@ -30,7 +30,7 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
-from tensorstate.problem.microbatching import BatchTracker, nearest_divisors
+from tensorstate.problem.microbatching import BatchTracker, batch_factor, nearest_divisors
 from tensorstate.tracing.node_classes import group_nodes
 
 
@@ -199,6 +199,29 @@ def find_num_stages(mesh: MeshShape, axis: str) -> int:
             'or "auto" for the best of them'
         )
     return mesh.sizes[mesh.names.index(axis)]
+
+
+def stream_factor(graph: Graph, name: str | None = None) -> int:
+    """The factor of the batch that scans over layers carry.
+
+    Where the step splits its batch, as gradient accumulation does, it is that of a part.
+
+    Args:
+        graph: the training step.
+        name: of an input whose first dimension is the batch (see ``microbatching.batch_factor``).
+
+    Raises:
+        PlanError: no input has a batch, or there is no scan over layers.
+    """
+    factor = batch_factor(graph, name)
+    inputs = [graph.tensors[i] for i in graph.inputs]
+    firsts = [tuple(t.dims[p] for p in t.array_dims[0]) for t in inputs if t.array_dims]
+    parts = next((of for of in firsts if of[:1] == (factor,)), (factor,))
+    carried: set[int] = set()
+    for loop in layer_loops(graph, factor):
+        for enter, _ in graph.loops[loop].carries:
+            carried.update(graph.tensors[graph.operators[enter].operands[0].tensor].dims)
+    return next((part for part in parts if part in carried), factor)
 
 
 def stream_counts(batch: int, stages: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MOST_DEVICES, REPLICATED, SUM, MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
-from tensorstate.problem.pipeline import Pipeline, find_num_stages, pipeline
+from tensorstate.problem.pipeline import Pipeline, find_num_stages, pipeline, stream_factor
 from tensorstate.problem.reshard import NO_RESHARD, ReshardGraph, ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
@@ -142,12 +142,13 @@ class Problem:
     ) -> Pipeline | None:
         """The stages along a mesh axis; none along an axis of one device."""
         checks.optional(axis, checks.text, "stages", PlanError)
+        checks.optional(num_stages, checks.integer, "num_stages", PlanError, least=1)
         if axis is None:
             return None
         count = find_num_stages(self.mesh, axis) if num_stages is None else num_stages
         if count == 1:
             return None
-        factor = batch_factor(self.traced, self.batch)
+        factor = stream_factor(self.traced, self.batch)
         return pipeline(self.traced, axis, count, microbatches, factor)
 
     @property

@@ -46,17 +46,18 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
         parts.append(f"{recomputed_nodes} operators recomputed")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
-    if (staged := problem.pipeline) is not None:
-        parts.append(
-            f"pipeline parallel on `{staged.axis}` ({staged.stages} stages, {staged.microbatches} "
-            f"microbatches, bubble {100 * staged.bubble:.0f} %)"
-        )
     return " + ".join(parts) or "replicated"
 
 
 def _parallelisms(
     problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
 ) -> list[str]:
+    staged = problem.pipeline
+    if staged is not None and axis == problem.stage_axis:
+        return [
+            f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
+            f"bubble {100 * staged.bubble:.0f} %)"
+        ]
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []

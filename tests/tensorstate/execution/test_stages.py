@@ -11,11 +11,12 @@ import pytest
 from jax import lax
 
 import tensorstate as ts
+from experiments.models import load_model
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.problem.problem import Problem
-from tests.tensorstate.execution.test_sharded_step import devices, drawn
+from tests.tensorstate.execution.test_sharded_step import check, devices, drawn
 from tests.tensorstate.execution.test_step_loop import KEY, dropped, layers, remat, sgd
 from tests.tensorstate.oracle import QUICK, arguments, assert_alike, jitted
 from tests.tensorstate.steps import s
@@ -140,7 +141,12 @@ def agrees(problem: Problem, decisions, axes: dict[str, int], name: str) -> None
     same(name, applied)
 
 
-@pytest.mark.parametrize("name", STEPS)
+QUICK_STEPS = ("layers", "experts")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK_STEPS else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
+)
 def test_stages_have_the_values_of_one_device(name):
     plan = planned(name, tuple(PLANE.items()))
     assert plan.problem.pipeline is not None
@@ -149,6 +155,27 @@ def test_stages_have_the_values_of_one_device(name):
     assert report.agrees or "keys" in name, str(report)
     assert any(row.kind == "permute" and row.compiled_bytes for row in report.rows)
     same(name, plan.apply(devices(PLANE), lax_collectives))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt_scan", "llama"])
+def test_a_language_model_trains_in_stages(name):
+    """Losses and parameters of five steps on 8 devices, data and tensor parallel beside stages."""
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(CUBE), (1e-6,) * 3, (1e9,) * 3)
+    model = load_model(name)
+    plan = ts.search(
+        model.step,
+        model.abstract_args,
+        mesh=CUBE,
+        network=network,
+        hardware="CPU",
+        stages="stage",
+        microbatches=2,
+    )
+    assert "pipeline parallel (2 stages, 2 microbatches" in str(plan)
+    report = plan.check(mesh=devices(CUBE))
+    assert report.agrees, str(report)
+    check(name, plan.apply(devices(CUBE)), steps=5)
 
 
 @pytest.mark.slow
