@@ -23,7 +23,7 @@ from jax import lax
 import jaxcoll as jc
 from tensorstate.execution.microbatch_loop import wait_for
 from tensorstate.execution.placement_table import PlacementTable
-from tensorstate.execution.step_loop import Runner, flat_operand, result_sizes, stacked
+from tensorstate.execution.step_loop import Runner, boundary_result, flat_operand, stacked
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import SUM, num_shards
 from tensorstate.problem.pipeline import Pipeline
@@ -160,7 +160,7 @@ class _Scan:
         ends |= dict(zip(self.summed, sums, strict=True))
         pairs = [(operator, ends[k]) for k, operator in enumerate(self.leave)]
         pairs += [(o, self._view(o).close(x)) for o, x in zip(stacks, made, strict=True)]
-        return {o.results[0].tensor: x.reshape(result_sizes(runner, o)) for o, x in pairs}
+        return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in pairs}
 
     # ------------------------------------------------------------------ a tick
 
