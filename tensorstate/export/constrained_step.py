@@ -63,7 +63,7 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
 
 
 def check_whole(problem: Problem) -> None:
-    """Refuse a plan in microbatches.
+    """Refuse a plan in microbatches or in pipeline stages.
 
     Raises:
         PlanError: with the remedy.
@@ -72,6 +72,11 @@ def check_whole(problem: Problem) -> None:
         raise PlanError(
             f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
             "plan.apply(), or search with microbatches=1"
+        )
+    if (staged := problem.pipeline) is not None:
+        raise PlanError(
+            f"a plan of {staged.stages} pipeline stages on {staged.axis!r} has no form as "
+            "constraints: run it by plan.apply(), or search without stages="
         )
 
 
