@@ -25,7 +25,7 @@ from scipy.stats import kendalltau
 from experiments.benchmarks.report import report
 from experiments.models import Model, load_model
 from jaxcoll import topologies
-from jaxcoll.execute import clock
+from jaxcoll.execute.choice import measured_costs
 from tensorstate import (
     BASELINES,
     AlphaBetaCosts,
@@ -180,8 +180,8 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
         found = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
         plans = dict(found.compare().plans)
         calls = [_call(model, plan, mesh) for plan in plans.values()]
-        together = [clock.calls_together(call) for call in calls]
-        measured = np.median(clock.in_alternation(calls, together, options.rounds), axis=0)
+        together = [measured_costs.calls_together(call) for call in calls]
+        measured = np.median(measured_costs.in_alternation(calls, together, options.rounds), axis=0)
         predicted = [plan.cost.serial_seconds for plan in plans.values()]
         tau = float(np.asarray(kendalltau(predicted, measured))[0])
         for plan, expected, seconds in zip(plans, predicted, measured, strict=True):
@@ -194,7 +194,7 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
             }
 
 
-def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> clock.Call:
+def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> measured_costs.Call:
     """A step of a plan on placed arguments; it ran once."""
     runner = plan.apply(mesh, lax_collectives)
     args = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)

@@ -6,7 +6,7 @@ The words, and the algorithm and protocol that NCCL runs where a rule is silent,
 ``src/include/nccl_tuner.h`` and ``src/graph/tuning.cc`` of NCCL 2.30. A tuner of NCCL holds a list
 of rules; the first that matches a collective decides.
 
-``nccl_tuner.conf`` has one rule per line, 8 to 10 columns (``plugins/tuner/example`` of NCCL 2.30)::
+``nccl_tuner.conf`` has one rule per line, of 8 to 10 columns (``plugins/tuner/example``)::
 
     collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks[,numPipeOps[,regBuff]]
 
