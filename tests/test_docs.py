@@ -19,6 +19,7 @@ from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program, runtimes
 from jaxcoll.tune.tables import table_file
+from tests.xla_flags import cpu_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -39,7 +40,7 @@ def run_code(code: list[str], folder: Path) -> list[str]:
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": cpu_devices(8),
     }
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(code)],
@@ -100,7 +101,7 @@ def test_the_page_of_the_tuner_searches(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 4, tmp_path)
+    printed = run_page("tensorstate.md", 5, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)

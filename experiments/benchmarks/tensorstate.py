@@ -3,7 +3,7 @@
 Under a limit ``Auto`` stands beside the exact search and coordinate descent alone, which take the
 time that ``Auto`` may take: that is the way in which limits were searched before.
 
-``plan_routes`` compares the ways to run a plan, ``plan_order`` the times predicted and measured.
+``plan_order`` compares the times predicted and measured.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ from scipy.stats import kendalltau
 
 from experiments.benchmarks.report import report
 from experiments.models import Model, load_model
-from jaxcoll import topologies
 from jaxcoll.execute import clock
 from tensorstate import (
     AlphaBetaCosts,
@@ -37,8 +35,6 @@ from tensorstate import (
     search,
     trace,
 )
-from tensorstate.execution.sharded_step import abstract_args
-from tensorstate.report.hlo_check import network_seconds, read_hlo
 from tensorstate.solver.base import Solver
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
@@ -197,101 +193,3 @@ def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> clock.Call:
     step = runner.jit(donate=False)
     jax.block_until_ready(step(*args))
     return lambda: step(*args)
-
-
-MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
-ROUTE_MESHES = {"8": {"data": 8}, "2x4": {"data": 2, "model": 4}, "2x2x2": {"a": 2, "b": 2, "c": 2}}
-STEPS = 10
-
-
-def plan_routes(argv: Sequence[str]) -> None:
-    """Plans out of the library: bytes, network time and memory of each way to run one."""
-    parser = argparse.ArgumentParser(prog="plan_routes", description=plan_routes.__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--meshes", nargs="+", default=["8", "2x4"], choices=list(ROUTE_MESHES))
-    options = parser.parse_args(argv)
-    jax.config.update("jax_num_cpu_devices", 8)
-    report("plan_routes", _route_rows(options))
-
-
-def _route_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
-    for name in options.models:
-        model = load_model(name)
-        graph = trace(model.step, model.abstract_args)
-        for mesh in options.meshes:
-            sizes = ROUTE_MESHES[mesh]
-            network = topologies.torus(*sizes.values(), alpha=0.5e-6, bandwidth=50e9)
-            solver = Auto(gap=0.05, time_limit=60)
-            plan = search(graph, mesh=sizes, topology=network, hardware="CPU", solver=solver)
-            yield from measure_routes(model, plan, {"model": name, "mesh": mesh})
-
-
-def measure_routes(
-    model: Model, plan: Plan, labels: Mapping[str, Any]
-) -> Iterator[Mapping[str, Any]]:
-    """A row for each way to run a plan, relative to the plan; memory relative to the runner's.
-
-    "time, scatters formed" prices as reduce-scatters those all-reduces that XLA for GPU and TPU
-    makes reduce-scatters of, and XLA for CPU does not: as many bytes per axis as the plan has.
-    """
-    devices = plan.make_mesh()
-    runner = plan.apply(devices, lax_collectives)
-    ways: dict[str, Callable[..., Any]] = {
-        "runner": runner.jit(donate=False),
-        "constrain": plan.constrain(mesh=devices).jit(donate=False),
-        "explicit": plan.explicit(mesh=devices).jit(donate=False),
-        "shardings only": jax.jit(
-            model.step, in_shardings=runner.in_shardings, out_shardings=runner.out_shardings
-        ),
-    }
-    args = jax.device_get(model.init(0))
-    typed = {"explicit": plan.explicit(mesh=devices).in_shardings}
-    expected = losses(jax.jit(model.step), model.init(0))
-    planned = sum(plan.cost.bytes_by_collective.values())
-    memory = None
-    for way, run in ways.items():
-        found = plan.check(mesh=devices, step=run)  # pyright: ignore[reportArgumentType]
-        placed = jax.device_put(args, typed.get(way, runner.in_shardings))
-        memory = memory or found.compiled_temporaries
-        yield {
-            **labels,
-            "way": way,
-            "bytes": sum(row.compiled_bytes for row in found.rows) / max(1, planned),
-            "network time": found.compiled_seconds / max(1e-30, found.predicted_seconds),
-            "time, scatters formed": formed(plan, run) / max(1e-30, found.predicted_seconds),
-            "memory": found.compiled_temporaries / max(1, memory),
-            "loss differs by": float(np.max(np.abs(losses(run, placed) / expected - 1))),
-        }
-
-
-def losses(run: Callable[..., Any], args: Sequence[Any]) -> np.ndarray:
-    """The losses of some steps: the new values of arguments come first in the results."""
-    state, rest, found = args[:2], args[2:], []
-    for _ in range(STEPS):
-        *state, loss = run(*state, *rest)
-        found.append(float(loss))
-    return np.asarray(found)
-
-
-def formed(plan: Plan, run: Any) -> float:
-    """Network seconds of a compiled step, with the plan's reduce-scatters formed."""
-    text = run.lower(*abstract_args(plan.graph)).compile().as_text()
-    compiled = read_hlo(text, plan.problem.mesh).collectives
-    left: dict[int, int] = defaultdict(int)
-    for (kind, axis), nbytes in plan.cost.bytes_by_collective.items():
-        left[axis] += nbytes if kind == "reduce_scatter" else 0
-    for one in compiled:
-        if one.kind == "reduce_scatter" and one.axes is not None:
-            left[one.axes[0]] -= one.nbytes * one.times
-    collectives = []
-    for one in compiled:
-        taken, nbytes = {}, one.nbytes * one.times
-        for axis in one.axes or ():  # along several axes: within the parts of the first
-            taken[axis], nbytes = nbytes, nbytes // plan.problem.mesh.sizes[axis]
-        if one.kind == "all_reduce" and taken and all(left[a] >= n for a, n in taken.items()):
-            for axis, n in taken.items():
-                left[axis] -= n
-            collectives.append(one._replace(kind="reduce_scatter"))
-        else:
-            collectives.append(one)
-    return network_seconds(collectives, plan.problem.network)

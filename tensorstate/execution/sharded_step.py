@@ -242,11 +242,12 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         for reshard in table.reshards.values()
         if reshard.saved not in (None, reshard.produced_placements)
     }
-    recomputed = len(table.recomputed_nodes)
+    recomputed, staged = len(table.recomputed_nodes), table.problem.pipeline
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
         (recomputed, "that {} groups of operators are recomputed there"),
+        (0 if staged is None else staged.stages, "that layers run in {} pipeline stages"),
     )
     return tuple(text.format(count) for count, text in counted if count)
 

@@ -120,7 +120,7 @@ class _Recorded:
         return self.known[self.at - 1]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3),
     st.lists(st.sampled_from(MOVES), min_size=1, max_size=7),
