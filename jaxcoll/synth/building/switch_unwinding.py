@@ -107,8 +107,7 @@ class _Wires:
             links = self.between[ends]
             link = links[0]
             if len(links) > 1:
-                # Parallel links are taken by what they carry for their bandwidth; the first one
-                # would get it all.
+                # By load over bandwidth: the first of the links would get everything.
                 link = min(links, key=lambda i: self.load[i])
                 self.load[link] += 1 / self.topology.exact_bandwidth[link]
             taken.append(link)

@@ -76,7 +76,7 @@ def _augment(jobs, short, room, flow, tight):
         arcs[:, at] = 0, 1 + g, short[g], 0
         at += 1
         for i in range(jobs.ptr[g], jobs.ptr[g + 1]):
-            # No arc needs more than is missing; what it carries may be taken back.
+            # Room for the missing amount is room enough; flow of the arc may be taken back.
             arcs[:, at] = 1 + g, 1 + groups + jobs.link[i], missing, flow[i]
             entry[i] = at
             at += 1

@@ -154,7 +154,7 @@ def prepare_lockstep(
     # Binary digits of the most neighbours that may lack a chunk.
     planes = None if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
     chunk_of_slot, slot = _slots(collective, random)
-    # Where every rank wants every chunk, what it lacks is what it does not have: no second table.
+    # Where every rank wants every chunk, it lacks all that it does not have: no second table.
     some = not _everyone(collective)
     now = _holdings(links, collective, kernel.WORDS, some, some)
     wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
