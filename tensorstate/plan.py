@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
+from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
@@ -81,6 +83,14 @@ class Plan:
         """The predicted time and memory of a step."""
         return self.result.cost
 
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The predicted schedule of a step: what computes and what each mesh axis sends, when.
+
+        Its ``seconds`` are the time of the step.
+        """
+        return self.cost.timeline(self.memory_limit)
+
     @property
     def gap(self) -> float:
         """Largest possible distance from the optimum, relative to the objective."""
@@ -91,8 +101,8 @@ class Plan:
         axes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
         return (
             f"Plan({len(self.problem.graph.operators)} operators on mesh {axes}, "
-            f"{report.seconds(cost.serial_seconds)} per step, {report.size(cost.memory.peak)} per "
-            f"device, by {self.result.method})"
+            f"{report.seconds(self.timeline.seconds)} per step, "
+            f"{report.size(cost.memory.peak)} per device, by {self.result.method})"
         )
 
     def __str__(self) -> str:
@@ -102,9 +112,10 @@ class Plan:
         cost, mesh, options = self.cost, self.problem.mesh, self.options
         rows = {
             "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
-            "time of a step": report.seconds(cost.serial_seconds),
+            "time of a step": report.seconds(self.timeline.seconds),
             "compute": report.seconds(cost.compute),
             "communication": report.seconds(cost.communication),
+            "of it exposed": report.seconds(self.timeline.exposed_seconds),
             "memory": report.size(cost.memory.peak),
             "gap": "no bound" if math.isinf(self.result.bound) else f"{100 * self.gap:.2g} %",
             "as a page": "plan.html()",
@@ -327,21 +338,27 @@ class Comparison:
         return f"Comparison({len(self.plans)} plans: {names})"
 
     def __str__(self) -> str:
-        first = next(iter(self.plans.values())).cost.serial_seconds
+        seconds = {name: self._timeline(plan).seconds for name, plan in self.plans.items()}
+        first = next(iter(seconds.values()))
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
-            f"{'memory':>9}"
+            f"{'exposed':>9} {'memory':>9}"
         ]
         for name, plan in self.plans.items():
             cost = plan.cost
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(cost.serial_seconds):>9} "
-                f"{cost.serial_seconds / first:>6.2f} "
+                f"{name:24} {report.seconds(seconds[name]):>9} {seconds[name] / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
+                f"{report.seconds(self._timeline(plan).exposed_seconds):>9} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
         return "\n".join(lines)
+
+    def _timeline(self, plan: Plan) -> Timeline:
+        """A plan's schedule; what does not fit is timed as if the limit were the device's."""
+        fits = plan.cost.memory.fits(self.memory_limit)
+        return plan.cost.timeline(self.memory_limit if fits else None)
 
 
 # Of the baselines of a comparison, each within the limit.
