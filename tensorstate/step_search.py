@@ -185,10 +185,23 @@ class _Question:
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 
+    def _bound_without_limit(
+        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
+    ) -> float:
+        """What no plan is faster than, with whatever memory; 0 where none was found in time."""
+        options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
+        try:
+            return solver.solve(problem, candidates, options).bound
+        except PlanError:
+            return 0.0
+
     def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
 
         Given numbers share the time equally; each power of 2 takes half of the remaining time.
+        Under a limit the most microbatches, which take the least memory, come first: searches of
+        plans that hardly fit take longest, and none is begun for a number whose plans are no
+        faster than the best so far even without the limit.
 
         Raises:
             PlanError: no plan fits, whatever the number; with the reason of the last.
@@ -197,6 +210,8 @@ class _Question:
         best: tuple[Problem, SearchResult] | None = None
         bound, reason = math.inf, ""
         numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
+        if counts is not None and limit is not None:
+            numbers = sorted(counts, reverse=True)
         for tried, count in enumerate(numbers):
             left = self.solver.time_limit - (time.perf_counter() - start)
             if (best is not None or reason) and left <= 0:
@@ -209,6 +224,11 @@ class _Question:
                 break
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
+            if best is not None and limit is not None and counts is not None:
+                least = self._bound_without_limit(problem, candidates, solver)
+                if least >= best[1].objective * (1 - solver.gap):
+                    bound = min(bound, least)
+                    continue
             try:
                 candidate = self._solve(problem, candidates, solver)
             except PlanError as error:

@@ -76,13 +76,18 @@ def trace(
             f"{checks.shown(abstract_args)}"
         )
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
-    with _gc_paused():
+
+    def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args)
         keep_loops = loops == "keep" and checkpoints == "keep"
         program = inline(step.closed, constraints == "keep", keep_loops)
         program = drop_remat(program) if checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, updates, unknown, program)
+
+    # A call of its own: what it leaves is freed before the collection that follows the pause.
+    with _gc_paused():
+        return traced()
 
 
 def graph_of(
