@@ -39,6 +39,7 @@ from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.solver.overlap import retimed
 from tensorstate.tracing.trace_step import trace
 
 
@@ -182,7 +183,10 @@ class Plan:
             PlanError: a mesh of other axes, or too few devices.
         """
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        return apply(self.problem, self.decisions, self.cost, self._mesh(mesh), collectives)
+        # XLA joins the collectives of ``jax.lax`` itself.
+        buckets = self.timeline.buckets if collectives is None else ()
+        mesh = self._mesh(mesh)
+        return apply(self.problem, self.decisions, self.cost, mesh, collectives, buckets)
 
     def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
         """The mesh that was given, checked, or else the plan's own."""
@@ -369,7 +373,7 @@ def solve_baseline(
     problem: Problem,
     name: str,
     *,
-    objective: str = "sum",
+    objective: str = "overlap",
     memory_limit: float | str | None = None,
     recompute: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
@@ -380,7 +384,7 @@ def solve_baseline(
         problem: the training step on a mesh: ``plan.problem`` of any plan for it.
         name: a baseline of ``tensorstate.BASELINES``, or one for data and one for model parallelism
             joined by ``+``.
-        objective: "sum" or "max", as for ``search``.
+        objective: "overlap", "sum" or "max", as for ``search``.
         memory_limit: bytes per device, as for ``search``, but without a limit by default.
         recompute: as for ``search``.
         solver: as for ``search``.
@@ -394,9 +398,9 @@ def solve_baseline(
     options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
     strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
     fitting = _fitting(
-        problem, name, options, lambda options: solver.solve(problem, strategies, options)
+        problem, name, options.linear, lambda options: solver.solve(problem, strategies, options)
     )
-    return Plan(problem, fitting, options)
+    return Plan(problem, retimed(problem, strategies, options, fitting), options)
 
 
 def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
@@ -410,10 +414,11 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
         return found
 
     try:
-        return Plan(problem, _fitting(problem, name, options, solve), options)
+        found = _fitting(problem, name, options.linear, solve)
     except PlanError:
-        free = dataclasses.replace(options, memory_limit=None, recompute=False)
-        return Plan(problem, _fitting(problem, name, free, solve), options)
+        free = dataclasses.replace(options.linear, memory_limit=None, recompute=False)
+        found = _fitting(problem, name, free, solve)
+    return Plan(problem, retimed(problem, strategies, options, found), options)
 
 
 def _fitting(

@@ -35,6 +35,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.overlap import search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
 
@@ -59,7 +60,7 @@ def search(
     batch: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
-    objective: str = "sum",
+    objective: str = "overlap",
     solver: Solver = Auto(),  # noqa: B008  (frozen)
     progress: Wanted = None,
 ) -> Plan:
@@ -88,7 +89,8 @@ def search(
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
-        objective: minimize the "sum" of compute and communication, or the larger ("max").
+        objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
+            communication, or the larger ("max"). Devices that overlap nothing take the sum.
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a
@@ -182,6 +184,8 @@ class _Question:
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
         refuse_below_inputs(problem, candidates, self.options)
+        if self.options.objective == "overlap":
+            return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 

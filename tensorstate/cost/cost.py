@@ -52,6 +52,10 @@ class Cost:
     recomputed_nodes: frozenset[int]
     schedule: Callable[[float | None], Timeline]
 
+    def __getstate__(self) -> dict:
+        """Without the schedules, which belong to a problem: another process has its own."""
+        return {**self.__dict__, "schedule": None}
+
     def timeline(self, memory_limit: float | None = None) -> Timeline:
         """The step's schedule, whose makespan is the time of the step.
 
@@ -151,7 +155,8 @@ class SearchOptions:
     Attributes:
         recompute: whether activations may be recomputed in the backward pass.
         memory_limit: bytes of memory per device, or a text such as "80GB"; ``None`` for no limit.
-        objective: minimize the "sum" of compute and communication seconds, or the larger ("max").
+        objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
+            communication, or the larger ("max").
 
     Raises:
         PlanError: an unknown objective, a limit that is not above 0, or ``recompute`` that is no
@@ -163,14 +168,21 @@ class SearchOptions:
     objective: str = "sum"
 
     def __post_init__(self) -> None:
-        checks.choice(self.objective, ("sum", "max"), "objective", PlanError)
+        checks.choice(self.objective, ("overlap", "sum", "max"), "objective", PlanError)
         checks.flag_fields(self, PlanError, "recompute")
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
             limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
             checks.put(self, memory_limit=None if limit is None else float(limit))
 
+    @property
+    def linear(self) -> SearchOptions:
+        """The options of the programs that are solved: a schedule is timed, not minimized."""
+        return dataclasses.replace(self, objective="sum") if self.objective == "overlap" else self
+
     def value(self, cost: Cost) -> float:
         """The seconds that are minimized."""
+        if self.objective == "overlap":
+            return cost.timeline(self.memory_limit).seconds
         return cost.serial_seconds if self.objective == "sum" else cost.overlapped_seconds
 
 
@@ -181,7 +193,7 @@ class SearchResult:
     Attributes:
         decisions: the best ones.
         cost: the cost of these decisions.
-        objective: the minimized seconds: the sum of compute and communication, or the larger.
+        objective: the minimized seconds (see ``SearchOptions``).
         bound: lower bound of the objective over all decisions; ``-inf`` where none was proved.
         method: "milp" or "descent".
         seconds: wall-clock seconds of the search.

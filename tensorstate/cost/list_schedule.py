@@ -122,9 +122,13 @@ class _Run:
         place = self.line[self.passed][0] if self.passed < len(self.line) else math.inf
         if self.busy[COMPUTE]:
             place = min(place, self.computing)
+        self._release(place)
+        return place
+
+    def _release(self, place: float) -> None:
+        """Copies that are read at a place of the order are the plan's own from there on."""
         while self.holding and self.holding[0][0] <= place:
             self.held -= heapq.heappop(self.holding)[1]
-        return place
 
     def _make_ready(self, number: int) -> None:
         task = self.tasks[number]
@@ -163,9 +167,10 @@ class _Run:
         if is_loop_next and any(self.busy):
             return started
         order, number = waiting[0]
-        is_full = self.held_behind and self.held + self.held_behind > self.room(order, order)
-        if is_full and any(self.busy[1:]):
-            return started
+        if self.held_behind and any(self.busy[1:]):
+            self._release(order)
+            if self._held_now(0) > self.room(order, order):
+                return started
         heapq.heappop(waiting)
         self._begin(number)
         return True

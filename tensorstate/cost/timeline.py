@@ -28,10 +28,13 @@ import numpy as np
 from tensorstate.cost.list_schedule import COMPUTE, WHOLE, Room, Task, list_schedule
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent, StepTask, StepTasks, Where
+from tensorstate.ir.placements import MAX, MIN
 from tensorstate.problem.problem import Problem
 
 # The part of the memory that copies ahead and behind may take at most.
 MOST_AHEAD = 0.05
+# Collectives of sums and shards, whose operands can be laid beside each other.
+JOINABLE = ("all_gather", "reduce_scatter", "all_reduce")
 # Bytes of a bucket that are tried; 0 joins nothing.
 BUCKETS = (0, 1 << 22, 1 << 25)
 
@@ -175,6 +178,8 @@ def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
         if any(s.axis >= 0 or (s.is_patient and not is_returned) for s in sources):
             continue
         sent = task.sent[0]
+        if task.name not in JOINABLE or sent.step.source[task.axis] in (MAX, MIN):
+            continue
         dtype = step.graph.tensors[sent.tensor].dtype
         kind = task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned
         kinds[kind].append(number)

@@ -2,10 +2,10 @@
 
 Recomputed operators and repeated all-gathers depend on the preceding matrix product; otherwise
 XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
-the forward pass depend on its end only, so that they can overlap with compute. XLA on CPU overlaps
-nothing, and starts every operator as early as possible, whatever memory that takes. There, products
-depend on each other in order, gathers wait until their result is read, and reductions and
-transposes of the backward pass are materialized in it.
+the forward pass depend on its end only, so that they overlap with compute, and buckets are gathered
+and reduced as one. XLA on CPU overlaps nothing, and starts every operator as early as possible,
+whatever memory that takes. There, products depend on each other in order, gathers wait until their
+result is read, and reductions and transposes of the backward pass are materialized in it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,
     all_gathers,
+    apply_joined,
     apply_reshard_step,
     local_shard,
-    shard_index,
 )
 from tensorstate.execution.step_loop import by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
@@ -75,6 +75,9 @@ class LocalExecutor:
         self.in_forward: dict[int, Copies] = {}
         self.after_forward: dict[int, Copies] = {}
         self.pending: dict[int, Copies] = {}  # to be resharded at the first read
+        self.arrived: dict[tuple[int, str], Copies] = {}  # by a bucket, before they are read
+        self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
+        self.done: set[int] = set()  # casts that ran early, for a bucket
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -123,6 +126,8 @@ class LocalExecutor:
                 in_forward = operator.phase == "forward" and not after_forward
                 if not in_forward and self.forward_done is None:
                     self.end_forward()
+                if operator.index in self.done:
+                    continue
                 if loop is None:
                     self.execute(operator, in_forward)
                 else:
@@ -158,6 +163,7 @@ class LocalExecutor:
         child = copy.copy(self)
         copies = {tensor: dict(of_tensor) for tensor, of_tensor in given.items()}
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
+        child.arrived, child.unsent, child.done = {}, {}, set()
         child.in_forward = copies if in_forward else {}
         child.after_forward = {} if in_forward else copies
         child.forward_done = None if in_forward else []
@@ -222,13 +228,56 @@ class LocalExecutor:
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
         else:
-            self.after_forward[tensor] = self.reshard(
-                {reshard.produced_placements: made}, reshard.after_forward.steps
-            )
+            self.unsent[tensor] = {reshard.produced_placements: made}
+            bucket = self.table.buckets.get((tensor, "after_forward"), ()) if self.overlap else ()
+            if self.unsent.keys() >= {sent.tensor for sent in bucket}:
+                self.send([sent.tensor for sent in bucket] or [tensor])
+
+    def send(self, tensors: Sequence[int]) -> None:
+        """Reshard results after the forward pass: those of a whole bucket by one collective."""
+        copies = [self.unsent.pop(tensor) for tensor in tensors]
+        if len(tensors) > 1:
+            steps = [sent.step for sent in self.table.buckets[tensors[0], "after_forward"]]
+            operands = [each[step.source] for each, step in zip(copies, steps, strict=True)]
+            made = apply_joined(steps, operands, self.mesh, self.collectives)
+            for each, step, x in zip(copies, steps, made, strict=True):
+                each[step.target] = x
+        for tensor, each in zip(tensors, copies, strict=True):
+            steps = self.reshards[tensor].after_forward.steps
+            self.after_forward[tensor] = self.reshard(each, steps)
+
+    def gather_together(self, tensor: int, in_forward: bool) -> Copies:
+        """The copy of a tensor that its bucket gathers, with those that can be gathered now."""
+        when = "in_forward" if in_forward else "after_forward"
+        bucket = self.table.buckets.get((tensor, when), ()) if self.overlap else ()
+        if bucket and (tensor, when) not in self.arrived:
+            found = [(s, self.source_of(s.tensor, in_forward)) for s in bucket]
+            ready = [sent for sent, copies in found if sent.step.source in copies]
+            steps = [sent.step for sent in ready]
+            arrays = [copies[s.step.source] for s, copies in found if s.step.source in copies]
+            if not in_forward:
+                arrays = wait_for(arrays, *self.forward_done or ())
+            made = apply_joined(steps, arrays, self.mesh, self.collectives) if ready else []
+            for sent, x in zip(ready, made, strict=True):
+                self.arrived[sent.tensor, when] = {sent.step.target: x}
+        return self.arrived.pop((tensor, when), {})
+
+    def source_of(self, tensor: int, in_forward: bool) -> Copies:
+        """The copies of a tensor before it is read in a pass; casts of arguments run for it."""
+        if tensor in self.inputs or not in_forward:
+            return self.inputs.get(tensor) or self.in_forward.get(tensor, {})
+        producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
+        is_cast = all(use.tensor in self.inputs for use in producer.operands)
+        if tensor not in self.pending and tensor not in self.in_forward and is_cast:
+            self.done.add(producer.index)
+            self.execute(producer, in_forward=True)
+        return self.pending.get(tensor, {})
 
     def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, each of which starts from an existing copy."""
         for step in steps:
+            if step.target in copies:  # by a bucket
+                continue
             x = copies[step.source]
             copies[step.target] = apply_reshard_step(step, x, self.mesh, self.collectives)
         return copies
@@ -244,6 +293,8 @@ class LocalExecutor:
             )
         if in_forward:
             return self.in_forward[tensor]
+        if tensor in self.unsent:
+            self.send([tensor])
         if tensor not in self.after_forward:
             reshard = self.reshards.get(tensor)
             producer = self.graph.tensors[tensor].producer
@@ -282,7 +333,9 @@ class LocalExecutor:
                 arrays, ready_at = self.order.delay(arrays), self.order.num_events
             elif not in_forward:
                 arrays = wait_for(arrays, *self.forward_done or ())
-            copies = dict(zip(copies, arrays, strict=True))
+            copies = dict(zip(copies, arrays, strict=True)) | self.gather_together(
+                tensor, in_forward
+            )
         self.env(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
 
@@ -402,25 +455,7 @@ class LocalExecutor:
 
     def shard(self, operator: Operator) -> LocalShard:
         """The shard of an operator's labels on this device."""
-        strategy, labels = (
-            self.table.strategy(operator.index),
-            self.table.positions[operator.index].labels,
-        )
-        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
-        indices = {
-            k: shard_index(strategy, label, self.mesh)
-            for k, label in enumerate(labels)
-            if counts[k] > 1
-        }
-        microbatch_split, microbatch = self.table.problem.microbatch_split, self.microbatch
-        batch = None if microbatch_split is None else microbatch_split.labels[operator.index]
-        if microbatch is None or batch is None:
-            return LocalShard(operator.sizes, counts, indices)
-        counts = tuple(
-            n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
-        )
-        sizes = self.table.traced.operators[operator.index].sizes
-        return LocalShard(sizes, counts, indices, microbatch, batch)
+        return self.table.shard(operator.index, self.microbatch)
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""

@@ -17,11 +17,13 @@ from jax.sharding import PartitionSpec
 import jaxcoll as jc
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, Placements, num_shards
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy
+from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]
 """A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""
@@ -97,6 +99,59 @@ def apply_reshard_step(
     return lax.dynamic_slice_in_dim(x, start, size, position)
 
 
+def apply_joined(
+    steps: Sequence[ReshardStep],
+    arrays: Sequence[jax.Array],
+    mesh: MeshShape,
+    collectives: Collectives,
+) -> list[jax.Array]:
+    """As ``apply_reshard_step`` of every step, by one collective of all operands in a vector.
+
+    Args:
+        steps: gathers, scatters or sums along one axis.
+        arrays: the shards before, of one dtype.
+    """
+    first = steps[0]
+    axis, kind, n = first.axis, first.kind, mesh.sizes[first.axis]
+    pairs = [*zip(steps, arrays, strict=True)]
+    if kind == "reduce_scatter":  # rows for devices
+        rows = [_leading(x, s.target[axis], n).reshape(n, -1) for s, x in pairs]
+    else:
+        rows = [x.reshape(1, -1) for x in arrays]
+    source, target = ([REPLICATED] * len(mesh.sizes) for _ in range(2))
+    if kind == "all_gather":
+        source[axis] = 0
+    else:
+        source[axis], target[axis] = SUM, 0 if kind == "reduce_scatter" else REPLICATED
+    nbytes = sum(step.nbytes for step in steps)
+    joint = ReshardStep(kind, axis, tuple(source), tuple(target), nbytes)
+    moved = collectives(joint, jnp.concatenate(rows, axis=1).reshape(-1), mesh)
+    moved = moved.reshape(n if kind == "all_gather" else 1, -1)
+    results, start = [], 0
+    for (step, x), row in zip(pairs, rows, strict=True):
+        part = moved[:, start : start + row.shape[1]]
+        start += row.shape[1]
+        if kind == "all_gather":
+            position = step.source[axis]
+            spread = jnp.moveaxis(part.reshape(n, *x.shape), 0, position)
+            shape = (*x.shape[:position], n * x.shape[position], *x.shape[position + 1 :])
+            results.append(spread.reshape(shape))
+        elif kind == "reduce_scatter":
+            position = step.target[axis]
+            shape = (*x.shape[:position], x.shape[position] // n, *x.shape[position + 1 :])
+            results.append(part.reshape(shape))
+        else:
+            results.append(part.reshape(x.shape))
+    return results
+
+
+def _leading(x: jax.Array, position: int, n: int) -> jax.Array:
+    """An array with the n parts of a dimension as rows."""
+    size = x.shape[position] // n
+    split = x.reshape(*x.shape[:position], n, size, *x.shape[position + 1 :])
+    return jnp.moveaxis(split, position, 0)
+
+
 def shard_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
     """The shard of a position (or label) that this device has; the first mesh axis is the major."""
     index: Any = 0
@@ -145,9 +200,20 @@ class NodePosition:
 
 
 class PlacementTable:
-    """The placements of all tensors: produced, read, and returned."""
+    """The placements of all tensors: produced, read, and returned; and the buckets of collectives.
 
-    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
+    Args:
+        buckets: collectives that are joined, where they overlap with compute.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        decisions: Decisions,
+        cost: Cost,
+        buckets: Sequence[tuple[Sent, ...]] = (),
+    ):
+        self.buckets = {(sent.tensor, sent.when): bucket for bucket in buckets for sent in bucket}
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.traced
         self.strategies: Sequence[Strategy] = decisions.strategies
@@ -166,6 +232,25 @@ class PlacementTable:
     def strategy(self, operator: int) -> Strategy:
         """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
+
+    def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
+        """The shard of an operator's labels on this device, in a microbatch."""
+        operator, strategy = self.graph.operators[number], self.strategy(number)
+        labels = self.positions[number].labels
+        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
+        indices = {
+            k: shard_index(strategy, label, self.mesh)
+            for k, label in enumerate(labels)
+            if counts[k] > 1
+        }
+        microbatch_split = self.problem.microbatch_split
+        batch = None if microbatch_split is None else microbatch_split.labels[number]
+        if microbatch is None or batch is None:
+            return LocalShard(operator.sizes, counts, indices)
+        counts = tuple(
+            n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
+        )
+        return LocalShard(self.traced.operators[number].sizes, counts, indices, microbatch, batch)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""

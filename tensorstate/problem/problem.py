@@ -17,8 +17,10 @@ accumulated if it is a sum.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+from collections.abc import Callable, Mapping
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
@@ -93,7 +95,8 @@ class Problem:
             NodeStrategies(graph, self.node(g), self.mesh) for g in range(len(graph.node_classes))
         )
         self.tensor_groups = find_tensor_groups(graph, self.microbatch_split, self.liveness.lasting)
-        self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
+        self._shares: Mapping[TensorGroup, tuple[float, ...]] = {}
+        self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
@@ -135,12 +138,24 @@ class Problem:
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
         """The reshard steps between the placements of a group's tensors."""
-        key = group.sizes, group.nbytes
+        shares = self._shares.get(group)
+        key = group.sizes, group.nbytes, shares
         if key not in self._reshard_graphs:
-            self._reshard_graphs[key] = ReshardGraph(
-                *key, self.mesh, self.network.collective_seconds
-            )
+            seconds = self.network.collective_seconds
+            if shares is not None:
+                seconds = functools.partial(_shared_seconds, seconds, shares)
+            self._reshard_graphs[key] = ReshardGraph(group.sizes, group.nbytes, self.mesh, seconds)
         return self._reshard_graphs[key]
+
+    def discounted(self, shares: Mapping[TensorGroup, tuple[float, ...]]) -> Problem:
+        """The problem in which collectives of some tensors cost a part of their seconds.
+
+        Args:
+            shares: by tensor group the part along every mesh axis; of others all is paid.
+        """
+        other = copy.copy(self)
+        other._shares, other._reshard_graphs = shares, {}
+        return other
 
     @functools.cached_property
     def liveness(self) -> Liveness:
@@ -236,3 +251,14 @@ class Problem:
             axes = zip(self.mesh.sizes, strategy, strict=True)
             total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in sharded)
         return total
+
+
+def _shared_seconds(
+    seconds: Callable[[str, int, int], float],
+    shares: tuple[float, ...],
+    kind: str,
+    axis: int,
+    nbytes: int,
+) -> float:
+    """Seconds of a collective of which a share is paid."""
+    return shares[axis] * seconds(kind, axis, nbytes)
