@@ -66,8 +66,9 @@ class Plan:
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches; 1 without a microbatch loop."""
-        return self.problem.microbatches
+        """Number of microbatches, of a loop or of pipeline stages; 1 without either."""
+        staged = self.problem.pipeline
+        return self.problem.microbatches if staged is None else staged.microbatches
 
     @property
     def memory_limit(self) -> float | None:
@@ -234,8 +235,8 @@ class Plan:
             mesh: as for ``apply``.
 
         Raises:
-            PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
-                difference.
+            PlanError: as for ``apply``; a plan in microbatches or in pipeline stages; or another
+                step, with the first difference.
         """
         self._check_step(step_fn)
         return constrained_step(self.problem, self.decisions, self.cost, self._mesh(mesh))
@@ -309,8 +310,8 @@ class Plan:
     def compare(self, *names: str) -> Comparison:
         """The plan beside the best plans of baselines, under the same limit.
 
-        They have as many microbatches, and recompute if the plan may. What does not fit says so in
-        its row, which is that of the baseline's best plan without a limit.
+        They have as many microbatches, no pipeline stages, and recompute if the plan may. What does
+        not fit says so in its row, which is that of the baseline's best plan without a limit.
 
         Args:
             names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
@@ -321,7 +322,7 @@ class Plan:
         """
         plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
-            plans[name] = _compared(self.problem, name, self.options)
+            plans[name] = _compared(self.problem.without_stages(), name, self.options)
         return Comparison(plans, self.memory_limit)
 
 

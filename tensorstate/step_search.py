@@ -30,12 +30,13 @@ from tensorstate.problem.constraints import (
     checked_forbidden,
     checked_pins,
 )
+from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_factor
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
-from tensorstate.solver.overlap import search_overlapped
+from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import graph_of
 
@@ -58,6 +59,7 @@ def search(
     recompute: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
+    stages: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "overlap",
@@ -86,6 +88,10 @@ def search(
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
+        stages: a mesh axis along which the layers of scans are placed as pipeline stages, or "auto"
+            for the best of all axes and of no stages. ``microbatches`` then says how many are
+            streamed through them; by default, and with "auto", the best of some divisors of the
+            batch (see ``tensorstate.problem.pipeline``).
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
@@ -99,7 +105,8 @@ def search(
 
     Raises:
         PlanError: contradictory arguments; a network for another number of devices; a step that
-            cannot run in microbatches, with the operator that needs the whole batch; a memory limit
+            cannot run in microbatches, with the operator that needs the whole batch; stages or
+            microbatches that do not divide, with those that would; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
     device = hardware_named(hardware)
@@ -111,6 +118,7 @@ def search(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
     _check_devices(devices, sizes, topology, network)
+    _check_stages(stages, sizes, recompute)
     with reporting(progress, "searching", PlanError) as report:
         ask = functools.partial(
             _Question,
@@ -120,12 +128,13 @@ def search(
             forbid=checked_forbidden(forbid),
             hardware=device,
             batch=batch,
+            stages=stages,
             solver=solver,
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
         # Last: it traces, others are refused at once.
-        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches))
+        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches, stages))
         if costs is not None:
             plan = ask(network=costs, graph=graph).plan()
         else:
@@ -139,9 +148,11 @@ def search(
     return plan
 
 
-def unrolls(recompute: bool = False, microbatches: object = 1, **_: object) -> bool:
+def unrolls(
+    recompute: bool = False, microbatches: object = 1, stages: object = None, **_: object
+) -> bool:
     """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
-    return recompute or microbatches != 1
+    return stages is None and (recompute or microbatches != 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -153,6 +164,7 @@ class _Question:
 
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
+        stages: a mesh axis, "auto", or ``None``.
         solver: its time limit is for all numbers together.
     """
 
@@ -163,12 +175,15 @@ class _Question:
     network: CollectiveCostModel
     hardware: Hardware
     batch: str | None
+    stages: str | None
     solver: Solver
     progress: Progress | None
     graph: Graph
 
     def plan(self) -> Plan:
         """The answer."""
+        if self.stages is not None:
+            return self._plan_in_stages()
         if not isinstance(self.counts, int):
             return self._best_of(self.counts)
         problem, candidates = self._problem(self.counts)
@@ -176,9 +191,45 @@ class _Question:
 
     def _problem(self, count: int) -> tuple[Problem, CandidateStrategies]:
         """The step in a number of microbatches, and the strategies that pins leave."""
-        problem = Problem(self.graph, self.network, self.hardware, count, self.batch)
+        problem = Problem(self.graph, self.network, self.hardware, count, self.batch, self.stages)
         every = [strategies.all for strategies in problem.strategies]
         return problem, apply_constraints(problem, every, self.pin, self.forbid)
+
+    def _plan_in_stages(self) -> Plan:
+        """The best plan with stages along an axis; or along any axis, or without stages.
+
+        Raises:
+            PlanError: no plan fits, or the step has no stages along the axis that was named.
+        """
+        if self.stages != "auto":
+            stages = find_num_stages(self.network.mesh, self.stages or "")
+            counts: tuple[int, ...] | int | None = self.counts
+            if counts in (1, None) or stages == 1:
+                if stages == 1:
+                    return self._best_of((1,))
+                batch = self.graph.factors[stream_factor(self.graph, self.batch)]
+                return self._best_of(stream_counts(batch, stages), while_better=True)
+            return self._best_of((counts,) if isinstance(counts, int) else counts)
+        mesh, start = self.network.mesh, time.perf_counter()
+        axes = [name for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1]
+        plans, refused = list[Plan](), list[PlanError]()
+        for tried, axis in enumerate((None, *axes)):
+            left = self.solver.time_limit - (time.perf_counter() - start)
+            share = max(MIN_TIME_S, left / (1 + len(axes) - tried))
+            solver = dataclasses.replace(self.solver, time_limit=share)
+            counts = 1 if axis is None else self.counts
+            question = dataclasses.replace(self, stages=axis, counts=counts, solver=solver)
+            try:
+                plans.append(question.plan())
+            except PlanError as error:
+                refused.append(error)
+        if not plans:
+            raise refused[0]
+        limit, bound = self.options.memory_limit, min(plan.result.bound for plan in plans)
+        best = min(plans, key=lambda plan: result_order(plan.result, limit))
+        seconds = time.perf_counter() - start
+        result = dataclasses.replace(best.result, bound=bound, seconds=seconds)
+        return Plan(best.problem, result, self.options)
 
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
@@ -195,17 +246,23 @@ class _Question:
         """What no plan is faster than, with whatever memory; 0 where none was found in time."""
         options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
         try:
-            return solver.solve(problem, candidates, options).bound
+            found = solver.solve(problem, candidates, options.linear)
         except PlanError:
             return 0.0
+        is_linear = options == options.linear
+        return found.bound if is_linear else retimed(problem, candidates, options, found).bound
 
-    def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
+    def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
 
         Given numbers share the time equally; each power of 2 takes half of the remaining time.
         Under a limit the most microbatches, which take the least memory, come first: searches of
         plans that hardly fit take longest, and none is begun for a number whose plans are no
         faster than the best so far even without the limit.
+
+        Args:
+            counts: numbers of microbatches; ``None`` for the powers of 2.
+            while_better: whether to end with the first that improves nothing, as powers of 2 do.
 
         Raises:
             PlanError: no plan fits, whatever the number; with the reason of the last.
@@ -214,7 +271,7 @@ class _Question:
         best: tuple[Problem, SearchResult] | None = None
         bound, reason = math.inf, ""
         numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
-        if counts is not None and limit is not None:
+        if counts is not None and limit is not None and not while_better:
             numbers = sorted(counts, reverse=True)
         for tried, count in enumerate(numbers):
             left = self.solver.time_limit - (time.perf_counter() - start)
@@ -228,7 +285,7 @@ class _Question:
                 break
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
-            if best is not None and limit is not None and counts is not None:
+            if best is not None and limit is not None and counts is not None and not while_better:
                 least = self._bound_without_limit(problem, candidates, solver)
                 if least >= best[1].objective * (1 - solver.gap):
                     bound = min(bound, least)
@@ -243,13 +300,27 @@ class _Question:
             bound = min(bound, candidate.bound)
             if best is None or result_order(candidate, limit) < result_order(best[1], limit):
                 best = problem, candidate
-            elif counts is None:
+            elif while_better or counts is None:
                 break
         if best is None:
             raise PlanError(reason or "no number of microbatches was given")
         seconds = time.perf_counter() - start
         result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
         return Plan(best[0], result, self.options)
+
+
+def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> None:
+    """Refuse stages on a mesh that is not given, or with scans that are unrolled."""
+    checks.optional(stages, checks.text, "stages", PlanError)
+    if stages is None:
+        return
+    if mesh is None:
+        raise PlanError("stages are placed along an axis of a mesh that is given: give mesh=")
+    if recompute:
+        raise PlanError(
+            "stages keep the scan over layers, which recompute=True unrolls: leave it out, and "
+            "recompute within a layer by scanning jax.checkpoint(layer)"
+        )
 
 
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:
@@ -347,7 +418,11 @@ def _network(
         )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
-    checks.instance(network, CollectiveCostModel, "network", PlanError)
-    if network is None or network.mesh != mesh:
-        raise PlanError(f"the network prices another mesh than {mesh}")
-    return network
+    given = checks.instance(network, CollectiveCostModel, "network", PlanError)
+    if given.mesh != mesh:
+        priced, asked = (
+            " x ".join(f"{name} {size}" for name, size in zip(*of, strict=True))
+            for of in (given.mesh, mesh)
+        )
+        raise PlanError(f"the network prices a mesh of {priced}, the plan is for one of {asked}")
+    return given

@@ -57,6 +57,7 @@ class StepTask:
         repeats: executions of a collective.
         is_state: whether a collective is ahead or behind: of parameters and gradients mostly.
         first: the place of a collective's first reader, though that may wait.
+        is_alone: whether nothing may run beside it.
     """
 
     seconds: float
@@ -74,6 +75,7 @@ class StepTask:
     repeats: int = 1
     is_state: bool = False
     first: float = 0.0
+    is_alone: bool = False
 
 
 class StepTasks:
@@ -187,6 +189,7 @@ class StepTasks:
         """The copies of a tensor in every pass, by the tasks that make them."""
         produced, made = reshard.produced_placements, self.first_run.get(producer)
         send = functools.partial(self._send, reshard, group, tensor, where=where)
+        self._send_to_next_stage(reshard, group, producer)
         before: Copies = send("before_loop", {produced: made})
         in_forward = send("in_forward", before)
         if not group.in_forward:
@@ -231,6 +234,15 @@ class StepTasks:
             self._wait(copies[step.target], source)
         return copies
 
+    def _send_to_next_stage(self, reshard: ReshardPlan, group: TensorGroup, producer: int) -> None:
+        """Sends of a carry stand between the ticks of pipeline stages: nothing runs beside them."""
+        made = self.first_run.get(producer)
+        for step in reshard.sent.steps:
+            seconds = reshard.num_sends * self.problem.reshard_graph(group).seconds(step)
+            where = () if made is None else self.tasks[made].where
+            task = StepTask(seconds, where, 0.0, step.axis, step.kind, group.class_id)
+            self._wait(self._add(dataclasses.replace(task, is_alone=True)), made)
+
     def _wait(self, reader: int | None, made: int | None) -> None:
         if reader is not None and made is not None and reader != made:
             self.tasks[reader].before.append(made)
@@ -272,6 +284,8 @@ class StepTasks:
             task.order = first
         for task in tasks:
             if task.axis < 0:
+                continue
+            if task.is_alone:
                 continue
             sources = [tasks[b] for b in task.before]
             is_early = all(s.ahead if s.axis >= 0 else s.order < 0 for s in sources)

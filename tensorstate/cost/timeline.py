@@ -356,6 +356,8 @@ class _Loops:
             return Task(inner[name][0], resource, order, before)
         task = self.tasks[name]
         resource = COMPUTE if task.axis < 0 else self.resources[task.axis]
+        if task.is_alone and self.num_resources > 1:
+            return Task(task.seconds, WHOLE, order, before, is_patient=True)
         if resource == COMPUTE:
             return Task(task.seconds, COMPUTE, order, before, is_patient=task.is_patient)
         return Task(task.seconds, resource, order, before, task.ahead, task.behind)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.execution.buckets import gather_together, send
 from tensorstate.execution.microbatch_loop import (
     Copies,
     ExecutionOrder,
@@ -34,10 +35,10 @@ from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,
     all_gathers,
-    apply_joined,
     apply_reshard_step,
     local_shard,
 )
+from tensorstate.execution.stage_loop import run_stages
 from tensorstate.execution.step_loop import by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
@@ -137,7 +138,11 @@ class LocalExecutor:
 
     def run_step_loop(self, number: int, body: Sequence[Operator], in_forward: bool) -> None:
         """Run a loop of the step, and store what it leaves behind."""
-        results = run_loop(self, self.graph, number, body)
+        staged = self.table.problem.pipeline
+        if staged is not None and number in staged.loops:
+            results = run_stages(self, number, body)
+        else:
+            results = run_loop(self, self.graph, number, body)
         first = next(iter(results.values()))
         self.order.advance(first)
         for tensor, x in results.items():
@@ -149,14 +154,44 @@ class LocalExecutor:
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
+        copies, in_forward = self.read_by(operators)
+        return lambda: self.executor_of_body(copies, in_forward)
+
+    def microbatch_body(
+        self, operators: Sequence[Operator]
+    ) -> Callable[[MicrobatchSlice], LocalExecutor]:
+        """Makes the executors of a body on one microbatch, which read its part of the batch."""
+        copies, in_forward = self.read_by(operators)
+        staged = self.table.problem.pipeline
+
+        def sliced(tensor: int, of_tensor: Copies, microbatch: MicrobatchSlice) -> Copies:
+            position = None if staged is None else staged.outer_batch(tensor)
+            if position is None:
+                return of_tensor
+            return {
+                placements: microbatch.slice_batch(
+                    x, position, num_shards(placements, position, self.mesh)
+                )
+                for placements, x in of_tensor.items()
+            }
+
+        def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
+            given = {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
+            child = self.executor_of_body(given, in_forward)
+            child.microbatch = microbatch
+            return child
+
+        return executor
+
+    def read_by(self, operators: Sequence[Operator]) -> tuple[dict[int, Copies], bool]:
+        """The copies that a body reads from outside; and whether it is of the forward pass."""
         copies: dict[int, Copies] = {}
         for operator in operators:
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
                     copies.setdefault(use.tensor, {})[placements] = self.operand(operator, k)
-        in_forward = all(operator.phase == "forward" for operator in operators)
-        return lambda: self.executor_of_body(copies, in_forward)
+        return copies, all(operator.phase == "forward" for operator in operators)
 
     def executor_of_body(self, given: Mapping[int, Copies], in_forward: bool) -> LocalExecutor:
         """An executor of one iteration, with copies of the tensors that it reads from outside."""
@@ -231,47 +266,7 @@ class LocalExecutor:
             self.unsent[tensor] = {reshard.produced_placements: made}
             bucket = self.table.buckets.get((tensor, "after_forward"), ()) if self.overlap else ()
             if self.unsent.keys() >= {sent.tensor for sent in bucket}:
-                self.send([sent.tensor for sent in bucket] or [tensor])
-
-    def send(self, tensors: Sequence[int]) -> None:
-        """Reshard results after the forward pass: those of a whole bucket by one collective."""
-        copies = [self.unsent.pop(tensor) for tensor in tensors]
-        if len(tensors) > 1:
-            steps = [sent.step for sent in self.table.buckets[tensors[0], "after_forward"]]
-            operands = [each[step.source] for each, step in zip(copies, steps, strict=True)]
-            made = apply_joined(steps, operands, self.mesh, self.collectives)
-            for each, step, x in zip(copies, steps, made, strict=True):
-                each[step.target] = x
-        for tensor, each in zip(tensors, copies, strict=True):
-            steps = self.reshards[tensor].after_forward.steps
-            self.after_forward[tensor] = self.reshard(each, steps)
-
-    def gather_together(self, tensor: int, in_forward: bool) -> Copies:
-        """The copy of a tensor that its bucket gathers, with those that can be gathered now."""
-        when = "in_forward" if in_forward else "after_forward"
-        bucket = self.table.buckets.get((tensor, when), ()) if self.overlap else ()
-        if bucket and (tensor, when) not in self.arrived:
-            found = [(s, self.source_of(s.tensor, in_forward)) for s in bucket]
-            ready = [sent for sent, copies in found if sent.step.source in copies]
-            steps = [sent.step for sent in ready]
-            arrays = [copies[s.step.source] for s, copies in found if s.step.source in copies]
-            if not in_forward:
-                arrays = wait_for(arrays, *self.forward_done or ())
-            made = apply_joined(steps, arrays, self.mesh, self.collectives) if ready else []
-            for sent, x in zip(ready, made, strict=True):
-                self.arrived[sent.tensor, when] = {sent.step.target: x}
-        return self.arrived.pop((tensor, when), {})
-
-    def source_of(self, tensor: int, in_forward: bool) -> Copies:
-        """The copies of a tensor before it is read in a pass; casts of arguments run for it."""
-        if tensor in self.inputs or not in_forward:
-            return self.inputs.get(tensor) or self.in_forward.get(tensor, {})
-        producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
-        is_cast = all(use.tensor in self.inputs for use in producer.operands)
-        if tensor not in self.pending and tensor not in self.in_forward and is_cast:
-            self.done.add(producer.index)
-            self.execute(producer, in_forward=True)
-        return self.pending.get(tensor, {})
+                send(self, [sent.tensor for sent in bucket] or [tensor])
 
     def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, each of which starts from an existing copy."""
@@ -294,7 +289,7 @@ class LocalExecutor:
         if in_forward:
             return self.in_forward[tensor]
         if tensor in self.unsent:
-            self.send([tensor])
+            send(self, [tensor])
         if tensor not in self.after_forward:
             reshard = self.reshards.get(tensor)
             producer = self.graph.tensors[tensor].producer
@@ -333,8 +328,8 @@ class LocalExecutor:
                 arrays, ready_at = self.order.delay(arrays), self.order.num_events
             elif not in_forward:
                 arrays = wait_for(arrays, *self.forward_done or ())
-            copies = dict(zip(copies, arrays, strict=True)) | self.gather_together(
-                tensor, in_forward
+            copies = dict(zip(copies, arrays, strict=True)) | gather_together(
+                self, tensor, in_forward
             )
         self.env(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at

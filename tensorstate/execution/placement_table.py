@@ -19,7 +19,7 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, Placements, num_shards
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy
@@ -97,59 +97,6 @@ def apply_reshard_step(
     size = x.shape[position] // mesh.sizes[step.axis]
     start = lax.axis_index(mesh.names[step.axis]) * size
     return lax.dynamic_slice_in_dim(x, start, size, position)
-
-
-def apply_joined(
-    steps: Sequence[ReshardStep],
-    arrays: Sequence[jax.Array],
-    mesh: MeshShape,
-    collectives: Collectives,
-) -> list[jax.Array]:
-    """As ``apply_reshard_step`` of every step, by one collective of all operands in a vector.
-
-    Args:
-        steps: gathers, scatters or sums along one axis.
-        arrays: the shards before, of one dtype.
-    """
-    first = steps[0]
-    axis, kind, n = first.axis, first.kind, mesh.sizes[first.axis]
-    pairs = [*zip(steps, arrays, strict=True)]
-    if kind == "reduce_scatter":  # rows for devices
-        rows = [_leading(x, s.target[axis], n).reshape(n, -1) for s, x in pairs]
-    else:
-        rows = [x.reshape(1, -1) for x in arrays]
-    source, target = ([REPLICATED] * len(mesh.sizes) for _ in range(2))
-    if kind == "all_gather":
-        source[axis] = 0
-    else:
-        source[axis], target[axis] = SUM, 0 if kind == "reduce_scatter" else REPLICATED
-    nbytes = sum(step.nbytes for step in steps)
-    joint = ReshardStep(kind, axis, tuple(source), tuple(target), nbytes)
-    moved = collectives(joint, jnp.concatenate(rows, axis=1).reshape(-1), mesh)
-    moved = moved.reshape(n if kind == "all_gather" else 1, -1)
-    results, start = [], 0
-    for (step, x), row in zip(pairs, rows, strict=True):
-        part = moved[:, start : start + row.shape[1]]
-        start += row.shape[1]
-        if kind == "all_gather":
-            position = step.source[axis]
-            spread = jnp.moveaxis(part.reshape(n, *x.shape), 0, position)
-            shape = (*x.shape[:position], n * x.shape[position], *x.shape[position + 1 :])
-            results.append(spread.reshape(shape))
-        elif kind == "reduce_scatter":
-            position = step.target[axis]
-            shape = (*x.shape[:position], x.shape[position] // n, *x.shape[position + 1 :])
-            results.append(part.reshape(shape))
-        else:
-            results.append(part.reshape(x.shape))
-    return results
-
-
-def _leading(x: jax.Array, position: int, n: int) -> jax.Array:
-    """An array with the n parts of a dimension as rows."""
-    size = x.shape[position] // n
-    split = x.reshape(*x.shape[:position], n, size, *x.shape[position + 1 :])
-    return jnp.moveaxis(split, position, 0)
 
 
 def shard_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
@@ -235,22 +182,22 @@ class PlacementTable:
 
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""
-        operator, strategy = self.graph.operators[number], self.strategy(number)
-        labels = self.positions[number].labels
+        strategy, labels = self.strategy(number), self.positions[number].labels
         counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
         indices = {
             k: shard_index(strategy, label, self.mesh)
             for k, label in enumerate(labels)
             if counts[k] > 1
         }
-        microbatch_split = self.problem.microbatch_split
-        batch = None if microbatch_split is None else microbatch_split.labels[number]
+        split = self.problem.microbatch_split or self.problem.pipeline
+        batch = None if split is None else split.labels[number]
+        sizes = self.traced.operators[number].sizes
         if microbatch is None or batch is None:
-            return LocalShard(operator.sizes, counts, indices)
+            return LocalShard(sizes, counts, indices)
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
-        return LocalShard(self.traced.operators[number].sizes, counts, indices, microbatch, batch)
+        return LocalShard(sizes, counts, indices, microbatch, batch)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""
@@ -263,9 +210,10 @@ class PlacementTable:
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
             class_id, slot = at.class_id, (at.member, result)
-        return self.problem.strategies[class_id].output_placements(
+        placements = self.problem.strategies[class_id].output_placements(
             self.strategies[class_id], labels, slot
         )
+        return self.problem.as_left(tensor, placements)
 
     def operand_placements(self, operator: int, operand: int) -> Placements | None:
         """The placements in which an operand is read; ``None`` for a result of its own node."""

@@ -4,8 +4,8 @@ The operators of the step run on global arrays, in the order of the plan. Every 
 constrained to the placements in which the plan produces it. Products, reductions and elementwise
 operators are left to XLA's partitioner, whose operands and results have the plan's shardings.
 
-What the partitioner would do otherwise is an *island*: a small ``jax.shard_map`` around one reshard
-or one operator.
+Where the partitioner would run something else there is an *island*, a small ``jax.shard_map``
+around one reshard or one operator:
 
 - A reshard is one collective of ``jax.lax``. As a constraint, XLA for CPU makes an all-reduce of
   every reduce-scatter, of equal bytes and twice the time, and of a reshard between two axes
@@ -63,7 +63,7 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
 
 
 def check_whole(problem: Problem) -> None:
-    """Refuse a plan in microbatches.
+    """Refuse a plan in microbatches or in pipeline stages.
 
     Raises:
         PlanError: with the remedy.
@@ -72,6 +72,11 @@ def check_whole(problem: Problem) -> None:
         raise PlanError(
             f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
             "plan.apply(), or search with microbatches=1"
+        )
+    if (staged := problem.pipeline) is not None:
+        raise PlanError(
+            f"a plan of {staged.stages} pipeline stages on {staged.axis!r} has no form as "
+            "constraints: run it by plan.apply(), or search without stages="
         )
 
 

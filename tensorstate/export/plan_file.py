@@ -61,7 +61,7 @@ class PlanFile:
         operators: in the order of execution.
         decisions, options: of the plan.
         found: objective, bound, method and seconds of the search.
-        microbatches, batch: as for ``search``.
+        microbatches, batch, stages: as for ``search``.
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
     """
@@ -79,6 +79,7 @@ class PlanFile:
     hardware: Hardware | None
     network: CollectiveCostModel | None
     predicted: Mapping[str, float]
+    stages: str | None = None
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -104,8 +105,13 @@ class PlanFile:
                     f"operator {number} is {_operator_text(given)} ({source}), the plan has "
                     f"{_operator_text(planned)} there"
                 )
-        if len(operators) != len(self.operators):
-            return f"it has {len(operators)} operators, the plan {len(self.operators)}"
+        common = min(len(operators), len(self.operators))
+        if len(operators) > common:
+            source = graph.operators[common].source
+            text = _operator_text(operators[common])
+            return f"operator {common} is {text} ({source}), with which the plan's step has ended"
+        if len(self.operators) > common:
+            return f"it ends before operator {common}, {_operator_text(self.operators[common])}"
         return None
 
     def check_decisions(self, problem: Problem) -> None:
@@ -174,7 +180,7 @@ def _is_possible(problem: Problem, tensor: int, placements: Placements) -> bool:
 
 def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) -> PlanFile:
     """The content of a plan's file."""
-    table = PlacementTable(problem, result.decisions, result.cost)
+    table, staged = PlacementTable(problem, result.decisions, result.cost), problem.pipeline
     inputs, outputs = _leaves(problem.traced, *partition_specs(table))
     return PlanFile(
         problem.mesh,
@@ -185,7 +191,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         result.decisions,
         options,
         {name: getattr(result, name) for name in ("objective", "bound", "method", "seconds")},
-        problem.microbatches,
+        problem.microbatches if staged is None else staged.microbatches,
         problem.batch,
         problem.hardware,
         problem.network,
@@ -194,6 +200,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
             "communication": result.cost.communication,
             "memory": result.cost.memory.peak,
         },
+        None if staged is None else staged.axis,
     )
 
 

@@ -62,6 +62,8 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
+        # Without stages the same bytes as before there were any.
+        **({} if content.stages is None else {"stages": content.stages}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -197,8 +199,11 @@ def _read(fields: readers.Fields) -> PlanFile:
             fields.take("saved", _copies(axes)),
             fields.take("loop_resident", _copies(axes)),
         ),
+        stages=fields.optional("stages", readers.text),
     )
     fields.end()
+    if content.stages is not None and content.stages not in mesh.names:
+        raise FormatError(f"stages must be an axis of the mesh, got {shown(content.stages)}")
     return content
 
 

@@ -151,6 +151,10 @@ def page(
     }
     if problem.microbatches > 1:
         facts["microbatches"] = str(problem.microbatches)
+    if (staged := problem.pipeline) is not None:
+        facts["stages"] = f"{staged.stages} on {staged.axis}"
+        facts["microbatches"] = str(staged.microbatches)
+        facts["bubble"] = f"{100 * staged.bubble:.0f} %"
     data = {
         "summary": summary(problem, result, memory_limit),
         "axes": list(mesh.names),

@@ -31,8 +31,9 @@ MESH = ts.MeshShape.of({"data": 2})
 NETWORK = ts.AlphaBetaCosts(MESH, (1e-6,), (1e9,))
 SEARCH: dict[str, Any] = {
     "mesh": {"data": 2}, "topology": None, "network": NETWORK, "hardware": "CPU",
-    "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "pin": None,
-    "forbid": None, "objective": "sum", "solver": ts.CoordinateDescent(), "progress": None,
+    "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "stages": None,
+    "pin": None, "forbid": None, "objective": "sum", "solver": ts.CoordinateDescent(),
+    "progress": None,
 }  # fmt: skip
 PLAN = ts.search(GRAPH, **SEARCH)
 
@@ -83,7 +84,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.Problem,
         {
             "graph": GRAPH, "network": NETWORK, "hardware": ts.HARDWARE["CPU"], "microbatches": 1,
-            "batch": None,
+            "batch": None, "stages": None, "num_stages": None,
         },
     ),
     "ts.MeshShape.of": (ts.MeshShape.of, {"sizes": {"data": 2}}),

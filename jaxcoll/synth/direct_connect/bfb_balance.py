@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.max_flow import dinic
+from jaxcoll.numerics.connectivity import dinic
 
 
 @kernel(cache=True)

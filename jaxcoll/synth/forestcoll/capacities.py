@@ -22,7 +22,7 @@ import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Optimum, Scaling, fixed_k, optimum
 from jaxcoll.errors import CollectiveError
-from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
+from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
 from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
 

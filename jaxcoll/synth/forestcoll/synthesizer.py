@@ -30,7 +30,7 @@ from jaxcoll.bounds.throughput import Scaling, least_scale
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.max_flow import FlowNetwork
+from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
