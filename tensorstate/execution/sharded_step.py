@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.step_tasks import Sent
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
@@ -183,6 +184,7 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
+    buckets: Sequence[tuple[Sent, ...]] = (),
 ) -> ShardedStep:
     """The training step of a problem, run as decided.
 
@@ -192,12 +194,13 @@ def apply(
         cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
+        buckets: collectives that are joined on devices that overlap them (``Timeline.buckets``).
 
     Raises:
         PlanError: for a mesh of other axes.
     """
     check_axes(problem, mesh)
-    table = PlacementTable(problem, decisions, cost)
+    table = PlacementTable(problem, decisions, cost, buckets)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
