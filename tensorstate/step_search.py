@@ -34,9 +34,9 @@ from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.plain import simplify
+from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        refuse_below_inputs(problem, candidates, self.options)
+        refuse_below_least(problem, candidates, self.options)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 

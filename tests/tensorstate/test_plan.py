@@ -323,6 +323,16 @@ def test_a_limit_below_the_arguments_is_refused_before_a_search(graph, monkeypat
         search(graph, memory_limit=inputs // 16, **given)
 
 
+def test_a_limit_below_what_must_be_live_is_refused_before_a_search(graph, monkeypatch):
+    """A little above the arguments; and the least that is named is below every plan's memory."""
+    monkeypatch.setattr(Auto, "solve", None)
+    inputs = sum(graph.tensors[i].nbytes for i in graph.inputs)
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
+    expected = r"no plan fits into .*: at least .* are live at once.* largest are .*(up|down|x|y)"
+    with pytest.raises(PlanError, match=expected):
+        search(graph, memory_limit=1.1 * inputs / 8, **given)
+
+
 @pytest.mark.parametrize("solver", [Auto, CoordinateDescent, Milp])
 @pytest.mark.parametrize(
     "limits", [{"gap": -1e-3}, {"gap": math.nan}, {"gap": True}, {"time_limit": 0}]
