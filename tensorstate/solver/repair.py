@@ -1,7 +1,7 @@
 """Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
 
-A large neighbourhood search (Shaw, 1998). First all strategies stay, and only what is saved and
-what is recomputed is decided again. Then the classes around the tensors that are live at the peak,
+A large neighbourhood search (Shaw, 1998). First all strategies stay, and only saved copies and
+recomputed operators are decided again. Then the classes around the tensors that are live at the peak,
 the largest first, may also change their strategy along one mesh axis; the axes take turns. A
 neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds where
 that has no solution in minutes.
@@ -51,7 +51,7 @@ MIN_IMPROVEMENT = 1e-3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repaired:
-    """What a repair found.
+    """The plans of a repair.
 
     Attributes:
         fitting: the fastest plan within the limit; ``None`` if none was found.
