@@ -17,6 +17,7 @@ from tensorstate.cost.memory import least_bytes_by_point
 from tensorstate.errors import PlanError
 from tensorstate.ir.names import described
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 from tensorstate.solver.base import CandidateStrategies
 
 # Tensors that are named.
@@ -34,23 +35,25 @@ def refuse_below_least(
     limit = options.memory_limit
     if limit is None:
         return
-    inputs, beside = dict[int, int](), dict[int, np.ndarray]()
+    inputs, beside, free = dict[int, int](), dict[int, np.ndarray](), 0
     for number, group in enumerate(problem.tensor_groups):
         strategies = candidates[group.class_id]
         if group.is_input:
-            produced = {problem.produced_placements(group, strategy) for strategy in strategies}
-            each = min(problem.input_bytes(group, placements) for placements in produced)
-            inputs[number] = group.multiplicity * each
+            inputs[number] = _input_bytes(problem, group, strategies)
+            free += _input_bytes(problem, group, problem.strategies[group.class_id].all)
         beside[number] = least_bytes_by_point(problem, number, strategies, options.recompute)
     arguments = sum(inputs.values())
     devices = problem.mesh.num_devices
     if arguments > limit:
+        remedy = f"{math.ceil(devices * arguments / limit)} devices or more"
+        if free < arguments:
+            remedy = f"without pin= and forbid= the arguments take {bytes_text(free)}"
         raise PlanError(
             f"no plan fits into {bytes_text(limit)} of a device's memory: the least is about "
             f"{bytes_text(arguments)} for arguments alone (parameters, optimizer state and the "
             f"batch), sharded as far as sizes and pins allow; the largest are "
             f"{_largest(problem, inputs.items())}. A limit above {bytes_text(arguments)} "
-            f"may fit, or {math.ceil(devices * arguments / limit)} devices or more"
+            f"may fit, or {remedy}"
         )
     live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
     peak = int(live.argmax())
@@ -65,6 +68,12 @@ def refuse_below_least(
         f"take {bytes_text(arguments)}, results and {unless} {bytes_text(least - arguments)}; the "
         f"largest are {largest}{less(problem, options)}"
     )
+
+
+def _input_bytes(problem: Problem, group: TensorGroup, strategies: Iterable[Strategy]) -> int:
+    """The fewest bytes of the inputs of a group under some strategies."""
+    placements = {problem.produced_placements(group, strategy) for strategy in strategies}
+    return group.multiplicity * min(problem.input_bytes(group, each) for each in placements)
 
 
 def _largest(problem: Problem, nbytes: Iterable[tuple[int, int]]) -> str:

@@ -1,8 +1,8 @@
 """Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
 
 A large neighbourhood search (Shaw, 1998). First all strategies stay, and only saved copies and
-recomputed operators are decided again. Then the classes around the tensors that are live at the peak,
-the largest first, may also change their strategy along one mesh axis; the axes take turns. A
+recomputed operators are decided again. Then the classes around the tensors that are live at the
+peak, the largest first, may also change their strategy along one mesh axis; the axes take turns. A
 neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds where
 that has no solution in minutes.
 
