@@ -34,10 +34,10 @@ from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
+from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        refuse_below_inputs(problem, candidates, self.options)
+        refuse_below_least(problem, candidates, self.options)
         if self.options.objective == "overlap":
             return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)
