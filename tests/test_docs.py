@@ -19,7 +19,7 @@ from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program
 from jaxcoll.tune.tables import table_file
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 

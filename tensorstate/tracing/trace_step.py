@@ -85,7 +85,7 @@ def trace(
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, updates, unknown, program)
 
-    # A call of its own: what it leaves is freed before the collection that follows the pause.
+    # A call of its own, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():
         return traced()
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmarks import report
-from experiments.benchmarks.plans import plan_routes
+from experiments.benchmarks import plan_routes, report
 from experiments.models.scripts import SCRIPTS, Script
 from tensorstate import trace
 
