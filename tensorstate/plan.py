@@ -18,7 +18,13 @@ from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.execution.sharded_step import (
+    ShardedStep,
+    abstract_args,
+    apply,
+    check_axes,
+    check_unpadded,
+)
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
@@ -193,15 +199,21 @@ class Plan:
             solver: that searches the best plan under the rules; ``Auto`` by default.
 
         Raises:
-            PlanError: names of no argument, or of more dimensions than it has.
+            PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        check_unpadded(self.graph.padding, "code with logical axis rules")
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
     @property
     def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
-        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        """The sharding of every argument by patterns of paths, for code that shards by path.
+
+        Raises:
+            PlanError: a padded plan, whose shardings do not divide the arguments.
+        """
+        check_unpadded(self.graph.padding, "code with shardings by path")
         return path_rules(self.problem, self.result)
 
     def constrain(
@@ -248,7 +260,14 @@ class Plan:
             return
         content = plan_file(self.problem, self.result, self.options)
         loops = "keep" if self.graph.loops else "unroll"
-        graph = trace(step_fn, abstract_args(self.graph), loops=loops)
+        padding = self.graph.padding
+        graph = trace(
+            step_fn,
+            abstract_args(self.graph, padded=False),
+            loops=loops,
+            pad_to=None if padding is None else padding.sizes,
+            pad_where_possible=True,
+        )
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

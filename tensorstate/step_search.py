@@ -36,9 +36,12 @@ from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.plain import simplify
-from tensorstate.tracing.trace_step import graph_of
+from tensorstate.tracing.trace_step import checked_sizes, graph_of
 
 log = logging.getLogger(__name__)
+
+# The largest part that is added to a dimension where nothing else is asked.
+MOST_PADDING = 1 / 8
 
 # Least seconds of the search of one number of microbatches.
 MIN_TIME_S = 1.0
@@ -57,6 +60,7 @@ def search(
     recompute: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
+    padding: bool | float | Mapping[int, int] = False,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "sum",
@@ -85,6 +89,11 @@ def search(
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
+        padding: whether dimensions of arguments that mesh axes do not divide may be padded with
+            zeros, as a vocabulary of 50,257 to 50,264 on 8 devices; ``True`` where that adds an
+            eighth at most, a number for another part, sizes by sizes to decide it yourself. The
+            better of the plans with and without padding is taken, so the search takes up to three
+            times as long. A padded plan takes arguments by ``ShardedStep.put``.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
@@ -122,14 +131,23 @@ def search(
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
+        padding = _padding(padding, step)
+
+        def find(graph: Graph) -> Plan:
+            if costs is not None:
+                return ask(network=costs, graph=graph).plan()
+            wires = checks.instance(topology, Topology, "topology", PlanError)
+            return _on_best_mesh(ask, graph, wires)
+
         # Last: it traces, others are refused at once.
-        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches))
-        if costs is not None:
-            plan = ask(network=costs, graph=graph).plan()
+        traced = functools.partial(graph_of, step, abstract_args, unrolls(recompute, microbatches))
+        if not padding:
+            plan = find(traced())
+        elif isinstance(padding, Mapping):
+            plan = find(traced(pad_to=padding, where_possible=False))
         else:
-            plan = _on_best_mesh(
-                ask, graph, checks.instance(topology, Topology, "topology", PlanError)
-            )
+            axes = (topology.num_ranks,) if sizes is None else sizes.sizes
+            plan = _padded_or_not(find, traced, axes, padding)
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
@@ -226,6 +244,102 @@ class _Question:
         seconds = time.perf_counter() - start
         result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
         return Plan(best[0], result, self.options)
+
+
+# ---------------------------------------------------------------------- padding
+
+
+def _padding(padding: object, step: object) -> Mapping[int, int] | float:
+    """The largest part that may be added to a dimension; or sizes by sizes."""
+    if isinstance(padding, bool):
+        padding = MOST_PADDING if padding else 0.0
+    if isinstance(padding, Mapping):
+        padding = checked_sizes(padding)
+    elif not isinstance(padding, (int, float)) or not 0 <= padding <= 1:
+        raise PlanError(
+            "padding must be True or False, the largest part that may be added (0 to 1), or sizes "
+            f"by sizes as {{50257: 50264}}, got {checks.shown(padding)}"
+        )
+    if padding and isinstance(step, Graph):
+        raise PlanError("a graph is padded when it is traced: trace(step, args, pad_to={...})")
+    return padding
+
+
+def padded_sizes(graph: Graph, axes: Sequence[int], most: float) -> dict[int, int]:
+    """Sizes of dimensions of arguments that mesh axes do not divide, with larger ones.
+
+    A size is rounded up to a multiple of as many devices as possible.
+
+    Args:
+        axes: sizes of the mesh axes.
+        most: the largest part that may be added.
+    """
+    products = {math.prod(s) for r in range(len(axes)) for s in itertools.combinations(axes, r + 1)}
+    chosen = {}
+    for tensor in (graph.tensors[i] for i in graph.inputs):
+        if not isinstance(tensor.dtype, np.dtype):
+            continue
+        for size in {tensor.sizes[p[0]] for p in tensor.array_dims or () if len(p) == 1}:
+            for devices in sorted(products, reverse=True):
+                longer = -(-size // devices) * devices
+                if longer - size <= most * size:
+                    if longer > size:
+                        chosen[size] = longer
+                    break
+    return chosen
+
+
+def _padded_or_not(
+    find: Callable[[Graph], Plan],
+    traced: Callable[..., Graph],
+    axes: Sequence[int],
+    most: float,
+) -> Plan:
+    """The better of the plans with and without padding; dimensions stay padded only if sharded.
+
+    Raises:
+        PlanError: neither has a plan, with the reason of the padded one, if there is one.
+    """
+    graph, plan, reason = traced(), None, None
+    try:
+        plan = find(graph)
+    except PlanError as error:
+        reason = error
+    sizes = padded_sizes(graph, axes, most)
+    while sizes:
+        padded = traced(pad_to=sizes)
+        if padded.padding is None:
+            break
+        try:
+            other = find(padded)
+        except PlanError as error:
+            reason = error
+            break
+        used = _sharded_sizes(other)
+        kept = {size: longer for size, longer in sizes.items() if size in used}
+        if kept == sizes or not kept:
+            if kept and (plan is None or _order(other) < _order(plan)):
+                plan = other
+            break
+        sizes = kept
+    if plan is None:
+        raise reason or PlanError("no plan was found")
+    return plan
+
+
+def _order(plan: Plan) -> tuple[bool, float]:
+    return result_order(plan.result, plan.memory_limit)
+
+
+def _sharded_sizes(plan: Plan) -> set[int]:
+    """The sizes, as traced, of padded dimensions that an argument or an operator is sharded by."""
+    problem, padding = plan.problem, plan.graph.padding
+    used = set()
+    for group in problem.tensor_groups:
+        strategy = plan.decisions.strategies[group.class_id]
+        dims = problem.graph.tensors[group.tensors[0]].dims
+        used |= {dims[p] for p in problem.produced_placements(group, strategy) if p >= 0}
+    return {} if padding is None else {n for f, n in padding.factors.items() if f in used}
 
 
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:

@@ -64,6 +64,7 @@ class PlanFile:
         microbatches, batch: as for ``search``.
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
+        pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
     """
 
     mesh: MeshShape
@@ -79,6 +80,7 @@ class PlanFile:
     hardware: Hardware | None
     network: CollectiveCostModel | None
     predicted: Mapping[str, float]
+    pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -176,6 +178,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
     """The content of a plan's file."""
     table = PlacementTable(problem, result.decisions, result.cost)
     inputs, outputs = _leaves(problem.traced, *partition_specs(table))
+    padding = problem.traced.padding
     return PlanFile(
         problem.mesh,
         inputs,
@@ -194,6 +197,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
             "communication": result.cost.communication,
             "memory": result.cost.memory.peak,
         },
+        {} if padding is None else padding.sizes,
     )
 
 

@@ -62,6 +62,7 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
+        "pad_to": sorted([size, longer] for size, longer in content.pad_to.items()),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -196,6 +197,7 @@ def _read(fields: readers.Fields) -> PlanFile:
             fields.take("saved", _copies(axes)),
             fields.take("loop_resident", _copies(axes)),
         ),
+        pad_to=fields.optional("pad_to", _read_padding) or {},
     )
     fields.end()
     return content
@@ -245,6 +247,16 @@ def _read_found(value: object, where: str) -> dict[str, Any]:
     }
     fields.end()
     return found
+
+
+def _read_padding(value: object, where: str) -> dict[int, int]:
+    rows = readers.list_of(readers.list_of(readers.whole(2, MOST)))(value, where)
+    if any(len(row) != 2 or not row[0] < row[1] <= 2 * row[0] for row in rows):
+        raise FormatError(f"{where} must be pairs of a size and a larger one, of at most twice it")
+    sizes = dict(rows)
+    if len(sizes) < len(rows):
+        raise FormatError(f"{where} names a size twice")
+    return sizes
 
 
 def _read_hardware(value: object, where: str) -> Hardware:

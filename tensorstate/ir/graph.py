@@ -27,6 +27,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tensorstate.ir.padded import Padding
+
 Phase = Literal["forward", "backward", "optimizer"]
 Role = Literal[
     "parameter", "optimizer", "input", "constant", "gradient", "activation", "scalar/output"
@@ -325,6 +327,7 @@ class Graph:
         changed: names of the arguments that the traced function changes in place, as steps on
             ``flax.nnx`` models do: their new values are the first results.
         loops: the loops of the step, which operators name by their numbers.
+        padding: the dimensions that are longer than in the traced function; ``None`` if none are.
     """
 
     tensors: tuple[Tensor, ...]
@@ -340,6 +343,7 @@ class Graph:
     out_tree: Any = dataclasses.field(repr=False)
     changed: tuple[str, ...] = ()
     loops: tuple[Loop, ...] = ()
+    padding: Padding | None = None
 
     @property
     def flops(self) -> int:

@@ -21,10 +21,12 @@ import numpy as np
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
+from tensorstate.ir.padded import Padding
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
 from tensorstate.tracing.node_classes import group_nodes
+from tensorstate.tracing.padding import PaddedProgram, pad_program
 from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
 
 
@@ -37,6 +39,8 @@ def trace(
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
     loops: Literal["keep", "unroll"] = "keep",
+    pad_to: Mapping[int, int] | None = None,
+    pad_where_possible: bool = False,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -59,16 +63,23 @@ def trace(
             traced and decided once, or "unroll" scans, so that every iteration can be recomputed
             for itself and microbatches can run through all. Scans over whole steps, with a backward
             pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
+        pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
+            zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
+            Added rows are masked wherever they would change a result.
+        pad_where_possible: whether dimensions that cannot be padded stay as they are, instead of
+            being refused.
 
     Raises:
         PlanError: the arguments are not arrays or do not fit the function; the function has side
             effects, its own collectives or data-dependent shapes, or returns nothing; a loop is too
-            long to unroll; updates do not fit; or a primitive without a rule is refused.
+            long to unroll; updates do not fit; a primitive without a rule is refused; or a
+            dimension cannot be padded, with the line that mixes its rows.
     """
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
     checks.choice(loops, ("keep", "unroll"), "loops", PlanError)
+    checks.flag(pad_where_possible, "pad_where_possible", PlanError)
     checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
@@ -76,22 +87,42 @@ def trace(
             f"{checks.shown(abstract_args)}"
         )
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
+    sizes = checked_sizes(pad_to)
     with _gc_paused():
         step = step_jaxpr(step_fn, abstract_args)
         keep_loops = loops == "keep" and checkpoints == "keep"
         program = inline(step.closed, constraints == "keep", keep_loops)
         program = drop_remat(program) if checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
-        return _graph_of(step, names, updates, unknown, program)
+        return _graph_of(step, names, updates, unknown, program, sizes, pad_where_possible)
+
+
+def checked_sizes(pad_to: object) -> dict[int, int]:
+    """Sizes of dimensions with larger ones; empty for ``None``.
+
+    Raises:
+        PlanError: another type, or a padded size that is not the larger.
+    """
+    sizes = {} if pad_to is None else pad_to
+    checks.instance(sizes, Mapping, "pad_to", PlanError)
+    for size, longer in dict(sizes).items():
+        checks.integer(size, "a size in pad_to", PlanError, least=2)
+        checks.integer(longer, f"the padded size of {size}", PlanError, least=size, most=2 * size)
+    return {int(size): int(longer) for size, longer in dict(sizes).items() if size != longer}
 
 
 def graph_of(
-    step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None, unroll: bool = False
+    step: Callable[..., Any] | Graph,
+    abstract_args: Sequence[Any] | None,
+    unroll: bool = False,
+    pad_to: Mapping[int, int] | None = None,
+    where_possible: bool = True,
 ) -> Graph:
     """The graph of a step that was traced before, or is traced here.
 
     Args:
         unroll: whether scans are unrolled where the step is traced here.
+        pad_to, where_possible: as for ``trace``, of a step that is traced here.
 
     Raises:
         PlanError: arguments beside a graph, a function without them, or as for ``trace``.
@@ -102,7 +133,8 @@ def graph_of(
         return step
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
-    return trace(step, abstract_args, loops="unroll" if unroll else "keep")
+    loops = "unroll" if unroll else "keep"
+    return trace(step, abstract_args, loops=loops, pad_to=pad_to, pad_where_possible=where_possible)
 
 
 @contextlib.contextmanager
@@ -117,19 +149,55 @@ def _gc_paused():
             gc.enable()
 
 
-def _graph_of(step: StepJaxpr, names: Sequence[str], updates, unknown: str, program) -> Graph:
-    parts = build(program, unknown)
+def _graph_of(
+    step: StepJaxpr,
+    names: Sequence[str],
+    updates,
+    unknown: str,
+    program,
+    sizes: Mapping[int, int],
+    where_possible: bool,
+) -> Graph:
     results = _results(step.out_shape)
     pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, updates))
-    return _graph(
-        parts,
-        _names(step.shapes, names),
-        _names(step.out_shape, None),
+    leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
+    padded = pad_program(program, sizes, pairs, leaf_names) if sizes else None
+    program = program if padded is None else padded.program
+    graph = _graph(
+        build(program, unknown),
+        *leaf_names,
         pairs,
         program.constants,
         step,
         tuple(names[i] for i in step.changed),
     )
+    if padded is None:
+        return graph
+    if not where_possible:
+        _check_padded(sizes, padded)
+    factors = {
+        factor: n
+        for number, array in padded.inputs.items()
+        for factor, n, longer in zip(
+            graph.tensors[number].dims, *map(itertools.chain.from_iterable, array[1:]), strict=True
+        )
+        if n != longer
+    }
+    if not padded.inputs:
+        return graph
+    padding = Padding(sizes, factors, padded.inputs, padded.outputs, padded.refused)
+    return dataclasses.replace(graph, padding=padding)
+
+
+def _check_padded(sizes: Mapping[int, int], padded: PaddedProgram) -> None:
+    """Refuse what could not be padded."""
+    for size, reason in padded.refused.items():
+        raise PlanError(f"a dimension of {size} cannot be padded to {sizes[size]}: {reason}")
+    found = {n for array in padded.inputs.values() for n in itertools.chain(*array.sizes)}
+    if missing := sizes.keys() - found:
+        raise PlanError(
+            f"pad_to: no argument of the step has a dimension of {min(missing)} to be padded"
+        )
 
 
 # ---------------------------------------------------------------------- updates
