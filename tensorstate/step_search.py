@@ -21,6 +21,7 @@ from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph
+from tensorstate.ir.padded import MOST_PADDING, longer_sizes
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.plan import Plan
@@ -39,9 +40,6 @@ from tensorstate.solver.plain import simplify
 from tensorstate.tracing.trace_step import checked_sizes, graph_of
 
 log = logging.getLogger(__name__)
-
-# The largest part that is added to a dimension where nothing else is asked.
-MOST_PADDING = 1 / 8
 
 # Least seconds of the search of one number of microbatches.
 MIN_TIME_S = 1.0
@@ -146,7 +144,8 @@ def search(
         elif isinstance(padding, Mapping):
             plan = find(traced(pad_to=padding, where_possible=False))
         else:
-            axes = (topology.num_ranks,) if sizes is None else sizes.sizes
+            wires = topology.num_ranks if topology is not None else 1
+            axes = (wires,) if sizes is None else sizes.sizes
             plan = _padded_or_not(find, traced, axes, padding)
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
@@ -265,30 +264,6 @@ def _padding(padding: object, step: object) -> Mapping[int, int] | float:
     return padding
 
 
-def padded_sizes(graph: Graph, axes: Sequence[int], most: float) -> dict[int, int]:
-    """Sizes of dimensions of arguments that mesh axes do not divide, with larger ones.
-
-    A size is rounded up to a multiple of as many devices as possible.
-
-    Args:
-        axes: sizes of the mesh axes.
-        most: the largest part that may be added.
-    """
-    products = {math.prod(s) for r in range(len(axes)) for s in itertools.combinations(axes, r + 1)}
-    chosen = {}
-    for tensor in (graph.tensors[i] for i in graph.inputs):
-        if not isinstance(tensor.dtype, np.dtype):
-            continue
-        for size in {tensor.sizes[p[0]] for p in tensor.array_dims or () if len(p) == 1}:
-            for devices in sorted(products, reverse=True):
-                longer = -(-size // devices) * devices
-                if longer - size <= most * size:
-                    if longer > size:
-                        chosen[size] = longer
-                    break
-    return chosen
-
-
 def _padded_or_not(
     find: Callable[[Graph], Plan],
     traced: Callable[..., Graph],
@@ -305,7 +280,7 @@ def _padded_or_not(
         plan = find(graph)
     except PlanError as error:
         reason = error
-    sizes = padded_sizes(graph, axes, most)
+    sizes = longer_sizes(graph.argument_sizes, axes, most)
     while sizes:
         padded = traced(pad_to=sizes)
         if padded.padding is None:
@@ -339,7 +314,7 @@ def _sharded_sizes(plan: Plan) -> set[int]:
         strategy = plan.decisions.strategies[group.class_id]
         dims = problem.graph.tensors[group.tensors[0]].dims
         used |= {dims[p] for p in problem.produced_placements(group, strategy) if p >= 0}
-    return {} if padding is None else {n for f, n in padding.factors.items() if f in used}
+    return set() if padding is None else {n for f, n in padding.factors.items() if f in used}
 
 
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:

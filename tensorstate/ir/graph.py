@@ -350,6 +350,18 @@ class Graph:
         """Floating-point operations of one step."""
         return sum(operator.flops * self.num_repeats(operator.loops) for operator in self.operators)
 
+    @property
+    def argument_sizes(self) -> frozenset[int]:
+        """Sizes of the dimensions of arguments that are one factor each, but for random keys."""
+        tensors = (self.tensors[index] for index in self.inputs)
+        return frozenset(
+            tensor.sizes[positions[0]]
+            for tensor in tensors
+            if isinstance(tensor.dtype, np.dtype)
+            for positions in tensor.array_dims or ()
+            if len(positions) == 1
+        )
+
     def num_repeats(self, loops: tuple[int, ...]) -> int:
         """Executions of the body of nested loops; one for a loop whose length depends on data."""
         return math.prod(self.loops[loop].length or 1 for loop in loops)

@@ -8,10 +8,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+# The largest part that is added to a dimension where nothing else is asked.
+MOST_PADDING = 1 / 8
+
+
+def longer_sizes(
+    sizes: Iterable[int], axes: Sequence[int], most: float = MOST_PADDING
+) -> dict[int, int]:
+    """Of sizes those that mesh axes do not divide, with the larger ones that they do.
+
+    A size is rounded up to a multiple of as many devices as possible.
+
+    Args:
+        axes: sizes of the mesh axes.
+        most: the largest part that may be added.
+    """
+    products = {math.prod(s) for r in range(len(axes)) for s in itertools.combinations(axes, r + 1)}
+    chosen = {}
+    for size in sorted(set(sizes)):
+        rounded = ((n, -(-size // n) * n) for n in sorted(products, reverse=True))
+        longer = next((m for _, m in rounded if m - size <= most * size), size)
+        if longer > size:
+            chosen[size] = longer
+    return chosen
 
 
 class PaddedArray(NamedTuple):

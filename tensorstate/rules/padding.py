@@ -78,6 +78,9 @@ def _run_bound(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> 
     return [index]
 
 
+# Elementwise operators whose parameters number the dimensions of the traced program.
+BY_DIMENSION = frozenset({"mask_padding", "bound_indices"})
+
 RULES: dict[str, PrimitiveRule] = {
     "mask_padding": PrimitiveRule(_mask_rule, _run_mask),
     "bound_indices": PrimitiveRule(_bound_rule, _run_bound),

@@ -166,7 +166,8 @@ class Padder:
         dims = self.padded(x) & frozenset(dims)
         if not dims or equal(self._fill[id(x)], value):
             return self._new[id(x)]
-        context = ("", (None, None), None, x.loops) if eqn is None else context_of(eqn)
+        outside: Context = ("", (None, None), None, x.loops)
+        context = outside if eqn is None else context_of(eqn)
         key = (id(x), dims, value.tobytes(), "transpose(" in context[0], *context[2:])
         if key not in self._masked:
             sizes, padded = self.sizes(x)
@@ -283,7 +284,10 @@ def _labelled(eqn: FlatEqn, sharding: ShardingRule) -> Iterator[tuple[FlatVar, i
                     yield x, d, label
 
 
-def context_of(eqn: FlatEqn) -> tuple[Any, ...]:
+Context = tuple[str, tuple[Any, Any], int | None, tuple[int, ...]]
+
+
+def context_of(eqn: FlatEqn) -> Context:
     """Name stack, source, remat region and loops of an equation, for one beside it."""
     return eqn.stack, eqn.infos, eqn.remat_region, eqn.loops
 

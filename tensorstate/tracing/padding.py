@@ -180,7 +180,7 @@ def _sized(param: str) -> Handler:
         params = dict(eqn.params)
         if param:
             params[param] = padder.shape(eqn.outputs[0])
-        fills = [padder.fill(x) for x in eqn.inputs if x.shape or eqn.primitive.name == "pad"]
+        fills = [padder.fill(x) for x in eqn.inputs if x.shape]
         same = all(equal(fills[0], fill) for fill in fills)
         if sharding.kind == "window" and same:  # which may add up several rows
             same = not np.any(fills[0])
@@ -199,6 +199,26 @@ def _slice(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     )
     same = padder.padded(x) == padder.padded(out)
     padder.write(eqn, [padder.atom(x)], params, padder.fill(x) if same else None)
+
+
+def _pad(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """A border beyond the rows as traced grows by the added rows, as a slice's gradient has one."""
+    (x, border), (out,) = eqn.inputs, eqn.outputs
+    config = [tuple(dimension) for dimension in eqn.params["padding_config"]]
+    bordered = {d for d, dimension in enumerate(config) if dimension != (0, 0, 0)}
+    labels = {label for d, label in enumerate(sharding.arguments[0]) if d in bordered}
+    padder.forbid(eqn, sharding, (label for label in labels if label is not None))
+    grown = padder.padded(out) & bordered
+    for d in grown:
+        low, high, interior = config[d]
+        config[d] = low, high + padder.shape(out)[d] - out.shape[d], interior
+    fill = padder.fill(border)
+    same = padder.padded(x) == padder.padded(out) - grown and (
+        not padder.padded(x) or equal(padder.fill(x), fill)
+    )
+    kept = same and all(eqn.params["padding_config"][d][1] >= 0 for d in grown)
+    params = {**eqn.params, "padding_config": tuple(config)}
+    padder.write(eqn, padder.splat(eqn, sharding), params, fill if kept else None)
 
 
 def _iota(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
@@ -272,11 +292,11 @@ def _gather(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     made, bounded = padder.splat(eqn, sharding)
     taken = list(eqn.params["slice_sizes"])
     if isinstance(table, FlatVar):
-        _check_rows(padder, eqn, table, numbers.start_index_map, numbers.collapsed_slice_dims)
+        rows = [d for d, size in enumerate(taken) if size == 1]
+        _check_rows(padder, eqn, table, numbers.start_index_map, rows)
         bounded = _bounded(padder, eqn, table, numbers.start_index_map)
-    one_row = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     for d, (size, longer) in enumerate(zip(table.shape, made.shape, strict=True)):
-        if size != longer and d not in one_row:
+        if size != longer and taken[d] != 1:
             if taken[d] != size:
                 padder.forbid(
                     eqn, sharding, (f for f in sharding.arguments[0][d : d + 1] if f is not None)
@@ -293,8 +313,18 @@ def _scatter(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     table, _, update = eqn.inputs
     out, numbers = eqn.outputs[0], eqn.params["dimension_numbers"]
     scattered = numbers.scatter_dims_to_operand_dims
-    _check_rows(padder, eqn, out, scattered, numbers.inserted_window_dims)
-    padder.forbid(eqn, sharding, sharding.need_replication)
+    no_window = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windows = dict(
+        zip(
+            (d for d in range(len(out.shape)) if d not in no_window),
+            (update.shape[d] for d in numbers.update_window_dims),
+            strict=True,
+        )
+    )
+    rows = {d for d in scattered if windows.get(d, 1) == 1}
+    _check_rows(padder, eqn, out, scattered, rows)
+    alone = {sharding.results[0][d] for d in rows}
+    padder.forbid(eqn, sharding, sharding.need_replication - alone)
     inputs = padder.splat(eqn, sharding)
     labels = sharding.arguments[2]
     summed = [d for d, label in enumerate(labels) if label in sharding.reductions]
@@ -322,7 +352,7 @@ HANDLERS: dict[str, Handler] = {
     "conv_general_dilated": _product,
     "reshape": _sized("new_sizes"),
     "concatenate": _sized(""),
-    "pad": _sized(""),
+    "pad": _pad,
     "rev": _sized(""),
     "split": _sized(""),
     "sort": _sized(""),

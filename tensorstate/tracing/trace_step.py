@@ -103,12 +103,12 @@ def checked_sizes(pad_to: object) -> dict[int, int]:
     Raises:
         PlanError: another type, or a padded size that is not the larger.
     """
-    sizes = {} if pad_to is None else pad_to
-    checks.instance(sizes, Mapping, "pad_to", PlanError)
-    for size, longer in dict(sizes).items():
+    given: Any = {} if pad_to is None else pad_to
+    sizes = dict(checks.instance(given, Mapping, "pad_to", PlanError))
+    for size, longer in sizes.items():
         checks.integer(size, "a size in pad_to", PlanError, least=2)
         checks.integer(longer, f"the padded size of {size}", PlanError, least=size, most=2 * size)
-    return {int(size): int(longer) for size, longer in dict(sizes).items() if size != longer}
+    return {int(size): int(longer) for size, longer in sizes.items() if size != longer}
 
 
 def graph_of(
