@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -59,14 +60,7 @@ def panels(
         _plain(axes)
     figure.supxlabel(label_x, fontsize=10, color=INK)
     figure.supylabel(label_y, fontsize=10, color=INK)
-    figure.legend(
-        [shown[name] for name in names],
-        names,
-        loc="outside upper center",
-        ncols=len(names),
-        frameon=False,
-        labelcolor=INK,
-    )
+    _legend(figure, shown, names)
     return figure
 
 
@@ -109,17 +103,21 @@ def stacked_bars(
         place += 1
     axes.set_xticks(ticks, names, rotation=90, fontsize=8)
     axes.set_ylabel(label, color=INK)
-    used = [part for part in parts if part in shown]
+    _legend(figure, shown, [part for part in parts if part in shown])
+    _plain(axes)
+    return figure
+
+
+def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> None:
+    """What each colour stands for, in a row above the figure."""
     figure.legend(
-        [shown[part] for part in used],
-        used,
+        [shown[name] for name in names],
+        names,
         loc="outside upper center",
-        ncols=len(used),
+        ncols=len(names),
         frameon=False,
         labelcolor=INK,
     )
-    _plain(axes)
-    return figure
 
 
 def _plain(axes) -> None:

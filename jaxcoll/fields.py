@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _MAX_DEPTH = 32
 _MOST_NAME = 83
 _RATIONAL = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})/([0-9]{{1,{_MAX_DIGITS}}})", re.ASCII)
 _FRACTION_KEY = "p/q"
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------------- text
 
@@ -175,25 +178,30 @@ def any_whole(value: object, name: str) -> int:
     return value  # type: ignore[return-value]
 
 
+def _of(kind: type[T], called: str, value: object, name: str) -> T:
+    if not isinstance(value, kind):
+        raise FormatError(f"{name} must be {called}, got {glimpse(value)}")
+    return value
+
+
 def text(value: object, name: str) -> str:
     """A string."""
-    if not isinstance(value, str):
-        raise FormatError(f"{name} must be a string, got {glimpse(value)}")
-    return value
+    return _of(str, "a string", value, name)
 
 
 def items(value: object, name: str) -> list:
     """A list."""
-    if not isinstance(value, list):
-        raise FormatError(f"{name} must be a list, got {glimpse(value)}")
-    return value
+    return _of(list, "a list", value, name)
 
 
 def json_object(value: object, name: str) -> dict:
     """An object, whose keys the caller reads."""
-    if not isinstance(value, dict):
-        raise FormatError(f"{name} must be an object, got {glimpse(value)}")
-    return value
+    return _of(dict, "an object", value, name)
+
+
+def flag(value: object, name: str) -> bool:
+    """A boolean."""
+    return _of(bool, "true or false", value, name)
 
 
 def list_of(read: Callable) -> Callable[[object, str], tuple]:
@@ -221,13 +229,6 @@ def column(high: int, dtype: type = np.int32) -> Callable[[object, str], np.ndar
         return np.asarray(values, dtype)
 
     return read
-
-
-def flag(value: object, name: str) -> bool:
-    """A boolean."""
-    if not isinstance(value, bool):
-        raise FormatError(f"{name} must be true or false, got {glimpse(value)}")
-    return value
 
 
 def number(value: object, name: str) -> float:

@@ -294,17 +294,8 @@ class Topology:
             TopologyError: a link or name that does not exist, or a factor that is not above 0;
                 ``without`` leaves out links that are down.
         """
-        left = Topology(
-            self.num_ranks,
-            self.src,
-            self.dst,
-            self.alpha,
-            failures.scaled_speeds(self._wiring, self.exact_bandwidth, factors),  # type: ignore[arg-type]
-            num_vertices=self.num_vertices,
-            vertex_names=self.vertex_names,
-            placement=self.placement,
-            allow_unreachable=self.allow_unreachable,
-        )
+        speeds = failures.scaled_speeds(self._wiring, self.exact_bandwidth, factors)
+        left = rebuilt(self, bandwidth=speeds, name="", generators=())
         return self._became(left, np.arange(self.num_vertices))
 
     @property
@@ -340,18 +331,13 @@ class Topology:
 
     def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
         back = np.argsort(image)
-        return Topology(
-            self.num_ranks,
-            src,
-            dst,
-            self.alpha,
-            self.bandwidth if self._exact_bandwidth is None else self._exact_bandwidth,  # type: ignore[arg-type]
-            num_vertices=self.num_vertices,
-            name=self.name,
+        return rebuilt(
+            self,
+            src=src,
+            dst=dst,
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
             placement=None if self.placement is None else self.placement.relabel(image),
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
-            allow_unreachable=self.allow_unreachable,
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -486,6 +472,15 @@ class Topology:
         made = cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
         links = failures.with_ranks(down, devices)
         return made.without(links) if links else made
+
+
+def rebuilt(topology: Topology, **changed: Any) -> Topology:
+    """A copy of the network with some of the arguments of ``Topology`` changed."""
+    exact = topology._exact_bandwidth
+    kept = ("src", "dst", "alpha", "num_vertices", "name", "vertex_names", "placement")
+    same = {name: getattr(topology, name) for name in (*kept, "generators", "allow_unreachable")}
+    same["bandwidth"] = topology.bandwidth if exact is None else exact
+    return Topology(topology.num_ranks, **same | changed)
 
 
 def connected(topology) -> Topology:

@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.numerics import checks
+from jaxcoll.paths import shortest_routes
 from jaxcoll.progress import Wanted
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import simulate
+from jaxcoll.simulation import Message, simulate, simulate_messages
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
@@ -155,6 +156,18 @@ class CollectiveCostModel:
         """
         raise NotImplementedError
 
+    def send_seconds(self, axis: int, nbytes: int) -> float:
+        """Seconds in which every device but the last sends a buffer to the next along an axis.
+
+        By default those of one of the n - 1 steps in which a ring of n devices gathers n buffers.
+
+        Args:
+            axis: number of the mesh axis.
+            nbytes: of the buffer, at least 0.
+        """
+        n = self.mesh.sizes[axis]
+        return 0.0 if n == 1 else self.collective_seconds("all_gather", axis, n * nbytes) / (n - 1)
+
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """The schedule behind ``collective_seconds``; ``None`` if the cost has no schedule."""
         raise NotImplementedError
@@ -288,6 +301,7 @@ class ScheduleCosts(CollectiveCostModel):
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
         self._in_order = functools.cache(self._around_ranks)
+        self._send = functools.cache(self._simulate_send)
         self.execution = costs_of(execution, PlanError)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
@@ -299,6 +313,24 @@ class ScheduleCosts(CollectiveCostModel):
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return 0.0
         return self._fastest(kind, axis, nbytes)[0]
+
+    def send_seconds(self, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``; sends take the shortest routes."""
+        return 0.0 if self.mesh.sizes[axis] == 1 or nbytes == 0 else self._send(axis, nbytes)
+
+    def _simulate_send(self, axis: int, nbytes: int) -> float:
+        groups = self.mesh.replica_groups((axis,))
+        source, target = groups[:, :-1].ravel(), groups[:, 1:].ravel()
+        routes = shortest_routes(self.topology, source, target)
+        messages = [
+            Message((int(first), *self.topology.dst[list(routes.path(edge))].tolist()), nbytes)
+            for edge, first in enumerate(source)
+        ]
+        charge, ranks = 0.0, self.topology.num_ranks
+        if self.execution is not None:
+            together = ranks if self.execution.shared else 1
+            charge = together * (self.execution.permute + self.execution.copied * nbytes)
+        return charge + simulate_messages(self.topology, messages).time
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """See ``CollectiveCostModel``."""

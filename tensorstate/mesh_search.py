@@ -129,7 +129,9 @@ def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | 
     if isinstance(plan, PlanError):
         return plan, ()
     problem = plan.problem
-    return plan.result, (plan.options, problem.hardware, problem.microbatches, problem.batch)
+    stages = None if problem.pipeline is None else problem.pipeline.axis
+    parts = plan.options, problem.hardware, plan.microbatches, problem.batch, stages
+    return plan.result, parts
 
 
 def _best_plan(

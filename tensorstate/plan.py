@@ -43,7 +43,7 @@ from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
-from tensorstate.tracing.trace_step import trace
+from tensorstate.tracing.trace_step import graph_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -69,8 +69,9 @@ class Plan:
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches; 1 without a microbatch loop."""
-        return self.problem.microbatches
+        """Number of microbatches, of a loop or of pipeline stages; 1 without either."""
+        staged = self.problem.pipeline
+        return self.problem.microbatches if staged is None else staged.microbatches
 
     @property
     def memory_limit(self) -> float | None:
@@ -231,8 +232,8 @@ class Plan:
             mesh: as for ``apply``.
 
         Raises:
-            PlanError: as for ``apply``; a plan in microbatches; or another step, with the first
-                difference.
+            PlanError: as for ``apply``; a plan in microbatches or in pipeline stages; or another
+                step, with the first difference.
         """
         self._check_step(step_fn)
         return constrained_step(self.problem, self.decisions, self.cost, self._mesh(mesh))
@@ -259,15 +260,10 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        loops = "keep" if self.graph.loops else "unroll"
+        unroll = not self.graph.loops
         padding = self.graph.padding
-        graph = trace(
-            step_fn,
-            abstract_args(self.graph, padded=False),
-            loops=loops,
-            pad_to=None if padding is None else padding.sizes,
-            pad_where_possible=True,
-        )
+        sizes = {} if padding is None else padding.sizes
+        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), unroll, sizes)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")
@@ -313,8 +309,8 @@ class Plan:
     def compare(self, *names: str) -> Comparison:
         """The plan beside the best plans of baselines, under the same limit.
 
-        They have as many microbatches, and recompute if the plan may. What does not fit says so in
-        its row, which is that of the baseline's best plan without a limit.
+        They have as many microbatches, no pipeline stages, and recompute if the plan may. What does
+        not fit says so in its row, which is that of the baseline's best plan without a limit.
 
         Args:
             names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
@@ -325,7 +321,7 @@ class Plan:
         """
         plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
-            plans[name] = _compared(self.problem, name, self.options)
+            plans[name] = _compared(self.problem.without_stages(), name, self.options)
         return Comparison(plans, self.memory_limit)
 
 

@@ -82,7 +82,9 @@ class SavedPlan:
         # Arguments first: a step with others may not split into these microbatches.
         difference = content.leaf_difference(graph)
         if difference is None:
-            problem = Problem(graph, network, hardware, content.microbatches, content.batch)
+            problem = Problem(
+                graph, network, hardware, content.microbatches, content.batch, content.stages
+            )
             difference = content.operator_difference(problem.graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

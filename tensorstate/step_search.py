@@ -21,9 +21,9 @@ from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.padded import MOST_PADDING, longer_sizes
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.mesh_choice import MeshChoice
+from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
 from tensorstate.problem.constraints import (
     Spec,
@@ -31,13 +31,14 @@ from tensorstate.problem.constraints import (
     checked_forbidden,
     checked_pins,
 )
+from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_factor
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.plain import simplify
-from tensorstate.tracing.trace_step import checked_sizes, graph_of
+from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def search(
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
     padding: bool | float | Mapping[int, int] = False,
+    stages: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "sum",
@@ -92,6 +94,10 @@ def search(
             eighth at most, a number for another part, sizes by sizes to decide it yourself. The
             better of the plans with and without padding is taken, so the search takes up to three
             times as long. A padded plan takes arguments by ``ShardedStep.put``.
+        stages: a mesh axis along which the layers of scans are placed as pipeline stages, or "auto"
+            for the best of all axes and of no stages. ``microbatches`` then says how many are
+            streamed through them; by default, and with "auto", the best of some divisors of the
+            batch (see ``tensorstate.problem.pipeline``).
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
@@ -104,7 +110,8 @@ def search(
 
     Raises:
         PlanError: contradictory arguments; a network for another number of devices; a step that
-            cannot run in microbatches, with the operator that needs the whole batch; a memory limit
+            cannot run in microbatches, with the operator that needs the whole batch; stages or
+            microbatches that do not divide, with those that would; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
     device = hardware_named(hardware)
@@ -116,6 +123,7 @@ def search(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
     _check_devices(devices, sizes, topology, network)
+    _check_stages(stages, sizes, recompute)
     with reporting(progress, "searching", PlanError) as report:
         ask = functools.partial(
             _Question,
@@ -125,11 +133,12 @@ def search(
             forbid=checked_forbidden(forbid),
             hardware=device,
             batch=batch,
+            stages=stages,
             solver=solver,
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
-        padding = _padding(padding, step)
+        padding = checked_padding(padding, step)
 
         def find(graph: Graph) -> Plan:
             if costs is not None:
@@ -138,15 +147,16 @@ def search(
             return _on_best_mesh(ask, graph, wires)
 
         # Last: it traces, others are refused at once.
-        traced = functools.partial(graph_of, step, abstract_args, unrolls(recompute, microbatches))
+        unroll = unrolls(recompute, microbatches, stages)
+        traced = functools.partial(graph_of, step, abstract_args, unroll)
         if not padding:
             plan = find(traced())
         elif isinstance(padding, Mapping):
-            plan = find(traced(pad_to=padding, where_possible=False))
+            plan = find(traced(pad_to=padding, strict=True))
         else:
             wires = topology.num_ranks if topology is not None else 1
             axes = (wires,) if sizes is None else sizes.sizes
-            plan = _padded_or_not(find, traced, axes, padding)
+            plan = padded_or_not(find, traced, axes, padding)
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
@@ -154,9 +164,11 @@ def search(
     return plan
 
 
-def unrolls(recompute: bool = False, microbatches: object = 1, **_: object) -> bool:
+def unrolls(
+    recompute: bool = False, microbatches: object = 1, stages: object = None, **_: object
+) -> bool:
     """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
-    return recompute or microbatches != 1
+    return stages is None and (recompute or microbatches != 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -168,6 +180,7 @@ class _Question:
 
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
+        stages: a mesh axis, "auto", or ``None``.
         solver: its time limit is for all numbers together.
     """
 
@@ -178,12 +191,15 @@ class _Question:
     network: CollectiveCostModel
     hardware: Hardware
     batch: str | None
+    stages: str | None
     solver: Solver
     progress: Progress | None
     graph: Graph
 
     def plan(self) -> Plan:
         """The answer."""
+        if self.stages is not None:
+            return self._plan_in_stages()
         if not isinstance(self.counts, int):
             return self._best_of(self.counts)
         problem, candidates = self._problem(self.counts)
@@ -191,9 +207,45 @@ class _Question:
 
     def _problem(self, count: int) -> tuple[Problem, CandidateStrategies]:
         """The step in a number of microbatches, and the strategies that pins leave."""
-        problem = Problem(self.graph, self.network, self.hardware, count, self.batch)
+        problem = Problem(self.graph, self.network, self.hardware, count, self.batch, self.stages)
         every = [strategies.all for strategies in problem.strategies]
         return problem, apply_constraints(problem, every, self.pin, self.forbid)
+
+    def _plan_in_stages(self) -> Plan:
+        """The best plan with stages along an axis; or along any axis, or without stages.
+
+        Raises:
+            PlanError: no plan fits, or the step has no stages along the axis that was named.
+        """
+        if self.stages != "auto":
+            stages = find_num_stages(self.network.mesh, self.stages or "")
+            counts: tuple[int, ...] | int | None = self.counts
+            if counts in (1, None) or stages == 1:
+                if stages == 1:
+                    return self._best_of((1,))
+                batch = self.graph.factors[stream_factor(self.graph, self.batch)]
+                return self._best_of(stream_counts(batch, stages), while_better=True)
+            return self._best_of((counts,) if isinstance(counts, int) else counts)
+        mesh, start = self.network.mesh, time.perf_counter()
+        axes = [name for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1]
+        plans, refused = list[Plan](), list[PlanError]()
+        for tried, axis in enumerate((None, *axes)):
+            left = self.solver.time_limit - (time.perf_counter() - start)
+            share = max(MIN_TIME_S, left / (1 + len(axes) - tried))
+            solver = dataclasses.replace(self.solver, time_limit=share)
+            counts = 1 if axis is None else self.counts
+            question = dataclasses.replace(self, stages=axis, counts=counts, solver=solver)
+            try:
+                plans.append(question.plan())
+            except PlanError as error:
+                refused.append(error)
+        if not plans:
+            raise refused[0]
+        limit, bound = self.options.memory_limit, min(plan.result.bound for plan in plans)
+        best = min(plans, key=lambda plan: result_order(plan.result, limit))
+        seconds = time.perf_counter() - start
+        result = dataclasses.replace(best.result, bound=bound, seconds=seconds)
+        return Plan(best.problem, result, self.options)
 
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
@@ -202,10 +254,27 @@ class _Question:
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 
-    def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
+    def _bound_without_limit(
+        self, problem: Problem, candidates: CandidateStrategies, solver: Solver
+    ) -> float:
+        """What no plan is faster than, with whatever memory; 0 where none was found in time."""
+        options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
+        try:
+            return solver.solve(problem, candidates, options).bound
+        except PlanError:
+            return 0.0
+
+    def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
 
         Given numbers share the time equally; each power of 2 takes half of the remaining time.
+        Under a limit the most microbatches, which take the least memory, come first: searches of
+        plans that hardly fit take longest, and none is begun for a number whose plans are no
+        faster than the best so far even without the limit.
+
+        Args:
+            counts: numbers of microbatches; ``None`` for the powers of 2.
+            while_better: whether to end with the first that improves nothing, as powers of 2 do.
 
         Raises:
             PlanError: no plan fits, whatever the number; with the reason of the last.
@@ -214,6 +283,8 @@ class _Question:
         best: tuple[Problem, SearchResult] | None = None
         bound, reason = math.inf, ""
         numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
+        if counts is not None and limit is not None and not while_better:
+            numbers = sorted(counts, reverse=True)
         for tried, count in enumerate(numbers):
             left = self.solver.time_limit - (time.perf_counter() - start)
             if (best is not None or reason) and left <= 0:
@@ -226,6 +297,11 @@ class _Question:
                 break
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
+            if best is not None and limit is not None and counts is not None and not while_better:
+                least = self._bound_without_limit(problem, candidates, solver)
+                if least >= best[1].objective * (1 - solver.gap):
+                    bound = min(bound, least)
+                    continue
             try:
                 candidate = self._solve(problem, candidates, solver)
             except PlanError as error:
@@ -236,7 +312,7 @@ class _Question:
             bound = min(bound, candidate.bound)
             if best is None or result_order(candidate, limit) < result_order(best[1], limit):
                 best = problem, candidate
-            elif counts is None:
+            elif while_better or counts is None:
                 break
         if best is None:
             raise PlanError(reason or "no number of microbatches was given")
@@ -245,76 +321,18 @@ class _Question:
         return Plan(best[0], result, self.options)
 
 
-# ---------------------------------------------------------------------- padding
-
-
-def _padding(padding: object, step: object) -> Mapping[int, int] | float:
-    """The largest part that may be added to a dimension; or sizes by sizes."""
-    if isinstance(padding, bool):
-        padding = MOST_PADDING if padding else 0.0
-    if isinstance(padding, Mapping):
-        padding = checked_sizes(padding)
-    elif not isinstance(padding, (int, float)) or not 0 <= padding <= 1:
+def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> None:
+    """Refuse stages on a mesh that is not given, or with scans that are unrolled."""
+    checks.optional(stages, checks.text, "stages", PlanError)
+    if stages is None:
+        return
+    if mesh is None:
+        raise PlanError("stages are placed along an axis of a mesh that is given: give mesh=")
+    if recompute:
         raise PlanError(
-            "padding must be True or False, the largest part that may be added (0 to 1), or sizes "
-            f"by sizes as {{50257: 50264}}, got {checks.shown(padding)}"
+            "stages keep the scan over layers, which recompute=True unrolls: leave it out, and "
+            "recompute within a layer by scanning jax.checkpoint(layer)"
         )
-    if padding and isinstance(step, Graph):
-        raise PlanError("a graph is padded when it is traced: trace(step, args, pad_to={...})")
-    return padding
-
-
-def _padded_or_not(
-    find: Callable[[Graph], Plan],
-    traced: Callable[..., Graph],
-    axes: Sequence[int],
-    most: float,
-) -> Plan:
-    """The better of the plans with and without padding; dimensions stay padded only if sharded.
-
-    Raises:
-        PlanError: neither has a plan, with the reason of the padded one, if there is one.
-    """
-    graph, plan, reason = traced(), None, None
-    try:
-        plan = find(graph)
-    except PlanError as error:
-        reason = error
-    sizes = longer_sizes(graph.argument_sizes, axes, most)
-    while sizes:
-        padded = traced(pad_to=sizes)
-        if padded.padding is None:
-            break
-        try:
-            other = find(padded)
-        except PlanError as error:
-            reason = error
-            break
-        used = _sharded_sizes(other)
-        kept = {size: longer for size, longer in sizes.items() if size in used}
-        if kept == sizes or not kept:
-            if kept and (plan is None or _order(other) < _order(plan)):
-                plan = other
-            break
-        sizes = kept
-    if plan is None:
-        raise reason or PlanError("no plan was found")
-    return plan
-
-
-def _order(plan: Plan) -> tuple[bool, float]:
-    return result_order(plan.result, plan.memory_limit)
-
-
-def _sharded_sizes(plan: Plan) -> set[int]:
-    """The sizes, as traced, of padded dimensions that an argument or an operator is sharded by."""
-    problem, padding = plan.problem, plan.graph.padding
-    used = set()
-    for group in problem.tensor_groups:
-        strategy = plan.decisions.strategies[group.class_id]
-        dims = problem.graph.tensors[group.tensors[0]].dims
-        used |= {dims[p] for p in problem.produced_placements(group, strategy) if p >= 0}
-    return set() if padding is None else {n for f, n in padding.factors.items() if f in used}
 
 
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:

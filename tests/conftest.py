@@ -19,17 +19,14 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.xla_flags import cpu_devices
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Processes that tests start import the studies too, which no wheel installs.
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
-_FLAGS = {
-    "--xla_force_host_platform_device_count": "16",
-    "--xla_backend_optimization_level": "0",
-    "--xla_llvm_disable_expensive_passes": "true",
-}
 _given = os.environ.get("XLA_FLAGS", "")
-_added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
+_added = [flag for flag in cpu_devices(16).split() if flag.partition("=")[0] not in _given]
 os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 
 # The first example of a test may compile for seconds; a deadline would only measure that, and a

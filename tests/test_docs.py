@@ -19,6 +19,7 @@ from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program, runtimes
 from jaxcoll.tune.tables import table_file
+from tests.xla_flags import cpu_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -39,7 +40,7 @@ def run_code(code: list[str], folder: Path) -> list[str]:
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": cpu_devices(8),
     }
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(code)],

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from experiments.autoccl import LABELS, MODELLED, NEEDS_NCCL
-from experiments.config import at_least, one_of
+from experiments.config import StudyConfig, at_least, one_of
 from experiments.study import Row, Rows, publish
 from jaxcoll.configurations.config import THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -51,11 +50,10 @@ class InterferenceConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The claims.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         claims: of Section 6 and the abstract.
         table_6: bandwidths by level of interference.
         printed_gain: percent that tuning gains "for all settings" of Table 6.
@@ -67,11 +65,8 @@ class Config:
         printed_minutes: in which VGG-19 is tuned.
         neighbour: GB/s of Table 5's C_3 and C_4.
         printed_neighbour: percent that the text says lie between them.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     claims: tuple[ClaimConfig, ...]
     table_6: Mapping[str, InterferenceConfig]
     printed_gain: tuple[float, ...]
@@ -83,8 +78,6 @@ class Config:
     printed_minutes: float
     neighbour: tuple[float, ...]
     printed_neighbour: float
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         for value in (*self.fig_12.values(), *self.evaluations.values()):

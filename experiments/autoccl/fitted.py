@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,7 +25,7 @@ from scipy.optimize import brentq, least_squares
 
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
-from experiments.config import above, at_least, one_of
+from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.study import ConfigError, Row, Rows, publish
 from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -73,22 +72,16 @@ class CurveConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimaConfig:
+class OptimaConfig(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         model: the constants.
         curves: the curves.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     model: ModelConfig
     curves: tuple[CurveConfig, ...]
-    notes: tuple[str, ...]
-    results: Path
 
 
 def optima(config: OptimaConfig) -> list[Row]:
@@ -239,30 +232,24 @@ class LevelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """A table of configurations and the paper's statements on their bandwidths.
 
     Attributes:
         title: the paper's table and figure.
-        size: the preset, "ci" or "paper".
         exponents: of congestion, by NC, NT and C.
         points: the configurations, by the paper's names.
         ratios: relations between them.
         slower: the ratio that is fitted where the paper says only which is slower.
         interference: levels of computation beside.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     exponents: tuple[float, float, float]
     points: Mapping[str, PointConfig]
     ratios: tuple[RatioConfig, ...]
     slower: float
     interference: Mapping[str, LevelConfig]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         above("slower", self.slower, 0)

@@ -18,7 +18,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ from experiments.autoccl.trials import (
     over,
     product_alone,
 )
-from experiments.config import above, at_least
+from experiments.config import StudyConfig, above, at_least
 from experiments.study import ConfigError, Row, Rows, publish, tell
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
@@ -69,11 +68,10 @@ class PrintedExtremes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfigurationsConfig:
+class ConfigurationsConfig(StudyConfig):
     """The measurement.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         ranks: virtual CPU devices.
         networks: processes that the devices are shared out among, by the network's name.
         collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
@@ -81,12 +79,9 @@ class ConfigurationsConfig:
         space: all of which is measured.
         rounds: of the comparison.
         printed: the paper's numbers.
-        notes: differences from the paper.
         seed: of the buffers.
-        results: folder to write to.
     """
 
-    size: str
     ranks: int
     networks: Mapping[str, int]
     collectives: tuple[str, ...]
@@ -94,9 +89,7 @@ class ConfigurationsConfig:
     space: SpaceConfig
     rounds: int
     printed: tuple[PrintedExtremes, ...]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
@@ -238,12 +231,11 @@ class PrintedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The measurement.
 
     Attributes:
         title: the paper's table or figures.
-        size: the preset, "ci" or "paper".
         ranks: virtual CPU devices.
         collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
         mebibytes: sizes of the message, ascending.
@@ -254,13 +246,10 @@ class Config:
         evaluations: that this library's search may use per task.
         rounds: of every comparison.
         printed: the paper's numbers.
-        notes: differences from the paper.
         seed: of everything random.
-        results: folder to write to.
     """
 
     title: str
-    size: str
     ranks: int
     collectives: tuple[str, ...]
     mebibytes: tuple[float, ...]
@@ -271,9 +260,7 @@ class Config:
     evaluations: int
     rounds: int
     printed: tuple[PrintedConfig, ...]
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         above("share", self.share, 0)

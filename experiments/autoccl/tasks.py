@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.autoccl import MEASURED, MODELLED
-from experiments.config import at_least
+from experiments.config import StudyConfig, at_least
 from experiments.study import ConfigError, Row, Rows, publish
 from jaxcoll.configurations.config import TABLE_2
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
@@ -115,25 +114,19 @@ class ConvolutionalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TasksConfig:
+class TasksConfig(StudyConfig):
     """The table.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         transformers: by name.
         convolutional: by name.
         first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     transformers: Mapping[str, TransformerConfig]
     convolutional: Mapping[str, ConvolutionalConfig]
     first_bucket_mib: float
     bucket_mib: float
-    notes: tuple[str, ...]
-    results: Path
 
 
 def tasks(config: TasksConfig) -> list[Row]:
@@ -249,24 +242,18 @@ _MB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class SpacesConfig:
+class SpacesConfig(StudyConfig):
     """The table and the figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         printed: the paper's number of values of every parameter of Table 2, in its order.
         megabytes: sizes of messages (of 2**20 bytes).
         groups: numbers of ranks.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     printed: tuple[int, ...]
     megabytes: tuple[int, ...]
     groups: tuple[int, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         if len(self.printed) != len(TABLE_2):

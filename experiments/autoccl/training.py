@@ -11,7 +11,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 import jaxcoll as jc
 from experiments.autoccl import MEASURED
 from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
-from experiments.config import above, at_least
+from experiments.config import StudyConfig, above, at_least
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
 from experiments.study import CheckError, Row, Rows, publish
@@ -60,11 +59,10 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """The training runs.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         ranks: virtual CPU devices.
         models: by the paper's names.
         space: what tuners choose from.
@@ -72,12 +70,9 @@ class Config:
         candidates: per task, of the online tuner.
         most_steps: in which the tuner must settle.
         rounds: of the final comparison.
-        notes: differences from the paper.
         seed: of parameters, batches and tuners.
-        results: folder to write to.
     """
 
-    size: str
     ranks: int
     models: Mapping[str, ModelConfig]
     space: SpaceConfig
@@ -85,9 +80,7 @@ class Config:
     candidates: int
     most_steps: int
     rounds: int
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         above("share", self.share, 0)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -24,7 +23,7 @@ from experiments.autoccl.bandwidth import Bandwidth
 from experiments.autoccl.searches.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.searches.released import Released
 from experiments.autoccl.searches.sampled import global_configuration
-from experiments.config import above, at_least
+from experiments.config import StudyConfig, above, at_least
 from experiments.study import Row, Rows, publish, tell
 from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.config import THREADS, Task, nccl_config
@@ -38,28 +37,22 @@ _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkflowConfig:
+class WorkflowConfig(StudyConfig):
     """The walk-through.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         megabytes: of the all_gather (2**20 bytes).
         ranks: of its group.
         threads: numbers of threads tried, in order.
         milliseconds: their times.
         printed_next: the paper's next number of threads.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     megabytes: int
     ranks: int
     threads: tuple[int, ...]
     milliseconds: tuple[float, ...]
     printed_next: int
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("megabytes", self.megabytes, 1)
@@ -138,11 +131,10 @@ AFNFA, OPTIMUM = "AFNFA", "optimum"
 
 
 @dataclasses.dataclass(frozen=True)
-class TunersConfig:
+class TunersConfig(StudyConfig):
     """The comparison.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         machines: landscapes, each with tasks of its own.
         tasks: per machine.
         spread: standard deviation of the logarithms of a task's constants about the machine's.
@@ -150,12 +142,9 @@ class TunersConfig:
         share: of the space that AFNFA samples.
         printed: the paper's mean speedup over NCCL, by tuner and level.
         noise: relative standard deviation of a measurement.
-        notes: differences from the paper.
         seed: of everything random.
-        results: folder to write to.
     """
 
-    size: str
     machines: int
     tasks: int
     spread: float
@@ -163,9 +152,7 @@ class TunersConfig:
     share: float
     printed: Mapping[str, Mapping[str, float]]
     noise: float
-    notes: tuple[str, ...]
     seed: int
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("machines", self.machines, 1)

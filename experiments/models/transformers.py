@@ -58,22 +58,34 @@ class Sizes:
 
 
 @dataclasses.dataclass(frozen=True)
-class GptConfig(Sizes):
-    """Sizes of a GPT.
+class TypedSizes(Sizes):
+    """Sizes of a transformer that may compute in another type than its parameters have.
 
     Attributes:
-        grad_accumulation: microbatches of a step.
-        dropout: fraction of every block's output that is dropped.
         dtype: in which it computes; parameters are float32.
     """
 
-    grad_accumulation: int
-    dropout: float
     dtype: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+
+
+@dataclasses.dataclass(frozen=True)
+class GptConfig(TypedSizes):
+    """Sizes of a GPT.
+
+    Attributes:
+        grad_accumulation: microbatches of a step.
+        dropout: fraction of every block's output that is dropped.
+    """
+
+    grad_accumulation: int
+    dropout: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"model.dropout must be from 0 to below 1, got {self.dropout}")
         if self.dropout and self.grad_accumulation > 1:
@@ -314,7 +326,7 @@ def moe(config: MoeConfig) -> Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig(Sizes):
+class LlamaConfig(TypedSizes):
     """Sizes of a Llama.
 
     Attributes:
@@ -322,18 +334,15 @@ class LlamaConfig(Sizes):
         grad_accumulation: microbatches of a step.
         scan: whether layers are one, scanned over stacked parameters.
         remat: whether layers are recomputed in the backward pass.
-        dtype: in which it computes; parameters are float32.
     """
 
     num_kv_heads: int
     grad_accumulation: int
     scan: bool
     remat: bool
-    dtype: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
         if self.width % (2 * self.heads) or self.heads % self.num_kv_heads:
             raise ConfigError(
                 f"model.heads={self.heads} must divide the width {self.width} into even parts, and "

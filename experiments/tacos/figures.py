@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -93,13 +94,20 @@ def _publish(
 # ---------------------------------------------------------------------- bandwidth
 
 
-def _bandwidth(run: Run, runs: Sequence[Run]) -> Row:
+def _timed(run: Run) -> dict[str, Any]:
+    """What was run, and how long it took."""
     return {
         "network": run.network,
         "size": format_size(run.nbytes),
         "algorithm": run.algorithm,
         "chunks": run.chunks,
         "us": run.time * 1e6,
+    }
+
+
+def _bandwidth(run: Run, runs: Sequence[Run]) -> Row:
+    return {
+        **_timed(run),
         "GB/s": run.timeline.algbw / 1e9,
         "% of ideal": run.of_ideal,
         "% of ideal by load": run.of_ideal_by_load,
@@ -254,11 +262,7 @@ def _busy(run: Run, runs: Sequence[Run]) -> Row:
         if (each.network, each.nbytes, each.algorithm) == (run.network, run.nbytes, OURS)
     )
     return {
-        "network": run.network,
-        "size": format_size(run.nbytes),
-        "algorithm": run.algorithm,
-        "chunks": run.chunks,
-        "us": run.time * 1e6,
+        **_timed(run),
         "times TACOS's": run.time / ours,
         "links busy, mean %": 100 * run.timeline.mean_utilization(),
         "links busy, most %": float(share.max()),

@@ -193,7 +193,7 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """The label of the run."""
+        """The schedule that was timed."""
         return self.timeline.schedule
 
     @property

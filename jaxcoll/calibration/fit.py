@@ -25,7 +25,7 @@ from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import SYNTHESIZERS, synthesize
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, rebuilt
 
 # Relative errors that are promised, from a size on.
 PROMISED = ((64e6, 0.05), (1e6, 0.10), (0.0, 0.50))
@@ -72,19 +72,7 @@ def with_links(topology: Topology, kind: np.ndarray, speeds: np.ndarray) -> Topo
         speeds: (classes, 2), alpha and bandwidth of each class.
     """
     alpha, bandwidth = speeds[kind].T
-    return Topology(
-        topology.num_ranks,
-        topology.src,
-        topology.dst,
-        alpha,
-        bandwidth,
-        num_vertices=topology.num_vertices,
-        name=topology.name,
-        vertex_names=topology.vertex_names,
-        placement=topology.placement,
-        generators=topology.generators,
-        allow_unreachable=topology.allow_unreachable,
-    )
+    return rebuilt(topology, alpha=alpha, bandwidth=bandwidth)
 
 
 @dataclasses.dataclass(frozen=True)

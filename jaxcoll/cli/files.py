@@ -85,27 +85,21 @@ def needs_network(path: str) -> str:
         return ""
     if is_trace(path):
         return "a trace of Chakra's"
-    with open(path, "rb") as file:
-        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith(b"<"):
-        if b"<Algo" in start:
-            return "ForestColl's trees"
-        others = (b"<system", b"<graphml", b"<gexf", b"<graphs")
-        return "" if any(other in start for other in others) else "MSCCL XML"
-    if not start.startswith(b"{") or b'"format"' in start:
-        return ""
-    if b'"7-Flows"' in start or b'"1-Epoch_Duration"' in start:
-        return "a schedule of TE-CCL"
-    return "an MSCCL++ plan" if b'"gpus"' in start else ""
+    from jaxcoll.io.recognised import ON_NETWORK
+
+    return ON_NETWORK.get(_kind(path), "")
 
 
 def is_taccl(path: str) -> bool:
     """Whether a file begins as a topology of TACCL does."""
-    if not os.path.isfile(path):
-        return False
+    return os.path.isfile(path) and _kind(path) == "taccl"
+
+
+def _kind(path: str) -> str:
+    from jaxcoll.io.recognised import kind_of
+
     with open(path, "rb") as file:
-        start = file.read(4096)
-    return b'"gpus_per_node"' in start and b'"format"' not in start
+        return kind_of(file.read(4096).decode("utf-8", "replace"))
 
 
 def is_trace(path: str) -> bool:

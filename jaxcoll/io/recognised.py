@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from jaxcoll import fields as readers
@@ -66,76 +66,121 @@ def load(
     return load_text(path, lambda text: _read(text, network, ranks, nodes), max_bytes)
 
 
-def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+# What a file holds whose format does not name its network, by kind.
+ON_NETWORK = {
+    "msccl": "MSCCL XML",
+    "forestcoll": "ForestColl's trees",
+    "teccl schedule": "a schedule of TE-CCL",
+    "mscclpp": "an MSCCL++ plan",
+}
+_ROOTS = {
+    "algo": "msccl", "Algo": "forestcoll", "system": "nccl topology", "graphs": "nccl graphs",
+    **dict.fromkeys(graph_files.FORMATS, "graph"),
+}  # fmt: skip
+
+
+def kind_of(text: str, keys: Collection[str] | None = None) -> str:
+    """The format of a file by its text, or by its first thousands of characters.
+
+    Args:
+        keys: of the JSON object that the text is; those among its first characters when None.
+
+    Returns:
+        The name of a format; ``jaxcoll`` where nothing else is recognised, and an XML root as
+        ``<root>`` where none is.
+    """
     start = text[:_START].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
-        return _read_xml(text, start, network)
+        bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
+        found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
+        root = found[1] if found else ""
+        return _ROOTS.get(root, f"<{root}>")
     if start.startswith("{"):
-        # Schedules may be large: those of this library, whose first key it is, are parsed once.
-        own = re.match(r'\{\s*"format"\s*:\s*"jaxcoll\.(?!timings)', start)
-        return json.loads(text) if own else _read_json(text, network, ranks, nodes)
+        inside = re.findall(r'"([^"\n]{1,40})"\s*:', start) if keys is None else keys
+        return _kind_of_json(start, set(inside))
     if re.search(r"^\W*GPU0\b", start, re.MULTILINE):
-        return nvidia_smi.topology(nvidia_smi.loads(text))
+        return "nvidia-smi"
     if re.search(r"^topology:\s*\[", start, re.MULTILINE):
-        return astra_sim.loads(text)
+        return "astra-sim"
     if re.search(r"^(devices|instances):", text, re.MULTILINE):
-        return infragraph.loads(text)
+        return "infragraph"
     if start.startswith("Accelerator "):
-        return multitree.loads(text)
+        return "multitree"
     if start.startswith("collective,ranks") or re.match(r"collective,[a-z,]*nbytes", start):
-        return timings.loads(text)
+        return "timings"
     if (rule := _RULE.search(start)) is not None:
         # The third column is a size in NCCL's own file, and an algorithm in Meta's.
-        if rule[1].strip().isdigit():
-            return conf.loads(text)
-        return ncclx.loads_csv(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
-    if "algbw" in text or "AlgBW" in start or "Execution time: " in start:
-        return timings.loads(text, ranks=ranks)
-    return json.loads(text)
+        return "nccl-conf" if rule[1].strip().isdigit() else "ncclx"
+    is_log = "algbw" in text or "AlgBW" in start or "Execution time: " in start
+    return "log" if is_log else "jaxcoll"
 
 
-def _read_xml(text: str, start: str, network: Topology | None) -> Any:
-    bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
-    found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
-    root = found[1] if found else ""
-    if root == "graphs":
-        raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
-    if root in ("algo", "Algo"):
-        topology = _needed(network, "this file does not name its network; give network=")
-        if root == "Algo":
-            return forestcoll.loads(text, topology)
-        return msccl.lift(msccl.loads(text), topology)
-    if root == "system":
-        return nccl_topology.topology(nccl_topology.loads(text))
-    if root in graph_files.FORMATS:
-        return graph_files.loads(text)
-    raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got <{root}>")
-
-
-def _read_json(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
-    whole = readers.parse(text)
-    keys = set(whole) if isinstance(whole, dict) else set()
-    on_network = "this file does not name its network; give network="
+def _kind_of_json(start: str, keys: set[str]) -> str:
     if keys & {"msccl_type", "sccl_type"}:
-        return sccl.loads(text)
+        return "sccl"
     if "TopologyParams" in keys:
-        return teccl.loads(text)
-    if "7-Flows" in keys:
-        return teccl.loads_schedule(text, _needed(network, on_network))
-    if "gpus" in keys and "format" not in keys:
-        return mscclpp.loads(text, _needed(network, on_network))
-    if "gpus_per_node" in keys:
+        return "teccl"
+    if keys & {"7-Flows", "1-Epoch_Duration"}:
+        return "teccl schedule"
+    if "format" not in keys and keys & {"gpus", "gpus_per_node"}:
+        return "mscclpp" if "gpus" in keys else "taccl"
+    if {"devices", "instances"} <= keys:
+        return "infragraph"
+    if "rules" in keys:
+        return "ncclx json"
+    is_log = keys & {"results", "benchmark"} or '"jaxcoll.timings/' in start
+    return "log" if is_log else "jaxcoll"
+
+
+def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+    start = text[:_START].lstrip("\ufeff \t\r\n")
+    keys = None
+    # Schedules may be large: those of this library, whose first key it is, are parsed once.
+    if re.match(r'\{\s*"format"\s*:\s*"jaxcoll\.(?!timings)', start):
+        return json.loads(text)
+    if start.startswith("{"):
+        whole = readers.parse(text)
+        keys = set(whole) if isinstance(whole, dict) else set()
+    kind = kind_of(text, keys)
+    if kind in ON_NETWORK:
+        topology = _needed(network, "this file does not name its network; give network=")
+        on_network = {
+            "msccl": lambda: msccl.lift(msccl.loads(text), topology),
+            "forestcoll": lambda: forestcoll.loads(text, topology),
+            "teccl schedule": lambda: teccl.loads_schedule(text, topology),
+            "mscclpp": lambda: mscclpp.loads(text, topology),
+        }
+        return on_network[kind]()
+    if kind in ("ncclx", "ncclx json"):
+        read = ncclx.loads_csv if kind == "ncclx" else ncclx.loads_json
+        return read(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
+    if kind == "log":
+        return timings.loads(text, ranks=ranks)
+    if kind == "taccl":
         raise FormatError(
             "TACCL's topologies are of one size of message; read them by "
             "jc.io.sccl.topology(text, nbytes)"
         )
-    if {"devices", "instances"} <= keys:
-        return infragraph.loads(text)
-    if "rules" in keys:
-        return ncclx.loads_json(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
-    if keys & {"results", "benchmark"} or '"jaxcoll.timings/' in text[:_START]:
-        return timings.loads(text, ranks=ranks)
-    return json.loads(text)
+    if kind == "nccl graphs":
+        raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
+    if kind.startswith("<"):
+        raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got {kind}")
+    return _READERS[kind](text)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "jaxcoll": json.loads,
+    "nccl topology": lambda text: nccl_topology.topology(nccl_topology.loads(text)),
+    "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
+    "graph": graph_files.loads,
+    "sccl": sccl.loads,
+    "teccl": teccl.loads,
+    "infragraph": infragraph.loads,
+    "astra-sim": astra_sim.loads,
+    "multitree": multitree.loads,
+    "timings": timings.loads,
+    "nccl-conf": conf.loads,
+}
 
 
 def _needed(value: Any, wanted: str) -> Any:

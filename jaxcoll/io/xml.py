@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.parsers import expat
 
 from jaxcoll.errors import FormatError, shown
@@ -82,8 +82,8 @@ class Element:
 class _Reader:
     """An element under construction for every tag that is open."""
 
-    def __init__(self, most: int, text_in: frozenset[str]):
-        self.text_in = text_in
+    def __init__(self, most: int, text_in: frozenset[str], nested: Sequence[str]):
+        self.text_in, self.nested = text_in, nested
         self.parser = expat.ParserCreate("utf-8")
         self.open: list[tuple[str, dict[str, str], list[Element], int]] = []
         self.root: Element | None = None
@@ -94,6 +94,8 @@ class _Reader:
         self.parser.EntityDeclHandler = self.refuse
         self.parser.ProcessingInstructionHandler = self.refuse
         self.parser.SkippedEntityHandler = self.refuse
+        if nested:
+            self.parser.StartDoctypeDeclHandler = self.refuse
 
     def start(self, tag: str, said: dict[str, str]) -> None:
         """Open a tag."""
@@ -108,6 +110,11 @@ class _Reader:
                 raise FormatError(f"line {line}: <{tag[:40]}>: more than {most} {what}")
         if self.left < 0:
             raise FormatError(f"line {line}: more elements than are read")
+        if self.nested:
+            depth = len(self.open)
+            expected = self.nested[depth] if depth < len(self.nested) else "nothing"
+            if tag != expected:
+                raise FormatError(f"line {line}: expected <{expected}>, got <{tag[:40]}>")
         self.open.append((tag, said, [], line))
 
     def end(self, _: str) -> None:
@@ -131,11 +138,16 @@ class _Reader:
         """Refuse everything that could grow, run or read another file."""
         raise FormatError(
             f"line {self.parser.CurrentLineNumber}: entities and instructions are not read"
+            f"{', nor a document type' if self.nested else ''}"
         )
 
 
 def parsed(
-    text: str, root: str, most: int = 2**16, text_in: frozenset[str] = frozenset()
+    text: str,
+    root: str,
+    most: int = 2**16,
+    text_in: frozenset[str] = frozenset(),
+    nested: Sequence[str] = (),
 ) -> Element:
     """The root element of XML text.
 
@@ -143,13 +155,14 @@ def parsed(
         root: the tag that it must have.
         most: elements.
         text_in: tags that may hold text, which is not kept.
+        nested: the one tag of every depth, for formats without a document type that have no other.
 
     Raises:
         FormatError: not XML, cut short, another root, more elements or deeper than are read, text
             between tags, entities.
     """
     checks.text(text, "text", FormatError)
-    reader = _Reader(most, text_in)
+    reader = _Reader(most, text_in, nested)
     try:
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:

@@ -157,23 +157,43 @@ def stream_steps(sequence, before, edge, first_link, links, pieces):
 
     Messages of one edge get steps of their own, so that they stay apart.
     """
-    step = np.zeros(len(sequence), np.int64)
+    return steps_in_order(_stream_steps, sequence, edge, first_link, links, before, pieces)
+
+
+def steps_in_order(assign, order, edge, first_link, links, *waits):
+    """The step of each message, by a kernel that takes them in order and a part at a time.
+
+    Args:
+        assign: the kernel: what messages wait for, ``waits``, differs; the rule, ``take_step``,
+            does not.
+        order: the messages, each after all that it waits for.
+        edge: edge of each message, as ``assign`` numbers it.
+        first_link: of each edge.
+    """
+    step = np.zeros(len(order), np.int64)
     on_link, on_edge = np.zeros(links, np.int64), np.full(len(first_link), -1, np.int64)
-    for first in range(0, len(sequence), _STEPS_AT_ONCE):
-        some = sequence[first : first + _STEPS_AT_ONCE]
-        _stream_steps(some, before, edge, first_link, pieces, on_link, on_edge, step)
+    for first in range(0, len(order), _STEPS_AT_ONCE):
+        some = order[first : first + _STEPS_AT_ONCE]
+        assign(some, edge, first_link, on_link, on_edge, step, *waits)
     return step
 
 
 @kernel(cache=True, nogil=True)
-def _stream_steps(sequence, before, edge, first_link, pieces, on_link, on_edge, step):
+def take_step(ready, edge, first_link, on_link, on_edge):
+    """The first step from ``ready`` on that keeps the order of a link, and one after the last of
+    the edge: two messages of an edge in one step would be one message.
+    """
+    link = first_link[edge]
+    on_link[link] = on_edge[edge] = max(ready, on_link[link], on_edge[edge] + 1)
+    return on_link[link]
+
+
+@kernel(cache=True, nogil=True)
+def _stream_steps(sequence, edge, first_link, on_link, on_edge, step, before, pieces):
     for message in sequence:
         j, p = message // pieces, message % pieces
-        e = edge[j]
-        t = max(on_link[first_link[e]], on_edge[e] + 1)
-        if before[j] >= 0:
-            t = max(t, step[before[j] * pieces + p] + 1)
-        step[message] = on_link[first_link[e]] = on_edge[e] = t
+        ready = step[before[j] * pieces + p] + 1 if before[j] >= 0 else 0
+        step[message] = take_step(ready, edge[j], first_link, on_link, on_edge)
 
 
 @kernel(cache=True)

@@ -35,7 +35,7 @@ from typing import Literal
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.reshard import ReshardStep, ReshardTree
+from tensorstate.problem.reshard import NO_RESHARD, ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
 
 
@@ -153,8 +153,6 @@ def _resident_from(problem: Problem, group: TensorGroup) -> Pass | None:
 # ------------------------------------------------------------------ the reshards of given decisions
 
 
-NO_RESHARD = ReshardTree((), 0.0)
-
 BothPasses = tuple[ReshardTree, Placements | None, ReshardTree]
 """The steps of the forward pass, the placements of the saved copy, and the steps after it."""
 
@@ -177,6 +175,8 @@ class ReshardPlan:
         loop_resident: placements of the copy that stays resident through the loop; ``None`` if
             there is no such copy, or only the input itself.
         for_recompute: the part of ``after_forward`` that feeds recomputed consumers.
+        sent: the send of a carry to the next pipeline stage.
+        num_sends: how often it is sent per training step.
     """
 
     group: int
@@ -191,6 +191,8 @@ class ReshardPlan:
     after_loop: ReshardTree = NO_RESHARD
     loop_resident: Placements | None = None
     for_recompute: ReshardTree = NO_RESHARD
+    sent: ReshardTree = NO_RESHARD
+    num_sends: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -211,6 +213,7 @@ class ReshardPlan:
             (self.in_forward, self.num_repeats),
             (self.after_forward, self.num_repeats),
             (self.after_loop, 1),
+            (self.sent, self.num_sends),
         )
         return tuple((step, count) for tree, count in trees for step in tree.steps)
 
@@ -218,7 +221,8 @@ class ReshardPlan:
     def seconds(self) -> float:
         """Seconds of all steps per tensor."""
         per_repeat = self.in_forward.seconds + self.after_forward.seconds
-        return self.before_loop.seconds + self.num_repeats * per_repeat + self.after_loop.seconds
+        once = self.before_loop.seconds + self.after_loop.seconds
+        return once + self.num_repeats * per_repeat + self.num_sends * self.sent.seconds
 
     @property
     def multiplicity(self) -> int:
@@ -335,6 +339,7 @@ class _Planner:
             self._after_loop(accumulated or produced),
             None if in_place else loop_resident,
             ReshardTree(tuple(_steps_leading_to(after_forward.steps, targets)), 0.0),
+            *self.problem.sends(self.group, self.produced),
         )
 
     def _both_passes(

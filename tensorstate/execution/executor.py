@@ -38,6 +38,7 @@ from tensorstate.execution.placement_table import (
     local_shard,
     shard_index,
 )
+from tensorstate.execution.stage_loop import run_stages
 from tensorstate.execution.step_loop import by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
@@ -132,7 +133,11 @@ class LocalExecutor:
 
     def run_step_loop(self, number: int, body: Sequence[Operator], in_forward: bool) -> None:
         """Run a loop of the step, and store what it leaves behind."""
-        results = run_loop(self, self.graph, number, body)
+        staged = self.table.problem.pipeline
+        if staged is not None and number in staged.loops:
+            results = run_stages(self, number, body)
+        else:
+            results = run_loop(self, self.graph, number, body)
         first = next(iter(results.values()))
         self.order.advance(first)
         for tensor, x in results.items():
@@ -144,14 +149,44 @@ class LocalExecutor:
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
+        copies, in_forward = self.read_by(operators)
+        return lambda: self.executor_of_body(copies, in_forward)
+
+    def microbatch_body(
+        self, operators: Sequence[Operator]
+    ) -> Callable[[MicrobatchSlice], LocalExecutor]:
+        """Makes the executors of a body on one microbatch, which read its part of the batch."""
+        copies, in_forward = self.read_by(operators)
+        staged = self.table.problem.pipeline
+
+        def sliced(tensor: int, of_tensor: Copies, microbatch: MicrobatchSlice) -> Copies:
+            position = None if staged is None else staged.outer_batch(tensor)
+            if position is None:
+                return of_tensor
+            return {
+                placements: microbatch.slice_batch(
+                    x, position, num_shards(placements, position, self.mesh)
+                )
+                for placements, x in of_tensor.items()
+            }
+
+        def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
+            given = {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
+            child = self.executor_of_body(given, in_forward)
+            child.microbatch = microbatch
+            return child
+
+        return executor
+
+    def read_by(self, operators: Sequence[Operator]) -> tuple[dict[int, Copies], bool]:
+        """The copies that a body reads from outside; and whether it is of the forward pass."""
         copies: dict[int, Copies] = {}
         for operator in operators:
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
                     copies.setdefault(use.tensor, {})[placements] = self.operand(operator, k)
-        in_forward = all(operator.phase == "forward" for operator in operators)
-        return lambda: self.executor_of_body(copies, in_forward)
+        return copies, all(operator.phase == "forward" for operator in operators)
 
     def executor_of_body(self, given: Mapping[int, Copies], in_forward: bool) -> LocalExecutor:
         """An executor of one iteration, with copies of the tensors that it reads from outside."""
@@ -412,14 +447,15 @@ class LocalExecutor:
             for k, label in enumerate(labels)
             if counts[k] > 1
         }
-        microbatch_split, microbatch = self.table.problem.microbatch_split, self.microbatch
-        batch = None if microbatch_split is None else microbatch_split.labels[operator.index]
+        problem, microbatch = self.table.problem, self.microbatch
+        split = problem.microbatch_split or problem.pipeline
+        batch = None if split is None else split.labels[operator.index]
+        sizes = self.table.traced.operators[operator.index].sizes
         if microbatch is None or batch is None:
-            return LocalShard(operator.sizes, counts, indices)
+            return LocalShard(sizes, counts, indices)
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
-        sizes = self.table.traced.operators[operator.index].sizes
         return LocalShard(sizes, counts, indices, microbatch, batch)
 
     def result(self, out: Output) -> jax.Array:

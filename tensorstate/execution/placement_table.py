@@ -178,9 +178,10 @@ class PlacementTable:
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
             class_id, slot = at.class_id, (at.member, result)
-        return self.problem.strategies[class_id].output_placements(
+        placements = self.problem.strategies[class_id].output_placements(
             self.strategies[class_id], labels, slot
         )
+        return self.problem.as_left(tensor, placements)
 
     def operand_placements(self, operator: int, operand: int) -> Placements | None:
         """The placements in which an operand is read; ``None`` for a result of its own node."""

@@ -99,8 +99,8 @@ class ShardedStep:
         Without padding it is ``jax.device_put(arguments, step.in_shardings)``.
 
         Args:
-            arguments: those of the step, as a tuple, of their traced shapes; what is padded
-                already, as a state that the step returned, stays as it is.
+            arguments: those of the step, as a tuple, of their traced shapes; arrays that are padded
+                already, as a state that the step returned, stay as they are.
 
         Raises:
             PlanError: arguments of another structure; a padded one of another shape.
@@ -340,11 +340,12 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         for reshard in table.reshards.values()
         if reshard.saved not in (None, reshard.produced_placements)
     }
-    recomputed = len(table.recomputed_nodes)
+    recomputed, staged = len(table.recomputed_nodes), table.problem.pipeline
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
         (recomputed, "that {} groups of operators are recomputed there"),
+        (0 if staged is None else staged.stages, "that layers run in {} pipeline stages"),
     )
     return tuple(text.format(count) for count, text in counted if count)
 

@@ -7,6 +7,7 @@ per label, in the order of the traced program, so that both ends of a carry are 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -80,8 +81,8 @@ def run_loop(
     enter, leave = ([graph.operators[pair[end]] for pair in loop.carries] for end in (0, 1))
     inside = [o for o in operators if o not in mine]
     start = runner.body(inside)
-    initial = [_flat(runner, o) for o in enter]
-    rows = [_stacked(_flat(runner, o), o) for o in at["scan_row"]]
+    initial = [flat_operand(runner, o) for o in enter]
+    rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
     initial = runner.in_turn(initial)
 
     def iteration(carry: Sequence[Any], given: Sequence[Any], until: Sequence[Operator]) -> Runner:
@@ -93,14 +94,14 @@ def run_loop(
 
     def carried(body: Runner, carry: Sequence[Any]) -> list[Any]:
         made = zip(leave, carry, strict=True)
-        return [_flat(body, operator).reshape(before.shape) for operator, before in made]
+        return [flat_operand(body, operator).reshape(before.shape) for operator, before in made]
 
     if loop.length is None:
         (condition,) = at["while_condition"]
         before = [o for o in inside if o.index < condition.index]
 
         def holds(carry):
-            return _flat(iteration(carry, (), before), condition)
+            return flat_operand(iteration(carry, (), before), condition)
 
         last = lax.while_loop(holds, lambda c: carried(iteration(c, (), inside), c), initial)
         ys = []
@@ -108,11 +109,11 @@ def run_loop(
 
         def step(carry, given):
             body = iteration(carry, given, inside)
-            return carried(body, carry), [_flat(body, o) for o in at["scan_stack"]]
+            return carried(body, carry), [flat_operand(body, o) for o in at["scan_stack"]]
 
         last, ys = lax.scan(step, initial, rows, loop.length, loop.reverse)
     made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
-    return {o.results[0].tensor: x.reshape(_result_sizes(runner, o)) for o, x in made}
+    return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
 
 
 def flat_view(view: View) -> View:
@@ -122,22 +123,36 @@ def flat_view(view: View) -> View:
     return View(view.tensor, positions, sizes, view.dtype, view.value)
 
 
-def _flat(runner: Runner, operator: Operator) -> Any:
-    """The operand of a boundary operator, with one dimension per label in the traced order."""
+def flat_operand(runner: Runner, operator: Operator) -> Any:
+    """The operand of a boundary operator, with one dimension per label in the traced order.
+
+    On whole arrays an open sum has leading dimensions beyond its labels; they stay.
+    """
     shard, call = runner.shard(operator), operator.eqn
     sizes = [[shard.local_size(k)] for dimension in call.input_labels[0] for k in dimension]
-    return read_view(flat_view(call.inputs[0]), runner.operand(operator, 0), sizes)
+    x = runner.operand(operator, 0)
+    read = functools.partial(read_view, flat_view(call.inputs[0]), sizes=sizes)
+    for _ in range(x.ndim - len(operator.operands[0].labels)):
+        read = jax.vmap(read)
+    return read(x)
 
 
-def _stacked(x: Any, operator: Operator) -> Any:
+def stacked(x: Any, operator: Operator) -> Any:
     """A stack of rows with one leading dimension, which no device has a part of."""
-    length = operator.eqn.input_labels[0][0]
-    return x if len(length) == 1 else x.reshape(-1, *x.shape[len(length) :])
+    labels = operator.eqn.input_labels[0]
+    open_sums = x.ndim - sum(map(len, labels))
+    before, inside = x.shape[:open_sums], x.shape[open_sums + len(labels[0]) :]
+    return jnp.moveaxis(x.reshape(*before, -1, *inside), open_sums, 0)
 
 
-def _result_sizes(runner: Runner, operator: Operator) -> list[int]:
-    shard = runner.shard(operator)
-    return [shard.local_size(k) for dimension in operator.eqn.output_labels[0] for k in dimension]
+def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:
+    """What a boundary operator leaves behind, from its carry or from its stacked rows."""
+    shard, labels = runner.shard(operator), operator.eqn.output_labels[0]
+    sizes = [shard.local_size(k) for dimension in labels for k in dimension]
+    if operator.primitive != "scan_stack":
+        return x.reshape(*x.shape[: x.ndim - len(sizes)], *sizes)
+    open_sums = x.ndim - 1 - (len(sizes) - len(labels[0]))
+    return jnp.moveaxis(x, 0, open_sums).reshape(*x.shape[1 : 1 + open_sums], *sizes)
 
 
 # ---------------------------------------------------------------------- on one device

@@ -1,20 +1,26 @@
 """A plan as sharding constraints: the step on whole arrays, under ``jax.jit`` alone.
 
 The operators of the step run on global arrays, in the order of the plan. Every result is
-constrained to the placements in which the plan produces it, and every reshard is written step by
-step, a constraint for each: XLA's partitioner then finds one collective per step. Written at the
-reads only, several steps are one constraint, for which it takes collectives of its own choice.
+constrained to the placements in which the plan produces it. Products, reductions and elementwise
+operators are left to XLA's partitioner, whose operands and results have the plan's shardings.
 
-A partial sum has no sharding. Where the plan reduces it, it is constrained to be complete first and
-to its shard then: XLA for GPU and TPU makes one reduce-scatter of the two, XLA for CPU an
-all-reduce of as many bytes. Constrained to the shard alone, the partitioner rather gathers the
-operands of the product. Sums that the plan leaves open through several operators may be completed
-before the first of them.
+What the partitioner would do otherwise is an *island*: a small ``jax.shard_map`` around one reshard
+or one operator.
+
+- A reshard is one collective of ``jax.lax``. As a constraint, XLA for CPU makes an all-reduce of
+  every reduce-scatter, of equal bytes and twice the time, and of a reshard between two axes
+  whatever it finds.
+- A partial sum has no sharding. It is a global array with one leading dimension per mesh axis on
+  which it is open, sharded along that axis: every device has its own term. Operators that make or
+  read open sums run on the terms. As a constraint, a sum that stays open through several operators
+  is completed before the first of them.
+- An operator that needs the dimensions of the traced program (a gather, a sort, random bits, a
+  declared kernel) runs on shards as in ``Plan.apply``, where the partitioner gathers its operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +28,19 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions, has_no_partial
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
-from tensorstate.execution.microbatch_loop import Copies
-from tensorstate.execution.placement_table import PlacementTable, lax_collectives
+from tensorstate.execution.microbatch_loop import Copies, run_operator
+from tensorstate.execution.placement_table import (
+    PlacementTable,
+    apply_reshard_step,
+    lax_collectives,
+)
 from tensorstate.execution.sharded_step import ShardedStep, sharded_step
 from tensorstate.export.factored import run_on_factors
 from tensorstate.ir.graph import Operator
-from tensorstate.ir.placements import REPLICATED, MeshShape, Placements
+from tensorstate.ir.placements import REPLICATED, Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.report.hlo_check import tensor_scope
@@ -53,7 +63,7 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
 
 
 def check_whole(problem: Problem) -> None:
-    """Refuse a plan in microbatches.
+    """Refuse a plan in microbatches or in pipeline stages.
 
     Raises:
         PlanError: with the remedy.
@@ -63,21 +73,71 @@ def check_whole(problem: Problem) -> None:
             f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
             "plan.apply(), or search with microbatches=1"
         )
+    if (staged := problem.pipeline) is not None:
+        raise PlanError(
+            f"a plan of {staged.stages} pipeline stages on {staged.axis!r} has no form as "
+            "constraints: run it by plan.apply(), or search without stages="
+        )
 
 
 class GlobalExecutor(LocalExecutor):
-    """Traces the execution on global arrays, with one dimension per position of a tensor."""
+    """Traces the execution on global arrays, with one dimension per position of a tensor.
+
+    Before these, an array has a dimension per mesh axis on which its sums are open.
+    """
 
     def __init__(self, table: PlacementTable, mesh: Mesh):
         super().__init__(table, lax_collectives, overlap=mesh.devices.flat[0].platform != "cpu")
         self.devices, self.order = mesh, WholeOrder()
 
+    def spec(self, placements: Placements, positions: int) -> PartitionSpec:
+        """The sharding of an array: open sums along their mesh axes first, then the positions."""
+        names = self.mesh.names
+        return PartitionSpec(
+            *(name for name, p in zip(names, placements, strict=True) if p < REPLICATED),
+            *(
+                tuple(name for name, p in zip(names, placements, strict=True) if p == position)
+                for position in range(positions)
+            ),
+        )
+
     def constrain(self, x: jax.Array, placements: Placements) -> jax.Array:
-        """An array in placements; as it is where sums are open."""
-        if not x.ndim or not has_no_partial(placements):
+        """An array in placements."""
+        if not x.ndim:
             return x
-        spec = position_spec(placements, x.ndim, self.mesh)
+        spec = self.spec(placements, x.ndim - num_open(placements))
         return lax.with_sharding_constraint(x, NamedSharding(self.devices, spec))
+
+    def island(
+        self,
+        run: Callable[..., Sequence[jax.Array]],
+        arrays: Sequence[jax.Array],
+        given: Sequence[Placements],
+        made: Sequence[tuple[Placements, int]],
+    ) -> list[jax.Array]:
+        """The results of a function that every device runs on its own shards and terms.
+
+        Args:
+            run: of the local arrays, one dimension per position.
+            given: placements of the arrays.
+            made: placements and number of positions of the results.
+        """
+
+        def on_device(*local):
+            terms = (x.reshape(x.shape[num_open(p) :]) for x, p in zip(local, given, strict=True))
+            results = zip(run(*terms), made, strict=True)
+            return tuple(x.reshape((1,) * num_open(p) + x.shape) for x, (p, _) in results)
+
+        mapped = jax.shard_map(
+            on_device,
+            mesh=self.devices,
+            in_specs=tuple(
+                self.spec(p, x.ndim - num_open(p)) for x, p in zip(arrays, given, strict=True)
+            ),
+            out_specs=tuple(self.spec(p, positions) for p, positions in made),
+            check_vma=False,
+        )
+        return list(mapped(*arrays))
 
     def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
         """The global arguments and constants."""
@@ -115,8 +175,26 @@ class GlobalExecutor(LocalExecutor):
         self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
     ) -> list[jax.Array]:
         """The results of an operator on constrained operands."""
-        results = run_on_factors(operator, arrays)
-        return super().results_of(operator, arrays, zeroed) if results is None else results
+        given = [
+            self.table.read_placements(operator.index, k) for k in range(len(operator.operands))
+        ]
+        made = [self.table.produced_placements(use.tensor) for use in operator.results]
+        if not any(map(num_open, (*given, *made))):
+            results = self.on_whole_arrays(operator, arrays)
+            if results is not None:
+                return results
+
+        def run(*local):
+            return run_operator(operator, local, LocalExecutor.shard(self, operator))
+
+        results = zip(made, (len(use.labels) for use in operator.results), strict=True)
+        return self.island(run, arrays, given, [*results])
+
+    def on_whole_arrays(
+        self, operator: Operator, arrays: Sequence[jax.Array]
+    ) -> list[jax.Array] | None:
+        """The results of an operator that the partitioner shards; ``None`` where it cannot."""
+        return run_on_factors(operator, arrays)
 
     def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
         """Store a result, constrained to the placements in which the plan produces it."""
@@ -134,12 +212,17 @@ class GlobalExecutor(LocalExecutor):
             super().reshard_when_ready(tensor, *args, **kwargs)
 
     def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
-        """All copies after reshard steps, a constraint for each."""
+        """All copies after reshard steps, an island for each."""
         for step in steps:
             x = copies[step.source]
-            if not has_no_partial(step.source):
-                x = self.constrain(x, tuple(max(p, REPLICATED) for p in step.source))
-            copies[step.target] = self.constrain(x, step.target)
+
+            def run(local, step=step):
+                return [apply_reshard_step(step, local, self.mesh, self.collectives)]
+
+            positions = x.ndim - num_open(step.source)
+            (copies[step.target],) = self.island(
+                run, [x], [step.source], [(step.target, positions)]
+            )
         return copies
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
@@ -168,10 +251,6 @@ class WholeOrder:
         return list(lax.optimization_barrier((*arrays, *self.latest))[: len(arrays)])
 
 
-def position_spec(placements: Placements, positions: int, mesh: MeshShape) -> PartitionSpec:
-    """The spec of an array with one dimension per position."""
-    axes = [
-        tuple(n for n, placement in zip(mesh.names, placements, strict=True) if placement == p)
-        for p in range(positions)
-    ]
-    return PartitionSpec(*axes)
+def num_open(placements: Placements) -> int:
+    """On how many mesh axes the sums of a tensor are open."""
+    return sum(placement < REPLICATED for placement in placements)

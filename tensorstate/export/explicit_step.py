@@ -7,19 +7,20 @@ the partitioner chooses inside of an operator only, where constraints leave it w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
 from tensorstate.execution.sharded_step import ShardedStep, sharded_step
-from tensorstate.export.constrained_step import GlobalExecutor, check_whole, position_spec
+from tensorstate.export.constrained_step import GlobalExecutor, check_whole, num_open
 from tensorstate.ir.graph import Operator, Output
-from tensorstate.ir.placements import REPLICATED, Placements
+from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 
 
@@ -44,14 +45,11 @@ def explicit_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh
 class ExplicitExecutor(GlobalExecutor):
     """Traces the execution on global arrays whose types have their shardings."""
 
-    def spec(self, placements: Placements, ndim: int) -> PartitionSpec:
-        """The sharding of an array whose sums are complete."""
-        complete = tuple(max(placement, REPLICATED) for placement in placements)
-        return position_spec(complete, ndim, self.mesh)
-
     def constrain(self, x: jax.Array, placements: Placements) -> jax.Array:
-        """An array resharded to placements, open sums completed."""
-        return jax.sharding.reshard(x, self.spec(placements, x.ndim)) if x.ndim else x
+        """An array resharded to placements."""
+        if not x.ndim:
+            return x
+        return jax.sharding.reshard(x, self.spec(placements, x.ndim - num_open(placements)))
 
     def shaped(self, x: jax.Array, sizes: Sequence[int], placements: Placements) -> jax.Array:
         """An argument with one dimension per position, of the type of its placements."""
@@ -59,21 +57,24 @@ class ExplicitExecutor(GlobalExecutor):
         typed: Any = jax.sharding.auto_axes(lambda x: x.reshape(sizes), out_sharding=out)
         return typed(x)
 
-    def compute(
-        self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
-    ) -> list[jax.Array]:
+    def on_whole_arrays(
+        self, operator: Operator, arrays: Sequence[jax.Array]
+    ) -> list[jax.Array] | None:
         """The results of an operator, whose types are those of the plan."""
-        inherited = super().compute
+        inherited = super().on_whole_arrays
+        untyped = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        if jax.eval_shape(functools.partial(inherited, operator), untyped) is None:
+            return None
         specs = tuple(
             self.spec(self.table.produced_placements(use.tensor), len(use.labels))
             for use in operator.results
         )
 
         def run(*given):
-            return tuple(inherited(operator, given[: len(arrays)], given[len(arrays) :]))
+            return tuple(inherited(operator, given) or ())
 
         typed: Any = jax.sharding.auto_axes(run, out_sharding=specs)
-        return list(typed(*arrays, *zeroed))
+        return list(typed(*arrays))
 
     def returned(self, out: Output, x: jax.Array) -> jax.Array:
         """A result of the step, typed by its returned placements."""

@@ -61,7 +61,7 @@ class PlanFile:
         operators: in the order of execution.
         decisions, options: of the plan.
         found: objective, bound, method and seconds of the search.
-        microbatches, batch: as for ``search``.
+        microbatches, batch, stages: as for ``search``.
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
@@ -80,6 +80,7 @@ class PlanFile:
     hardware: Hardware | None
     network: CollectiveCostModel | None
     predicted: Mapping[str, float]
+    stages: str | None = None
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def leaf_difference(self, graph: Graph) -> str | None:
@@ -176,7 +177,7 @@ def _is_possible(problem: Problem, tensor: int, placements: Placements) -> bool:
 
 def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) -> PlanFile:
     """The content of a plan's file."""
-    table = PlacementTable(problem, result.decisions, result.cost)
+    table, staged = PlacementTable(problem, result.decisions, result.cost), problem.pipeline
     inputs, outputs = _leaves(problem.traced, *partition_specs(table))
     padding = problem.traced.padding
     return PlanFile(
@@ -188,7 +189,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         result.decisions,
         options,
         {name: getattr(result, name) for name in ("objective", "bound", "method", "seconds")},
-        problem.microbatches,
+        problem.microbatches if staged is None else staged.microbatches,
         problem.batch,
         problem.hardware,
         problem.network,
@@ -197,6 +198,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
             "communication": result.cost.communication,
             "memory": result.cost.memory.peak,
         },
+        None if staged is None else staged.axis,
         {} if padding is None else padding.sizes,
     )
 

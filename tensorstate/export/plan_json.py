@@ -62,7 +62,9 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        "pad_to": sorted([size, longer] for size, longer in content.pad_to.items()),
+        # Without padding and stages the same bytes as before there were any.
+        **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
+        **({} if content.stages is None else {"stages": content.stages}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -198,8 +200,11 @@ def _read(fields: readers.Fields) -> PlanFile:
             fields.take("loop_resident", _copies(axes)),
         ),
         pad_to=fields.optional("pad_to", _read_padding) or {},
+        stages=fields.optional("stages", readers.text),
     )
     fields.end()
+    if content.stages is not None and content.stages not in mesh.names:
+        raise FormatError(f"stages must be an axis of the mesh, got {shown(content.stages)}")
     return content
 
 

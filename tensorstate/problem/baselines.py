@@ -153,8 +153,12 @@ class Baselines:
         return tuple(by_class)
 
     def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
-        pairs = zip(names, strategy, strict=True)
-        return all(self._allows_placement(name, class_id, placement) for name, placement in pairs)
+        fixed = self.problem.strategies[class_id].fixed  # as pipeline stages ask, in any baseline
+        return all(
+            self._allows_placement(name, class_id, placement)
+            for axis, (name, placement) in enumerate(zip(names, strategy, strict=True))
+            if fixed is None or axis != fixed[0]
+        )
 
     def _is_sharded(self, name: str, class_id: int, placement: int) -> bool:
         """Whether an input or an operator is sharded as the baseline requires."""

@@ -95,10 +95,16 @@ class Liveness:
     Args:
         graph: of the step; or of one microbatch and of the operators after the loop.
         after_loop: the operators that run after the microbatch loop.
+        staged: loops in pipeline stages, whose carry is read to the last microbatch.
     """
 
-    def __init__(self, graph: Graph, after_loop: frozenset[int] = frozenset()):
-        self.graph, self.after_loop = graph, after_loop
+    def __init__(
+        self,
+        graph: Graph,
+        after_loop: frozenset[int] = frozenset(),
+        staged: frozenset[int] = frozenset(),
+    ):
+        self.graph, self.after_loop, self.staged = graph, after_loop, staged
         self.at = _execution_order(graph, after_loop)
         self._bodies = _bodies(graph, self.at)
         self.end = len(graph.operators)
@@ -220,7 +226,9 @@ class Liveness:
         """
         around = self.graph.loops_around(tensor)
         for consumer in self.consumers(tensor):
-            if len(consumer.loops) > len(around) and consumer.primitive != "carry_in":
+            if len(consumer.loops) <= len(around):
+                continue
+            if consumer.primitive != "carry_in" or consumer.loops[-1] in self.staged:
                 yield self._bodies[consumer.loops[len(around)]].last
         producer = self.producer(tensor)
         if producer is not None and producer.primitive == "carry_in":

@@ -57,12 +57,6 @@ class MicrobatchSplit:
         names = [tensor.name for tensor in tensors if self.factor in tensor.dims]
         return ", ".join(names[:3]) + (", ..." if names[3:] else "")
 
-    def _nearest_divisors(self, number: int) -> str:
-        """The numbers of equal microbatches that are nearest."""
-        divisors = [n for n in range(1, min(self.batch, 4 * number) + 1) if self.batch % n == 0]
-        nearest = sorted(sorted(divisors, key=lambda n: abs(n - number))[:3])
-        return ", ".join(map(str, nearest))
-
     def microbatch(self, microbatches: int) -> Graph:
         """The step of one microbatch: the same tensors and operators, smaller along the batch.
 
@@ -73,7 +67,7 @@ class MicrobatchSplit:
             raise PlanError(
                 f"a batch of {self.batch} ({self._batch_names()}) cannot be split into "
                 f"{microbatches} equal microbatches: the number must divide it, as "
-                f"{self._nearest_divisors(microbatches)} do"
+                f"{nearest_divisors(self.batch, microbatches)} do"
             )
         if microbatches == 1:
             return self.traced
@@ -106,6 +100,13 @@ class MicrobatchSplit:
             node_classes=node_classes,
             edges=edges,
         )
+
+
+def nearest_divisors(batch: int, number: int) -> str:
+    """The numbers of equal microbatches that are nearest to a number, as text."""
+    divisors = [n for n in range(1, min(batch, 4 * number) + 1) if batch % n == 0]
+    nearest = sorted(sorted(divisors, key=lambda n: abs(n - number))[:3])
+    return ", ".join(map(str, nearest))
 
 
 def batch_factor(graph: Graph, name: str | None = None) -> int:
@@ -146,7 +147,7 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
         PlanError: the step has no batch, or an operator needs the full batch at once.
     """
     factor = batch_factor(graph) if factor is None else factor
-    tracker = _BatchTracker(graph, factor)
+    tracker = BatchTracker(graph, factor)
     for operator in graph.operators:
         tracker.propagate(operator)
     stages = _stages(graph, tracker)
@@ -155,7 +156,7 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
     )
 
 
-class _BatchTracker:
+class BatchTracker:
     """Propagates the batch through a step, operator by operator."""
 
     def __init__(self, graph: Graph, factor: int):
@@ -174,17 +175,17 @@ class _BatchTracker:
         """Record the stage of an operator, and the placements of its results along the batch."""
         reads = [self.batch_placements[use.tensor] for use in operator.operands]
         reads_batch = any(placement >= 0 for placement in reads)
-        after_forward = [use.tensor for use in operator.operands if self._is_after_loop(use.tensor)]
+        after_forward = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
         if after_forward or (partial and not self._passes_sums(operator, partial, reads)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
             if reads_batch:
-                self._refuse(operator, self._depends_on_all(unsplit[0]))
-            self._record(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
+                self.refuse(operator, self._depends_on_all(unsplit[0]))
+            self.record(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
             return
         if partial:
             first = operator.operands[min(partial)].tensor
-            self._record(operator, "loop", [SUM] * len(operator.results), first)
+            self.record(operator, "loop", [SUM] * len(operator.results), first)
             return
         label = self._label(operator) if reads_batch else self._generated_along_batch(operator)
         if label is not None:
@@ -192,7 +193,7 @@ class _BatchTracker:
             batch_placements = [
                 self._result(operator, label, use.labels) for use in operator.results
             ]
-            self._record(operator, "loop", batch_placements, None)
+            self.record(operator, "loop", batch_placements, None)
 
     def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
         """Whether an operator in the loop maps partial sums to partial sums.
@@ -202,7 +203,8 @@ class _BatchTracker:
         sums = all(reads[i] == SUM for i in partial)
         return sums and operator.phase != "optimizer" and partial in operator.linear
 
-    def _is_after_loop(self, tensor: int) -> bool:
+    def is_after_loop(self, tensor: int) -> bool:
+        """Whether a tensor is known only once all microbatches have run."""
         producer = self.graph.tensors[tensor].producer
         return producer is not None and self.stages[producer] == "after"
 
@@ -234,25 +236,30 @@ class _BatchTracker:
         labels = {use.labels[placement] for use, placement in uses if placement >= 0}
         label = min(labels)
         if len(labels) > 1:
-            self._refuse(operator, "it reads different examples of the batch together")
+            self.refuse(operator, "it reads different examples of the batch together")
         if label in operator.need_replication:
-            self._refuse(operator, "it reads or writes all examples at once")
+            self.refuse(operator, "it reads or writes all examples at once")
         for use, placement in uses:
             if label in use.labels and (placement < 0 or use.labels.count(label) > 1):
                 name = self.graph.tensors[use.tensor].name
-                self._refuse(operator, f"it reads {name}, which is not split along the batch")
+                self.refuse(operator, f"it reads {name}, which is not split along the batch")
         return label
 
     def _result(self, operator: Operator, label: int, labels: tuple[int, ...]) -> int:
         if label in labels:
             return labels.index(label)
         if label not in operator.reductions:
-            self._refuse(operator, "its result is neither one per example nor a sum over examples")
+            self.refuse(operator, "its result is neither one per example nor a sum over examples")
         return PARTIAL[operator.reductions[label]]
 
-    def _record(
+    def record(
         self, operator: Operator, stage: Stage, batch_placements: Iterable[int], origin: int | None
     ) -> None:
+        """Set the stage of an operator and the placements of its results.
+
+        Args:
+            origin: the tensor that made them sums; ``None`` for the operator itself.
+        """
         self.stages[operator.index] = stage
         reduced_by = operator if origin is None else self.origin[origin]
         for use, placement in zip(operator.results, batch_placements, strict=True):
@@ -267,14 +274,15 @@ class _BatchTracker:
             f"{origin.primitive} ({origin.source})"
         )
 
-    def _refuse(self, operator: Operator, why: str) -> None:
+    def refuse(self, operator: Operator, why: str) -> None:
+        """Raise the ``PlanError`` of an operator that needs the full batch."""
         raise PlanError(
             "the step cannot be split into microbatches, since the full batch is needed at once by "
             f"{operator.primitive} ({operator.source}): {why}"
         )
 
 
-def _stages(graph: Graph, tracker: _BatchTracker) -> tuple[Stage, ...]:
+def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
     """The stage of every operator: in the loop if it or a consumer depends on the loop."""
     in_loop = [stage == "loop" for stage in tracker.stages]
     for operator in reversed(graph.operators):

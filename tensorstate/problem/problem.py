@@ -13,6 +13,9 @@ With microbatches both passes are in a loop (see ``tensorstate.problem.microbatc
 operators in the loop have the sizes of one microbatch, the others those of the step. A tensor that
 is read after the loop is *loop-resident*: one copy of it stays in memory through the loop, and is
 accumulated if it is a sum.
+
+With pipeline stages the scans over layers run on one microbatch at a time (see
+``tensorstate.problem.pipeline``).
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph, Node
-from tensorstate.ir.placements import MOST_DEVICES, MeshShape, Placements
+from tensorstate.ir.placements import MOST_DEVICES, REPLICATED, SUM, MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
-from tensorstate.problem.reshard import ReshardGraph
+from tensorstate.problem.pipeline import Pipeline, find_num_stages, pipeline, stream_factor
+from tensorstate.problem.reshard import NO_RESHARD, ReshardGraph, ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
     NodeStrategies,
@@ -52,8 +56,13 @@ class Problem:
         microbatches: number of microbatches; 1 for no loop.
         batch: name of an input whose first dimension is the batch (see
             ``microbatching.batch_factor``).
+        stages: the mesh axis of pipeline stages, through which the microbatches are streamed; an
+            axis that the network does not have counts as one of ``num_stages`` devices.
+        num_stages: where the network is a part of the mesh; by default as the axis has.
 
     Attributes:
+        microbatches: iterations of the loop over microbatches; 1 with stages.
+        pipeline: the scans over layers as stages; ``None`` for no stages.
         traced: the training step.
         microbatch_split: the step as a loop; ``None`` for no loop.
         graph: of one microbatch and of the operators after the loop; without a loop, of the step.
@@ -69,6 +78,8 @@ class Problem:
         hardware: Hardware,
         microbatches: int = 1,
         batch: str | None = None,
+        stages: str | None = None,
+        num_stages: int | None = None,
     ):
         checks.instance(graph, Graph, "graph", PlanError)
         checks.instance(network, CollectiveCostModel, "network", PlanError)
@@ -76,7 +87,10 @@ class Problem:
         checks.integer(microbatches, "microbatches", PlanError, least=1, most=MOST_DEVICES)
         checks.optional(batch, checks.text, "batch", PlanError)
         self.traced, self.network, self.hardware = graph, network, hardware
-        self.microbatches, self.batch = microbatches, batch
+        self.batch = batch
+        self.pipeline = self._pipeline(stages, num_stages, microbatches)
+        # A stream of one stage is not cut.
+        self.microbatches = microbatches = 1 if stages is not None else microbatches
         in_loop = microbatches != 1
         if in_loop and graph.loops:
             raise PlanError(
@@ -89,18 +103,66 @@ class Problem:
         self.graph = graph = (
             self.microbatch_split.microbatch(microbatches) if self.microbatch_split else graph
         )
+        if self.pipeline is not None:
+            self.graph = graph = self.pipeline.graph
         self.strategies = tuple(
-            NodeStrategies(graph, self.node(g), self.mesh) for g in range(len(graph.node_classes))
+            NodeStrategies(graph, self.node(g), self.mesh, self._fixed(self.node(g)))
+            for g in range(len(graph.node_classes))
         )
-        self.tensor_groups = find_tensor_groups(graph, self.microbatch_split, self.liveness.lasting)
+        self.tensor_groups = find_tensor_groups(
+            graph,
+            self.microbatch_split,
+            self.liveness.lasting,
+            self.pipeline.batch_placements if self.pipeline else (),
+        )
         self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The problem of the same step on another network, or on other devices."""
+        staged = self.pipeline
         return Problem(
-            self.traced, network, hardware or self.hardware, self.microbatches, self.batch
+            self.traced,
+            network,
+            hardware or self.hardware,
+            staged.microbatches if staged else self.microbatches,
+            self.batch,
+            staged.axis if staged else None,
+            staged.stages if staged else None,
         )
+
+    def without_stages(self) -> Problem:
+        """The problem of the same step without pipeline stages."""
+        if self.pipeline is None:
+            return self
+        return Problem(self.traced, self.network, self.hardware, 1, self.batch)
+
+    def _pipeline(
+        self, axis: str | None, num_stages: int | None, microbatches: int
+    ) -> Pipeline | None:
+        """The stages along a mesh axis; none along an axis of one device."""
+        checks.optional(axis, checks.text, "stages", PlanError)
+        checks.optional(num_stages, checks.integer, "num_stages", PlanError, least=1)
+        if axis is None:
+            return None
+        count = find_num_stages(self.mesh, axis) if num_stages is None else num_stages
+        if count == 1:
+            return None
+        factor = stream_factor(self.traced, self.batch)
+        return pipeline(self.traced, axis, count, microbatches, factor)
+
+    @property
+    def stage_axis(self) -> int | None:
+        """The number of the mesh axis of the stages; ``None`` where the mesh has none."""
+        if self.pipeline is None or self.pipeline.axis not in self.mesh.names:
+            return None
+        return self.mesh.names.index(self.pipeline.axis)
+
+    def _fixed(self, node: Node) -> tuple[int, int] | None:
+        """The axis of the stages, and the placement of a node of a scan over layers on it."""
+        axis = self.stage_axis
+        placement = self.pipeline.fixed_placement(node) if self.pipeline else None
+        return None if axis is None or placement is None else (axis, placement)
 
     def __repr__(self) -> str:
         count = math.prod(self.mesh.sizes)
@@ -138,15 +200,28 @@ class Problem:
         key = group.sizes, group.nbytes
         if key not in self._reshard_graphs:
             self._reshard_graphs[key] = ReshardGraph(
-                *key, self.mesh, self.network.collective_seconds
+                *key, self.mesh, self.network.collective_seconds, self.network.send_seconds
             )
         return self._reshard_graphs[key]
+
+    def sends(self, group: TensorGroup, placements: Placements) -> tuple[ReshardTree, int]:
+        """The send of a carry from stage to stage, and how often it is sent; of others none."""
+        axis, staged = self.stage_axis, self.pipeline
+        if staged is None or axis is None or not staged.is_sent(group.tensors[0]):
+            return NO_RESHARD, 0
+        nbytes = self.local_bytes(group, placements)
+        step = ReshardStep("permute", axis, placements, placements, nbytes)
+        return ReshardTree((step,), self.reshard_graph(group).seconds(step)), staged.ticks
 
     @functools.cached_property
     def liveness(self) -> Liveness:
         """The order of operators, and the live ranges that follow from it."""
         stages = self.microbatch_split.stages if self.microbatch_split else ()
-        return Liveness(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
+        return Liveness(
+            self.graph,
+            frozenset(i for i, s in enumerate(stages) if s == "after"),
+            self.pipeline.loops if self.pipeline else frozenset(),
+        )
 
     def live_ranges(self, number: int) -> LiveRanges:
         """The live ranges of a group's tensors."""
@@ -165,7 +240,17 @@ class Problem:
 
     def produced_placements(self, group: TensorGroup, strategy: Strategy) -> Placements:
         """The placements with which a group's tensors are produced."""
-        return self.strategies[group.class_id].output_placements(strategy, group.labels, group.port)
+        placements = self.strategies[group.class_id].output_placements(
+            strategy, group.labels, group.port
+        )
+        return self.as_left(group.tensors[0], placements)
+
+    def as_left(self, tensor: int, placements: Placements) -> Placements:
+        """The placements of a result, which after a scan in stages is a term of a sum."""
+        axis, staged = self.stage_axis, self.pipeline
+        if staged is None or axis is None or not staged.leaves_as_term(tensor):
+            return placements
+        return (*placements[:axis], SUM, *placements[axis + 1 :])
 
     def required_placements(self, consumer_class: ConsumerClass, strategy: Strategy) -> Placements:
         """The placements that a consumer requires of a tensor."""
@@ -195,6 +280,10 @@ class Problem:
         operators = [self.graph.operators[member.operator] for member in node.members]
         if not operators or operators[0].pin is not None or operators[0].primitive in FREE:
             return 0.0
+        axis, staged = self.stage_axis, self.pipeline
+        if staged is not None and axis is not None and staged.is_staged(operators[0]):
+            # A stage has layers of its own, and each of them in full.
+            strategy = (*strategy[:axis], REPLICATED, *strategy[axis + 1 :])
         shards = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(
             operator.flops

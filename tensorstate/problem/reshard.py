@@ -21,7 +21,7 @@ class ReshardStep(NamedTuple):
 
     Attributes:
         kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all"; "slice" when nothing is
-            sent.
+            sent; "permute" for a carry that is sent to the next pipeline stage as it is.
         axis: the mesh axis whose placement changes.
         source, target: the placements before and after.
         nbytes: bytes per device of the larger buffer, before or after.
@@ -87,6 +87,9 @@ class ReshardTree(NamedTuple):
     seconds: float
 
 
+NO_RESHARD = ReshardTree((), 0.0)
+
+
 class ReshardGraph:
     """The placements of tensors of one shape, with the reshard steps between them as edges.
 
@@ -95,6 +98,7 @@ class ReshardGraph:
         nbytes: of the full tensor.
         mesh: the device mesh.
         collective_seconds: seconds of a collective.
+        send_seconds: seconds of a send to the next device, given its mesh axis and bytes.
     """
 
     def __init__(
@@ -103,13 +107,10 @@ class ReshardGraph:
         nbytes: int,
         mesh: MeshShape,
         collective_seconds: CollectiveSeconds,
+        send_seconds: Callable[[int, int], float] | None = None,
     ):
-        self.sizes, self.nbytes, self.mesh, self.collective_seconds = (
-            tuple(sizes),
-            nbytes,
-            mesh,
-            collective_seconds,
-        )
+        self.sizes, self.nbytes, self.mesh = tuple(sizes), nbytes, mesh
+        self.collective_seconds, self.send_seconds = collective_seconds, send_seconds
         self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], ReshardTree] = {}
         self._steps_from: dict[Placements, tuple[tuple[ReshardStep, float], ...]] = {}
         self._into: dict[Placements, dict[Placements, list[tuple[ReshardStep, float]]]] = {}
@@ -134,6 +135,8 @@ class ReshardGraph:
 
     def seconds(self, step: ReshardStep) -> float:
         """Seconds of a reshard step."""
+        if step.kind == "permute" and self.send_seconds is not None:
+            return self.send_seconds(step.axis, step.nbytes)
         return (
             0.0
             if step.kind == "slice"

@@ -54,10 +54,13 @@ class NodeStrategies:
         graph: the training step.
         node: a node of the class.
         mesh: the device mesh.
+        fixed: number of a mesh axis, and the only placement that there is on it.
     """
 
-    def __init__(self, graph: Graph, node: Node, mesh: MeshShape):
-        self.node, self.mesh = node, mesh
+    def __init__(
+        self, graph: Graph, node: Node, mesh: MeshShape, fixed: tuple[int, int] | None = None
+    ):
+        self.node, self.mesh, self.fixed = node, mesh, fixed
         self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
         self.reductions: Mapping[int, int] = {
             member.labels[label]: PARTIAL[reduce_op]
@@ -78,6 +81,8 @@ class NodeStrategies:
             *(partial_of(i) for i in range(len(self.linear))),
         )
         axes = [placements_on_axis if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
+        if self.fixed is not None:
+            axes[self.fixed[0]] = (self.fixed[1],)
         return tuple(
             strategy
             for strategy in itertools.product(*axes)
@@ -289,7 +294,10 @@ def is_in_loop(node: Node, microbatch_split: MicrobatchSplit | None) -> bool:
 
 
 def find_tensor_groups(
-    graph: Graph, microbatch_split: MicrobatchSplit | None = None, lasting: Iterable[int] = ()
+    graph: Graph,
+    microbatch_split: MicrobatchSplit | None = None,
+    lasting: Iterable[int] = (),
+    streamed: Sequence[int] = (),
 ) -> tuple[TensorGroup, ...]:
     """The tensor groups of a training step.
 
@@ -298,7 +306,10 @@ def find_tensor_groups(
         microbatch_split: the loop over microbatches, if there is one.
         lasting: tensors that are read by their producing node only, but stay in memory after it has
             run: they belong to a group too (see ``Liveness.lasting``).
+        streamed: placements of all tensors along the microbatches of a pipeline, if there is one
+            (see ``Pipeline.batch_placements``).
     """
+    split_as = streamed if microbatch_split is None else microbatch_split.batch_placements
     uses_of: dict[int, _TensorUses] = {}
     members = {m.operator: (e, m) for e in graph.nodes for m in e.members}
     inputs = {e.tensor: e for e in graph.nodes if e.tensor is not None}
@@ -333,9 +344,7 @@ def find_tensor_groups(
         uses(tensor)
     groups: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(uses_of):
-        batch_placement = (
-            REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensor]
-        )
+        batch_placement = split_as[tensor] if split_as else REPLICATED
         groups[batch_placement, _signature(graph, tensor, uses_of[tensor])].append(tensor)
     return tuple(_group(graph, tensors, uses_of, microbatch_split) for tensors in groups.values())
 

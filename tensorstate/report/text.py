@@ -52,6 +52,12 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
 def _parallelisms(
     problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
 ) -> list[str]:
+    staged = problem.pipeline
+    if staged is not None and axis == problem.stage_axis:
+        return [
+            f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
+            f"bubble {100 * staged.bubble:.0f} %)"
+        ]
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []
@@ -246,6 +252,9 @@ def _headline(problem: Problem, result: SearchResult) -> list[str]:
 
 
 def _format_microbatches(problem: Problem) -> str:
+    if (staged := problem.pipeline) is not None:
+        count, batch = staged.microbatches, staged.batch
+        return f", {count} microbatches of {batch // count} of a batch of {batch} in its stages"
     if problem.microbatch_split is None:
         return ""
     count, batch = problem.microbatches, problem.microbatch_split.batch
@@ -389,7 +398,9 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
     full = problem.traced.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
-        lines.append(f"split into {problem.microbatches} microbatches of {size(tensor.nbytes)}")
+        staged = problem.pipeline
+        count = problem.microbatches if staged is None else staged.microbatches
+        lines.append(f"split into {count} microbatches of {size(tensor.nbytes)}")
     for reshard in result.cost.reshards:
         if tensor.index not in reshard.tensors:
             continue
@@ -412,6 +423,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
             (f"forward{times}", reshard.in_forward),
             (f"backward{times}", reshard.after_forward),
             ("after the microbatches", reshard.after_loop),
+            (f"to the next stage, {reshard.num_sends} times", reshard.sent),
         )
         for when, tree in trees:
             lines += [

@@ -194,6 +194,7 @@ def _resharded(problem: Problem, result: SearchResult) -> Iterator[tuple[float, 
                 (first, reshard.in_forward, reshard.num_repeats),
                 (max(behind, produced + 0.25), reshard.after_forward, reshard.num_repeats),
                 (problem.liveness.loop_end - 0.25, reshard.after_loop, 1),
+                (produced + 0.25, reshard.sent, reshard.num_sends),
             )
             for at, tree, repeats in passes:
                 for event in _steps(problem, reshard, tree, repeats):
@@ -240,6 +241,10 @@ def page(
     }
     if problem.microbatches > 1:
         facts["microbatches"] = str(problem.microbatches)
+    if (staged := problem.pipeline) is not None:
+        facts["stages"] = f"{staged.stages} on {staged.axis}"
+        facts["microbatches"] = str(staged.microbatches)
+        facts["bubble"] = f"{100 * staged.bubble:.0f} %"
     data = {
         "summary": summary(problem, result, memory_limit),
         "axes": list(mesh.names),

@@ -62,7 +62,7 @@ def _bound_rule(
 
 
 def _run_bound(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    """Clip, or move out of the padded dimension, what is outside of the dimension as traced.
+    """Clip indices outside of the dimension as traced, or move them out of the padded one.
 
     ``params["columns"]`` are (column, size as traced, padded size).
     """

@@ -123,19 +123,25 @@ class MergedAxesCosts(CollectiveCostModel):
         return None
 
 
-def merge_similar_axes(network: CollectiveCostModel) -> MergedAxesCosts:
-    """At most two axes, and fewer than the network has: axes of similar bandwidth are merged."""
+def merge_similar_axes(network: CollectiveCostModel, apart: int | None = None) -> MergedAxesCosts:
+    """At most two axes, and fewer than the network has: axes of similar bandwidth are merged.
+
+    Args:
+        apart: an axis that stays beside these, as that of pipeline stages.
+    """
     sizes = network.mesh.sizes
+    alone = () if apart is None else ((apart,),)
     speeds = {
         a: network.collective_seconds("all_gather", a, PROBE_BYTES)
         for a in range(len(sizes))
-        if sizes[a] > 1
+        if sizes[a] > 1 and a != apart
     }
     order = sorted(speeds, key=lambda a: (speeds[a], a))
     if len(order) < 3:
-        return MergedAxesCosts(network, (tuple(sorted(order)) or (0,),))
+        rest = (tuple(sorted(order)),) if order else ()
+        return MergedAxesCosts(network, tuple(sorted((*rest, *alone))) or ((0,),))
     cut = max(range(1, len(order)), key=lambda i: speeds[order[i]] / speeds[order[i - 1]])
-    parts = sorted(tuple(sorted(part)) for part in (order[:cut], order[cut:]))
+    parts = sorted((*(tuple(sorted(part)) for part in (order[:cut], order[cut:])), *alone))
     return MergedAxesCosts(network, tuple(parts))
 
 
@@ -349,7 +355,7 @@ def _merged_axes_start(
     ``None`` if the candidates do not allow it, or none is found in half of the time.
     """
     solver = dataclasses.replace(solver, time_limit=solver.time_limit / 2)
-    network = merge_similar_axes(problem.network)
+    network = merge_similar_axes(problem.network, problem.stage_axis)
     merged = problem.on(network)
     expanded = [
         _expand_merged(choices, known.all, network.parts)

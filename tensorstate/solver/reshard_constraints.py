@@ -206,6 +206,10 @@ class _GroupConstraints:
         source = produced if self.group.is_input else resident
         self.variables.used["after_loop"], _ = self._route([source] * len(sinks), sinks)
         self._add_both_passes(start)
+        for placements, variables in self.sources.items():
+            sent, times = self.problem.sends(self.group, placements)
+            seconds = self.group.multiplicity * times * sent.seconds
+            self.owner.communication += [(v, seconds) for v in variables if seconds]
         return self.variables
 
     def _add_both_passes(self, start: ByPlacements) -> None:

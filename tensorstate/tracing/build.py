@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
 
 from tensorstate.ir.graph import (
     Loop,
@@ -92,6 +94,7 @@ class _GraphBuilder:
         self._factor_ids: dict[int, int] = {}
         self._sizes_of: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._operator_of: dict[int, int] = {}
+        self._forms: dict[Hashable, _Form] = {}
 
     def factors(self) -> tuple[int, ...]:
         """Sizes of the factors that tensors name."""
@@ -170,24 +173,18 @@ class _GraphBuilder:
         self._operator_of[id(eqn)] = index
         for k, out in enumerate(eqn.outputs):
             self.add_tensor(out, index, k)
-        labels = _Labels(self, eqn, sharding)
+        form = self._form(eqn, sharding)
         inputs = tuple(
-            labels.view(atom, names) if isinstance(atom, SplatConstant) else self._views[atom]
-            for atom, names in zip(eqn.inputs, labels.arguments, strict=True)
-        )
-        pairs = zip(inputs, labels.arguments, strict=True)
-        operands = {k: _use(view, names) for k, (view, names) in enumerate(pairs) if _reads(view)}
-        results = (
-            Use(first + k, tuple(itertools.chain.from_iterable(names)))
-            for k, names in enumerate(labels.results)
+            form.constant(atom, names) if isinstance(atom, SplatConstant) else self._views[atom]
+            for atom, names in zip(eqn.inputs, form.arguments, strict=True)
         )
         traced = TracedEqn(
             eqn.primitive,
             eqn.params,
             inputs,
             tuple(self._views[out] for out in eqn.outputs),
-            labels.arguments,
-            labels.results,
+            form.arguments,
+            form.results,
             rule,
             eqn.remat_region,
         )
@@ -196,20 +193,46 @@ class _GraphBuilder:
                 index,
                 sharding.kind,
                 eqn.primitive.name,
-                tuple(labels.sizes),
-                tuple(operands.values()),
-                tuple(results),
-                labels.reductions(),
-                _linear(sharding, eqn, list(operands)),
-                frozenset(labels.need_replication),
+                form.sizes,
+                tuple(Use(cast(int, inputs[k].tensor), use) for k, use in form.operands),
+                tuple(Use(first + k, use) for k, use in enumerate(form.produced)),
+                form.reductions,
+                form.linear,
+                form.need_replication,
                 sharding.flops,
                 "forward",
                 eqn.source,
                 traced,
-                _pin(eqn, labels.results[0]),
+                _pin(eqn, form.results[0]),
                 eqn.loops,
             )
         )
+
+    def _form(self, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
+        """The form of an operator, found once for all that are alike."""
+        key = (
+            sharding.arguments,
+            sharding.results,
+            sharding.need_replication,
+            sharding.linear,
+            tuple(sharding.reductions.items()),
+            tuple(sharding.unseen.items()),
+            tuple(map(self._read_form, eqn.inputs)),
+            tuple(self._views[out].sizes for out in eqn.outputs),
+        )
+        known = self._forms.get(key)
+        if known is None:
+            known = self._forms[key] = _Form.of(self, eqn, sharding)
+        return known
+
+    def _read_form(self, atom: FlatAtom) -> Hashable:
+        """What the form of an operator depends on in an operand."""
+        kind = getattr(atom.dtype, "kind", "O")
+        if isinstance(atom, SplatConstant):
+            return atom.shape, kind, bool(np.all(atom.value == 0))
+        view = self._views[atom]
+        value = None if view.tensor is not None else bool(np.all(view.value == 0))
+        return view.positions, view.sizes, kind, value
 
     def finished_loops(self, loops: Sequence[FlatLoop]) -> tuple[Loop, ...]:
         """The loops, in numbers of operators.
@@ -241,6 +264,52 @@ def _pin(eqn: FlatEqn, labels: Sequence[tuple[int, ...]]) -> tuple[PinnedDim, ..
     if eqn.primitive.name != "sharding_constraint":
         return None
     return tuple(map(PinnedDim, labels, eqn.params["spec"]))
+
+
+class _Form(NamedTuple):
+    """All that operators have in common which differ in their tensors only: those of other layers.
+
+    Attributes:
+        sizes, reductions, linear, need_replication: as of ``Operator``.
+        arguments, results: for every array and dimension its labels, major first.
+        operands: number of every argument that reads a tensor, and the label of every position.
+        produced: for every result the label of every position.
+    """
+
+    sizes: tuple[int, ...]
+    reductions: Mapping[int, Reduce]
+    linear: tuple[frozenset[int], ...]
+    need_replication: frozenset[int]
+    arguments: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    operands: tuple[tuple[int, tuple[int, ...]], ...]
+    produced: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
+        """The form of an equation's operator."""
+        labels = _Labels(builder, eqn, sharding)
+        operands = tuple(
+            (k, _read_labels(builder.view(atom), names))
+            for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True))
+            if builder.view(atom).tensor is not None
+        )
+        return cls(
+            tuple(labels.sizes),
+            labels.reductions(),
+            _linear(sharding, eqn, [k for k, _ in operands]),
+            frozenset(labels.need_replication),
+            labels.arguments,
+            labels.results,
+            operands,
+            tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
+        )
+
+    def constant(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
+        """A view of a constant, with the factors of these labels."""
+        sizes = tuple(tuple(self.sizes[label] for label in dimension) for dimension in labels)
+        positions = tuple((None,) * len(dimension) for dimension in sizes)
+        return View(None, positions, sizes, constant.dtype, constant.value)
 
 
 class _Labels:
@@ -309,24 +378,14 @@ class _Labels:
             for label in self._of.get(name, ())
         }
 
-    def view(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
-        """A view of a constant, with the factors of these labels."""
-        sizes = tuple(tuple(self.sizes[label] for label in dimension) for dimension in labels)
-        positions = tuple((None,) * len(dimension) for dimension in sizes)
-        return View(None, positions, sizes, constant.dtype, constant.value)
 
-
-def _reads(view: View) -> bool:
-    return view.tensor is not None
-
-
-def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
+def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The label of every position of the tensor that a view reads."""
     at = {}
     for positions, names in zip(view.positions, labels, strict=True):
         at.update(zip(positions, names, strict=True))
     at.pop(None, None)
-    return Use(cast(int, view.tensor), tuple(at[position] for position in range(len(at))))
+    return tuple(at[position] for position in range(len(at)))
 
 
 def _linear(

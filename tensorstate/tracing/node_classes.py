@@ -255,7 +255,7 @@ def _node_signature(
     """The operators of a node, without its neighbours."""
     if node.tensor is not None:
         tensor = tensors[node.tensor]
-        return ("input", tensor.role, str(tensor.dtype), tensor.sizes, tensor.array_dims)
+        return ("input", tensor.role, tensor.dtype, tensor.sizes, tensor.array_dims)
     numbers = {member.operator: i for i, member in enumerate(node.members)}
     parts = []
     for member in node.members:
@@ -266,12 +266,12 @@ def _node_signature(
                 if (producer := tensors[use.tensor].producer) is not None
                 else -1,
                 _relabel(use.labels, member),
-                str(tensors[use.tensor].dtype),
+                tensors[use.tensor].dtype,
             )
             for use in operator.operands
         )
         results = tuple(
-            (_relabel(use.labels, member), str(tensors[use.tensor].dtype), tensors[use.tensor].role)
+            (_relabel(use.labels, member), tensors[use.tensor].dtype, tensors[use.tensor].role)
             for use in operator.results
         )
         reductions = tuple(operator.reductions.items())

@@ -2,7 +2,7 @@
 
 Arguments have zeros in the added rows; of every other array it is known what they hold (its
 *fill*), or not. A product of zero and an unknown number is unknown, since it may be infinite: so
-what is not computed from constants and zeros alone is masked before it is summed.
+an array that is not computed from constants and zeros alone is masked before it is summed.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Padder:
         return [(x, self.padded(x)) for x in variables]
 
     def atom(self, x: FlatAtom) -> FlatAtom:
-        """What is read in place of an array."""
+        """The atom that is read in place of an array."""
         return self._new[id(x)] if isinstance(x, FlatVar) else x
 
     def write(

@@ -2,7 +2,7 @@
 
 A factor of n elements gets more, wherever it occurs. An equation may have a padded dimension only
 if it is listed here: where it treats every row alone, added rows are added rows of its result;
-where it mixes rows, what it reads is masked with the element that changes nothing; and where
+where it mixes rows, they are masked with the element that changes nothing; and where
 indices say which row, they keep their bounds. Any other equation refuses, and its factors stay as
 they are. New values of arguments are masked with zeros again.
 """
@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorstate.ir.padded import PaddedArray
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.padded import PaddedArray, Padding
 from tensorstate.rules import ShardingRule
 from tensorstate.rules.padding import bound_indices_p
 from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
@@ -40,6 +43,48 @@ class PaddedProgram:
     inputs: Mapping[int, PaddedArray]
     outputs: Mapping[int, PaddedArray]
     refused: Mapping[int, str]
+
+    def check(self, sizes: Mapping[int, int]) -> None:
+        """Refuse sizes of which a dimension was not padded.
+
+        Raises:
+            PlanError: naming the line that mixes its rows.
+        """
+        for size, reason in self.refused.items():
+            raise PlanError(f"a dimension of {size} cannot be padded to {sizes[size]}: {reason}")
+        found = {n for array in self.inputs.values() for n in itertools.chain(*array.sizes)}
+        if missing := sizes.keys() - found:
+            raise PlanError(
+                f"pad_to: no argument of the step has a dimension of {min(missing)} to be padded"
+            )
+
+    def padding(self, sizes: Mapping[int, int], tensors: Sequence[Tensor]) -> Padding | None:
+        """The padded dimensions, in a graph of these tensors; ``None`` if there are none."""
+        factors = {
+            factor: n
+            for number, array in self.inputs.items()
+            for factor, n, longer in zip(
+                tensors[number].dims, *map(itertools.chain.from_iterable, array[1:]), strict=True
+            )
+            if n != longer
+        }
+        if not factors:
+            return None
+        return Padding(sizes, factors, self.inputs, self.outputs, self.refused)
+
+
+def checked_sizes(pad_to: object) -> dict[int, int]:
+    """Sizes of dimensions with larger ones; empty for ``None``.
+
+    Raises:
+        PlanError: another type, or a padded size that is not the larger.
+    """
+    given: Any = {} if pad_to is None else pad_to
+    sizes = dict(checks.instance(given, Mapping, "pad_to", PlanError))
+    for size, longer in sizes.items():
+        checks.integer(size, "a size in pad_to", PlanError, least=2)
+        checks.integer(longer, f"the padded size of {size}", PlanError, least=size, most=2 * size)
+    return {int(size): int(longer) for size, longer in sizes.items() if size != longer}
 
 
 def pad_program(

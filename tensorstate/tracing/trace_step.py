@@ -13,7 +13,8 @@ import gc
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,12 +22,11 @@ import numpy as np
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
-from tensorstate.ir.padded import Padding
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
 from tensorstate.tracing.node_classes import group_nodes
-from tensorstate.tracing.padding import PaddedProgram, pad_program
+from tensorstate.tracing.padding import checked_sizes, pad_program
 from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
 
 
@@ -40,7 +40,6 @@ def trace(
     constraints: Literal["keep", "drop"] = "keep",
     loops: Literal["keep", "unroll"] = "keep",
     pad_to: Mapping[int, int] | None = None,
-    pad_where_possible: bool = False,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -66,8 +65,6 @@ def trace(
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.
-        pad_where_possible: whether dimensions that cannot be padded stay as they are, instead of
-            being refused.
 
     Raises:
         PlanError: the arguments are not arrays or do not fit the function; the function has side
@@ -79,50 +76,58 @@ def trace(
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
     checks.choice(loops, ("keep", "unroll"), "loops", PlanError)
-    checks.flag(pad_where_possible, "pad_where_possible", PlanError)
+    checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
+    sizes = checked_sizes(pad_to)
+    options = _Options(updates, unknown, checkpoints, constraints, loops, sizes, strict=True)
+    return _trace(step_fn, abstract_args, options)
+
+
+class _Options(NamedTuple):
+    """The options of ``trace``; ``strict`` if a dimension that cannot be padded is refused."""
+
+    updates: Mapping[int, int] | None = None
+    unknown: str = "replicate"
+    checkpoints: str = "keep"
+    constraints: str = "keep"
+    loops: str = "keep"
+    pad_to: Mapping[int, int] = MappingProxyType({})
+    strict: bool = False
+
+
+def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _Options) -> Graph:
     checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
             f"abstract_args must be a list of the step's arguments, got "
             f"{checks.shown(abstract_args)}"
         )
-    checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
-    sizes = checked_sizes(pad_to)
-    with _gc_paused():
+
+    def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args)
-        keep_loops = loops == "keep" and checkpoints == "keep"
-        program = inline(step.closed, constraints == "keep", keep_loops)
-        program = drop_remat(program) if checkpoints == "drop" else program
+        keep_loops = options.loops == "keep" and options.checkpoints == "keep"
+        program = inline(step.closed, options.constraints == "keep", keep_loops)
+        program = drop_remat(program) if options.checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
-        return _graph_of(step, names, updates, unknown, program, sizes, pad_where_possible)
+        return _graph_of(step, names, options, program)
 
-
-def checked_sizes(pad_to: object) -> dict[int, int]:
-    """Sizes of dimensions with larger ones; empty for ``None``.
-
-    Raises:
-        PlanError: another type, or a padded size that is not the larger.
-    """
-    given: Any = {} if pad_to is None else pad_to
-    sizes = dict(checks.instance(given, Mapping, "pad_to", PlanError))
-    for size, longer in sizes.items():
-        checks.integer(size, "a size in pad_to", PlanError, least=2)
-        checks.integer(longer, f"the padded size of {size}", PlanError, least=size, most=2 * size)
-    return {int(size): int(longer) for size, longer in sizes.items() if size != longer}
+    # A call of its own: its garbage is freed before the collection that follows the pause.
+    with _gc_paused():
+        return traced()
 
 
 def graph_of(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None,
     unroll: bool = False,
-    pad_to: Mapping[int, int] | None = None,
-    where_possible: bool = True,
+    pad_to: Mapping[int, int] = MappingProxyType({}),
+    strict: bool = False,
 ) -> Graph:
     """The graph of a step that was traced before, or is traced here.
 
     Args:
         unroll: whether scans are unrolled where the step is traced here.
-        pad_to, where_possible: as for ``trace``, of a step that is traced here.
+        pad_to: as for ``trace``, of a step that is traced here.
+        strict: whether a dimension that cannot be padded is refused, and does not stay as it is.
 
     Raises:
         PlanError: arguments beside a graph, a function without them, or as for ``trace``.
@@ -134,7 +139,7 @@ def graph_of(
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
     loops = "unroll" if unroll else "keep"
-    return trace(step, abstract_args, loops=loops, pad_to=pad_to, pad_where_possible=where_possible)
+    return _trace(step, abstract_args, _Options(loops=loops, pad_to=pad_to, strict=strict))
 
 
 @contextlib.contextmanager
@@ -149,55 +154,22 @@ def _gc_paused():
             gc.enable()
 
 
-def _graph_of(
-    step: StepJaxpr,
-    names: Sequence[str],
-    updates,
-    unknown: str,
-    program,
-    sizes: Mapping[int, int],
-    where_possible: bool,
-) -> Graph:
+def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program) -> Graph:
     results = _results(step.out_shape)
-    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, updates))
+    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, options.updates))
     leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
-    padded = pad_program(program, sizes, pairs, leaf_names) if sizes else None
-    program = program if padded is None else padded.program
-    graph = _graph(
-        build(program, unknown),
-        *leaf_names,
-        pairs,
-        program.constants,
-        step,
-        tuple(names[i] for i in step.changed),
-    )
+    padded = None
+    if options.pad_to:
+        padded = pad_program(program, options.pad_to, pairs, leaf_names)
+        program = padded.program
+    parts = build(program, options.unknown)
+    changed = tuple(names[i] for i in step.changed)
+    graph = _graph(parts, *leaf_names, pairs, program.constants, step, changed)
     if padded is None:
         return graph
-    if not where_possible:
-        _check_padded(sizes, padded)
-    factors = {
-        factor: n
-        for number, array in padded.inputs.items()
-        for factor, n, longer in zip(
-            graph.tensors[number].dims, *map(itertools.chain.from_iterable, array[1:]), strict=True
-        )
-        if n != longer
-    }
-    if not padded.inputs:
-        return graph
-    padding = Padding(sizes, factors, padded.inputs, padded.outputs, padded.refused)
-    return dataclasses.replace(graph, padding=padding)
-
-
-def _check_padded(sizes: Mapping[int, int], padded: PaddedProgram) -> None:
-    """Refuse what could not be padded."""
-    for size, reason in padded.refused.items():
-        raise PlanError(f"a dimension of {size} cannot be padded to {sizes[size]}: {reason}")
-    found = {n for array in padded.inputs.values() for n in itertools.chain(*array.sizes)}
-    if missing := sizes.keys() - found:
-        raise PlanError(
-            f"pad_to: no argument of the step has a dimension of {min(missing)} to be padded"
-        )
+    if options.strict:
+        padded.check(options.pad_to)
+    return dataclasses.replace(graph, padding=padded.padding(options.pad_to, graph.tensors))
 
 
 # ---------------------------------------------------------------------- updates

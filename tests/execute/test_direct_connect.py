@@ -21,6 +21,7 @@ from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import GroupNetwork
 from jaxcoll.topologies import torus
 from tests.execute.harness import integers, mesh_of, sharded
+from tests.xla_flags import cpu_devices
 
 NETWORKS = {"torus": torus(4, 4), "circulant": GroupNetwork.circulant(16, (3, 4)).topology()}
 
@@ -75,13 +76,12 @@ def test_psum_on_the_line_graph_of_k44_equals_that_of_lax_on_32_devices():
         assert np.array_equal(ours, lax) and np.array_equal(ours, x.reshape(32, 3, 11).sum(0))
         print(len(jax.devices()), schedule.num_steps)
     """
-    flags = "--xla_force_host_platform_device_count=32"
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": "."},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": cpu_devices(32), "PYTHONPATH": "."},
         check=False,
     )
     assert done.stdout.split() == ["32", "6"], done.stderr

@@ -8,16 +8,19 @@ import functools
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments import __main__ as command
+from experiments.config import configure
+from experiments.study import ConfigError
 
-# Studies whose small run takes longer than ten seconds.
+# Studies whose small run takes longer than four seconds, but for one of each kind.
 SLOW = (
+    *("autoccl-fig-9", "forestcoll-fig-4-12a"),
     *("tensorstate-rediscovery", "tensorstate-quickstart"),
     *("autoccl-fig-11", "forestcoll-fig-4-12b"),
 )
@@ -62,3 +65,19 @@ def small_run(name: str) -> SmallRun:
             path.name: path.read_bytes() for path in Path(folder).glob("*.*") if path.is_file()
         }
     return SmallRun(printed.getvalue(), files)
+
+
+def refuses_settings(study: str, cases: Sequence[tuple[str, str, str]]) -> Callable:
+    """A test that studies refuse settings before anything runs.
+
+    Args:
+        study: the first part of the names of the studies.
+        cases: the rest of the name, the setting, and the words (a regular expression).
+    """
+
+    @pytest.mark.parametrize(("name", "setting", "words"), cases)
+    def refused(name: str, setting: str, words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            configure([f"experiment={study}{name}", setting])
+
+    return refused

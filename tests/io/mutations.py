@@ -6,6 +6,10 @@ import copy
 import json
 import random
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 LONG = "long" * 5_000
 NESTED: list = []
@@ -117,3 +121,26 @@ def _places(value):
     for key in keys:
         yield value, key
         yield from _places(value[key])
+
+
+def refuses(
+    read: Callable[[str], Any],
+    error: type[Exception] | tuple[type[Exception], ...],
+    text: str | Callable[[], str],
+    changes: Sequence[tuple[str, str, str]],
+) -> Callable:
+    """A test that text is refused after a change, with an error of certain words.
+
+    Args:
+        text: the readable text; a function where only the test is to make it.
+        changes: old text, new text in all its places, and a regular expression of the words.
+    """
+
+    @pytest.mark.parametrize(("old", "new", "words"), changes)
+    def refused(old: str, new: str, words: str) -> None:
+        whole = text if isinstance(text, str) else text()
+        assert old in whole
+        with pytest.raises(error, match=words):
+            read(whole.replace(old, new))
+
+    return refused

@@ -91,7 +91,7 @@ def test_xml_has_no_entities():
         f'<?xml version="1.0"?>\n<!--x-->{laughs}{body}',
         f"{body}<?pi?>",
     ):
-        with pytest.raises(FormatError, match="no document type, entities or instructions"):
+        with pytest.raises(FormatError, match="instructions are not read, nor a document type"):
             msccl.loads(text)
     assert msccl.loads(f'<?xml version="1.0"?><!-- a comment -->{body}').name == "x"
     with pytest.raises(FormatError, match="undefined entity"):
@@ -102,7 +102,7 @@ def test_comments_that_never_end_are_read_once():
     """A regular expression for comments went through the rest of the text from each of these."""
     with pytest.raises(FormatError, match="not XML"):
         msccl.loads("<!--" * 500_000)
-    with pytest.raises(FormatError, match=r"expected <algo>, got <'deep'>"):
+    with pytest.raises(FormatError, match=r"expected <algo>, got <deep>"):
         msccl.loads("<deep>" * 500_000)
     with pytest.raises(FormatError, match="expected <nothing>"):
         msccl.loads("<algo><gpu><tb><step>" + "<step>" * 500_000)
@@ -283,13 +283,13 @@ def test_modules_of_too_many_devices_are_refused():
 
 
 def test_long_files_of_nothing_are_refused(tmp_path):
-    """A megabyte of one character or word, to every reader."""
+    """A quarter of a megabyte of one character or word, to every reader."""
     for name, kind in kinds(tmp_path).items():
         for unit in (b" ", b"\n", b"{", b"[", b"(", b'"', b"#", b",", b"<!--", b"/*", b"calls={"):
             file = next(iter(kind.sound[0]))
 
             def repeated(*_, unit=unit):
-                return unit * (2**20 // len(unit))
+                return unit * (2**18 // len(unit))
 
             files = ({**kind.sound[0], file: kind.sound[0][file]},)
             hostile = type(kind)(files, repeated, kind.use, kind.refused)

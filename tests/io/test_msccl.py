@@ -20,7 +20,7 @@ from jaxcoll.io import msccl
 from jaxcoll.prove import prove_text
 from jaxcoll.synth import Bfb
 from jaxcoll.topologies import generative as gen
-from tests.io.mutations import mutated_bytes
+from tests.io.mutations import mutated_bytes, refuses
 
 NETWORKS = [
     gen.complete(3),
@@ -237,31 +237,28 @@ def test_programs_of_another_result_are_refused():
         msccl.lift(program, jc.topologies.ring(5))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+test_bad_programs_are_refused = refuses(
+    msccl.loads,
+    FormatError,
+    ring_program(1),
     [
-        (("allgather", "alltoall"), "alltoall"),
-        (('type="cpy"', 'type="re"'), "'re' are not read"),
-        (('type="cpy"', 'type="ra"'), "'ra' are not read"),
-        (('type="cpy"', 'type="copy"'), "type"),
-        (('cnt="1"', 'cnt="72"'), "cnt"),
-        (('cnt="1"', 'cnt="one"'), "integer"),
-        (('send="1"', 'send="0"'), "own rank"),
-        (('send="1"', 'send="-1"'), "no peer"),
-        (('ngpus="3"', 'ngpus="4"'), "no gpu 3"),
-        (('gpu id="1"', 'gpu id="0"'), "twice"),
-        (('depid="-1" ', ""), "lacks"),
-        (("</algo>", ""), "cut short"),
-        (("<algo", "<!DOCTYPE algo><algo"), "entities"),
-        (('tb id="1" send="-1"', 'tb id="1" send="1"'), "two blocks"),
-        (('proto="Simple"', 'proto="Fast"'), "proto"),
+        ("allgather", "alltoall", "alltoall"),
+        ('type="cpy"', 'type="re"', "'re' are not read"),
+        ('type="cpy"', 'type="ra"', "'ra' are not read"),
+        ('type="cpy"', 'type="copy"', "type"),
+        ('cnt="1"', 'cnt="72"', "cnt"),
+        ('cnt="1"', 'cnt="one"', "integer"),
+        ('send="1"', 'send="0"', "own rank"),
+        ('send="1"', 'send="-1"', "no peer"),
+        ('ngpus="3"', 'ngpus="4"', "no gpu 3"),
+        ('gpu id="1"', 'gpu id="0"', "twice"),
+        ('depid="-1" ', "", "lacks"),
+        ("</algo>", "", "cut short"),
+        ("<algo", "<!DOCTYPE algo><algo", "entities"),
+        ('tb id="1" send="-1"', 'tb id="1" send="1"', "two blocks"),
+        ('proto="Simple"', 'proto="Fast"', "proto"),
     ],
 )
-def test_bad_programs_are_refused(change, message: str):
-    text = ring_program(1)
-    assert change[0] in text
-    with pytest.raises(FormatError, match=message):
-        msccl.loads(text.replace(change[0], change[1], 1))
 
 
 NUMBER = re.compile(rb'"(-?[0-9]+)"')
@@ -382,7 +379,7 @@ def test_what_no_runtime_reads_is_refused(tmp_path: Path):
     step = next(line for line in rows.splitlines() if "<step" in line)
     with pytest.raises(FormatError, match="gpu 0 has 302 instructions in a block"):
         msccl.loads(rows.replace(step, f"{step}\n" * 300, 1))
-    with pytest.raises(FormatError, match="chan of <tb>"):
+    with pytest.raises(FormatError, match="<tb>: chan"):
         msccl.loads(rows.replace('chan="0"', 'chan="1"', 1))
     with pytest.raises(FormatError, match="longer than the 255 characters"):
         msccl.loads(rows.replace('name="ring"', f'name="{"a" * 300}"'))

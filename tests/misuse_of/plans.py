@@ -35,7 +35,7 @@ MESH = ts.MeshShape.of({"data": 2})
 NETWORK = ts.AlphaBetaCosts(MESH, (1e-6,), (1e9,))
 SEARCH: dict[str, Any] = {
     "mesh": {"data": 2}, "topology": None, "network": NETWORK, "hardware": "CPU",
-    "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None,
+    "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "stages": None,
     "padding": False, "pin": None, "forbid": None, "objective": "sum",
     "solver": ts.CoordinateDescent(), "progress": None,
 }  # fmt: skip
@@ -47,7 +47,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
             "checkpoints": "keep", "constraints": "keep", "loops": "keep", "pad_to": None,
-            "pad_where_possible": False,
         },
     ),
     "ts.declare": (ts.declare, {"function": jnp.dot, "labels": "a, a ->", "whole": "a"}),
@@ -93,7 +92,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.Problem,
         {
             "graph": GRAPH, "network": NETWORK, "hardware": ts.HARDWARE["CPU"], "microbatches": 1,
-            "batch": None,
+            "batch": None, "stages": None, "num_stages": None,
         },
     ),
     "ts.MeshShape.of": (ts.MeshShape.of, {"sizes": {"data": 2}}),

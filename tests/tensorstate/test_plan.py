@@ -259,7 +259,7 @@ def test_limits_only_cost():
         limited(0.1 * first.cost.memory.peak)
 
 
-@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("share", [0.9, pytest.param(0.7, marks=pytest.mark.slow), 0.5])
 def test_full_layers_fit(share):
     """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 
@@ -274,7 +274,7 @@ def test_full_layers_fit(share):
         return [p - g for p, g in zip(params, gradients, strict=True)], value
 
     kernel = jax.ShapeDtypeStruct((32, 32), jnp.float32)
-    graph = trace(layers, ([kernel] * 12, jax.ShapeDtypeStruct((4096, 32), jnp.float32)))
+    graph = trace(layers, ([kernel] * 8, jax.ShapeDtypeStruct((4096, 32), jnp.float32)))
     mesh = {"x": 4}
     given = {
         "mesh": mesh,
@@ -371,9 +371,10 @@ def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
     assert pipelined_plan.cost.memory.peak <= limit < plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     try:
-        recomputed = search(graph, mesh=MESH, recompute=True, **options)
+        solver = Auto(time_limit=2)
+        recomputed = search(graph, mesh=MESH, recompute=True, solver=solver, **options)
     except PlanError as error:
-        assert "no plan fits" in str(error)  # noqa: PT017
+        assert "no plan" in str(error)  # noqa: PT017
     else:
         assert pipelined_plan.cost.serial_seconds < recomputed.cost.serial_seconds
     assert pipelined_plan.result.bound <= pipelined_plan.result.objective * (1 + 1e-9)
@@ -386,13 +387,15 @@ def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipel
         "memory_limit": pipelined_plan.memory_limit,
     }
     single = {}
-    for count in (1, 2, 4):
+    for count in (2, 4):
         try:
             single[count] = search(graph, mesh=MESH, microbatches=count, **options).result.objective
         except PlanError:
             single[count] = math.inf
-    several = search(graph, mesh=MESH, microbatches=(1, 2, 4), **options)
-    assert several.result.objective == min(single.values())
+    several = search(graph, mesh=MESH, microbatches=(2, 4), **options)
+    # Numbers whose plans cannot be faster by more than the gap are not searched.
+    assert several.result.objective <= min(single.values()) * (1 + Auto().gap)
+    assert several.result.bound <= min(single.values()) * (1 + 1e-9)
     assert single[several.microbatches] == several.result.objective
     free = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", microbatches="auto")
     assert free.result.objective <= plan.result.objective * (1 + 1e-9)
@@ -443,7 +446,7 @@ def search_again(plan):
         ({"microbatches": 2, "batch": "z"}, "batch='z': expected the name of an input"),
         (
             {"microbatches": (1, 2), "memory_limit": 1e3},
-            "in 2 microbatches no plan fits into 1.0 kB",
+            "no plan fits into 1.0 kB",
         ),
     ],
 )

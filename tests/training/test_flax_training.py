@@ -126,6 +126,17 @@ def zero_adam():
     return jc.optax.zero("x", optax.adam(1e-2), schedule=schedule("all_gather"), mesh=mesh_of(N))
 
 
+def stepped(step, state, specs, check_vma: bool):
+    """The state after ``STEPS`` steps, and the loss of each."""
+    in_specs, out_specs = (specs, *MESH_SPECS), (specs, P())
+    run = sharded(step, mesh_of(N), in_specs, out_specs, check_vma=check_vma)
+    found = []
+    for _ in range(STEPS):
+        state, loss = run(state, *data())
+        found.append(float(loss))
+    return state, found
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_train_state_is_created_as_ever(check_vma):
     params, apply = linen_problem()
@@ -139,12 +150,7 @@ def test_a_train_state_is_created_as_ever(check_vma):
         )
         return state.apply_gradients(grads=gradients), lax.pmean(loss, "x")
 
-    in_specs, out_specs = (specs, *MESH_SPECS), (specs, P())
-    run = sharded(step, mesh_of(N), in_specs, out_specs, check_vma=check_vma)
-    found = []
-    for _ in range(STEPS):
-        state, loss = run(state, *data())
-        found.append(float(loss))
+    _, found = stepped(step, state, specs, check_vma)
     np.testing.assert_allclose(found, native_losses(linen_problem, check_vma), rtol=1e-5)
 
 
@@ -163,12 +169,7 @@ def test_an_nnx_optimizer_is_made_as_ever(check_vma):
         optimizer.update(model, gradients)
         return nnx.state((model, optimizer)), lax.pmean(loss, "x")
 
-    in_specs, out_specs = (specs, *MESH_SPECS), (specs, P())
-    run = sharded(step, mesh_of(N), in_specs, out_specs, check_vma=check_vma)
-    found = []
-    for _ in range(STEPS):
-        state, loss = run(state, *data())
-        found.append(float(loss))
+    state, found = stepped(step, state, specs, check_vma)
     np.testing.assert_allclose(found, native_losses(nnx_problem, False), rtol=1e-5)
     nnx.update((model, optimizer), state)
     params = nnx.state(model, nnx.Param)

@@ -16,11 +16,13 @@ import random
 import sys
 import time
 
+from tests.xla_flags import cpu_devices
+
 
 def main(port: int, processes: int, process: int, what: str, count: int, table: str) -> None:
     """Connect and train."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ["XLA_FLAGS"] = cpu_devices(2)
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from xml.etree import ElementTree
-from xml.parsers import expat
 
 from jaxcoll.errors import FormatError
+from jaxcoll.io import xml
 from jaxcoll.io.msccl.runtimes import (
     MOST_BLOCKS,
     MOST_CHANNELS,
@@ -41,7 +40,6 @@ MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
 _NOT_READ = {"re", "rrs", "ra"}
 _TAGS = ("algo", "gpu", "tb", "step")  # each in the one before
-_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,18 +230,18 @@ def loads(text: str) -> Program:
         FormatError: malformed, with entities, cut short; an attribute missing or out of range; a
             collective or instruction that is not read here.
     """
-    root = _parsed(checks.text(text, "text", FormatError))
-    collective = COLLECTIVES[checks.choice(_text(root, "coll"), COLLECTIVES, "coll", FormatError)]
-    protocol = checks.choice(_text(root, "proto"), PROTOCOLS, "proto", FormatError)
-    ranks = _integer(root, "ngpus", 1, MOST_RANKS)
-    channels = _integer(root, "nchannels", 1, MOST_CHANNELS)
-    if len(_text(root, "name")) > MOST_CHARACTERS:
+    root = xml.parsed(text, "algo", MOST_RANKS * MOST_ELEMENTS, frozenset(_TAGS), _TAGS)
+    collective = COLLECTIVES[checks.choice(root.text("coll"), COLLECTIVES, "coll", FormatError)]
+    protocol = checks.choice(root.text("proto"), PROTOCOLS, "proto", FormatError)
+    ranks = root.integer("ngpus", 1, MOST_RANKS)
+    channels = root.integer("nchannels", 1, MOST_CHANNELS)
+    if len(root.text("name")) > MOST_CHARACTERS:
         raise FormatError(f"the name is longer than the {MOST_CHARACTERS} characters of a runtime")
-    chunks = _integer(root, "nchunksperloop", 1, MOST_CHUNKS)
-    in_place = bool(_integer(root, "inplace", 0, 1)) if "inplace" in root.attrib else False
+    chunks = root.integer("nchunksperloop", 1, MOST_CHUNKS)
+    in_place = bool(root.integer("inplace", 0, 1)) if "inplace" in root.said else False
     blocks: dict[int, tuple[Block, ...]] = {}
-    for gpu in root:
-        number = _integer(gpu, "id", 0, ranks - 1)
+    for gpu in root.children:
+        number = gpu.integer("id", 0, ranks - 1)
         if number in blocks:
             raise FormatError(f"gpu {number} is given twice; give it once")
         blocks[number] = _blocks(gpu, ranks, number, channels)
@@ -251,65 +249,31 @@ def loads(text: str) -> Program:
         missing = next(r for r in range(ranks) if r not in blocks)
         raise FormatError(f"the program of {ranks} ranks has no gpu {missing}; add it")
     rows = tuple(blocks[rank] for rank in range(ranks))
-    return Program(_text(root, "name"), collective, protocol, chunks, in_place, rows)
+    return Program(root.text("name"), collective, protocol, chunks, in_place, rows)
 
 
-def _parsed(text: str) -> ElementTree.Element:
-    """The elements of XML text, checked while it is read.
-
-    A document type could declare entities, of which a few lines grow to any size. Without one XML
-    has five, of a character each.
-    """
-    parser, builder = expat.ParserCreate("utf-8"), ElementTree.TreeBuilder()
-    opened: list[str] = []
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        expected = _TAGS[len(opened)] if len(opened) < len(_TAGS) else "nothing"
-        if tag != expected:
-            raise FormatError(f"expected <{expected}>, got <{checks.shown(tag)}>")
-        opened.append(tag)
-        builder.start(tag, attributes)
-
-    def end(tag: str) -> None:
-        opened.pop()
-        builder.end(tag)
-
-    def refuse(*_: object) -> None:
-        raise FormatError("an MSCCL program has no document type, entities or instructions")
-
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.StartDoctypeDeclHandler = parser.ProcessingInstructionHandler = refuse
-    try:
-        parser.Parse(text, True)
-    except expat.ExpatError as error:
-        raise FormatError(f"not XML, or cut short: {error}") from None
-    except UnicodeEncodeError:
-        raise FormatError("not XML: it has characters that no file holds") from None
-    return builder.close()
-
-
-def _blocks(gpu: ElementTree.Element, ranks: int, rank: int, channels: int) -> tuple[Block, ...]:
+def _blocks(gpu: xml.Element, ranks: int, rank: int, channels: int) -> tuple[Block, ...]:
     found: dict[int, Block] = {}
-    longest = max(map(len, gpu), default=0)
-    elements = 1 + ranks + len(gpu) + sum(map(len, gpu))
+    steps = [len(tb.children) for tb in gpu.children]
+    longest, elements = max(steps, default=0), 1 + ranks + len(steps) + sum(steps)
     for number, most, what in (
-        (len(gpu), MOST_BLOCKS, "blocks"),
+        (len(gpu.children), MOST_BLOCKS, "blocks"),
         (longest, MOST_INSTRUCTIONS, "instructions in a block"),
         (elements, MOST_ELEMENTS, "elements to read"),
     ):
         if number > most:
             raise FormatError(f"gpu {rank} has {number} {what}; runtimes take at most {most}")
-    for tb in gpu:
-        number = _integer(tb, "id", 0, len(gpu) - 1)
+    for tb in gpu.children:
+        number = tb.integer("id", 0, len(gpu.children) - 1)
         if number in found:
             raise FormatError(f"block {number} of gpu {rank} is given twice; give it once")
-        peers = [_integer(tb, end, -1, ranks - 1) for end in ("send", "recv")]
+        peers = [tb.integer(end, -1, ranks - 1) for end in ("send", "recv")]
         if rank in peers:
             raise FormatError(f"block {number} of gpu {rank} has its own rank as a peer")
         send, receive = (None if peer < 0 else peer for peer in peers)
-        channel = _integer(tb, "chan", 0, channels - 1)
-        instructions = tuple(_instruction(step, len(gpu)) for step in tb)
-        path = _path(tb) if "links" in tb.attrib else None
+        channel = tb.integer("chan", 0, channels - 1)
+        instructions = tuple(_instruction(step, len(gpu.children)) for step in tb.children)
+        path = _path(tb) if "links" in tb.said else None
         found[number] = Block(send, receive, channel, instructions, path)
         for each in instructions:
             if (each.type in SENDS and send is None) or (each.type in RECEIVES and receive is None):
@@ -326,15 +290,15 @@ def _blocks(gpu: ElementTree.Element, ranks: int, rank: int, channels: int) -> t
     return blocks
 
 
-def _path(tb: ElementTree.Element) -> tuple[int, ...]:
-    words = tb.attrib["links"].split(",")
+def _path(tb: xml.Element) -> tuple[int, ...]:
+    words = tb.said["links"].split(",")
     if not all(re.fullmatch("[0-9]{1,9}", word, re.ASCII) for word in words):
         raise FormatError(f"links of <tb> are numbers with commas, got {checks.shown(words)}")
     return tuple(map(int, words))
 
 
-def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
-    kind = _text(step, "type")
+def _instruction(step: xml.Element, blocks: int) -> Instruction:
+    kind = step.text("type")
     if kind in _NOT_READ:
         known = ", ".join(sorted(_TYPES))
         raise FormatError(f"instructions of type {kind!r} are not read; known: {known}")
@@ -342,29 +306,14 @@ def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
     is_nop = kind == "nop"
     places = []
     for end in ("src", "dst"):
-        buffer = checks.choice(_text(step, f"{end}buf"), ("i", "o", "s"), f"{end}buf", FormatError)
+        buffer = checks.choice(step.text(f"{end}buf"), ("i", "o", "s"), f"{end}buf", FormatError)
         least = -1 if is_nop else 0
-        places.append((buffer, _integer(step, f"{end}off", least, MOST_CHUNKS)))
-    count = _integer(step, "cnt", 0 if is_nop else 1, MOST_COUNT)
-    block = _integer(step, "depid", -1, min(blocks - 1, MOST_AWAITED))
-    instruction = _integer(step, "deps", -1, MOST_INSTRUCTIONS - 1)
-    awaited = bool(_integer(step, "hasdep", 0, 1))
+        places.append((buffer, step.integer(f"{end}off", least, MOST_CHUNKS)))
+    count = step.integer("cnt", 0 if is_nop else 1, MOST_COUNT)
+    block = step.integer("depid", -1, min(blocks - 1, MOST_AWAITED))
+    instruction = step.integer("deps", -1, MOST_INSTRUCTIONS - 1)
+    awaited = bool(step.integer("hasdep", 0, 1))
     after = (block, instruction) if block >= 0 else None
-    at = _integer(step, "at", 0, MOST_STEPS) if "at" in step.attrib else None
-    no = _integer(step, "no", 0, MOST_STEPS) if "no" in step.attrib else None
+    at = step.integer("at", 0, MOST_STEPS) if "at" in step.said else None
+    no = step.integer("no", 0, MOST_STEPS) if "no" in step.said else None
     return Instruction(kind, places[0], places[1], count, after, awaited, at, no)
-
-
-def _text(element: ElementTree.Element, key: str) -> str:
-    if key not in element.attrib:
-        raise FormatError(f"<{element.tag}> lacks the attribute {key!r}; all runtimes need it")
-    return element.attrib[key]
-
-
-def _integer(element: ElementTree.Element, key: str, least: int, most: int) -> int:
-    text = _text(element, key)
-    if not _INTEGER.fullmatch(text):
-        raise FormatError(f"{key} of <{element.tag}> must be an integer, got {checks.shown(text)}")
-    return checks.integer(
-        int(text), f"{key} of <{element.tag}>", FormatError, least=least, most=most
-    )

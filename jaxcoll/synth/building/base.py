@@ -184,6 +184,8 @@ class Synthesizer(abc.ABC):
         has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer to be fast for.
         tried_by_auto: whether auto tries it unasked; not where the search may take minutes, or
             another is known to be as fast.
+        send_work: work of a send, in units of one of a plain synthesizer: ``IN_BLOCKS`` where
+            blocks of many shards are one message, so that most of it is done once a message.
         put_off: by how much its work counts more than it is in the order in which auto tries.
         counts_are_costly: whether auto tries every second of its counts of chunks alone.
     """
@@ -193,6 +195,7 @@ class Synthesizer(abc.ABC):
     takes_shares: ClassVar[bool] = False
     has_nbytes: ClassVar[bool] = False
     tried_by_auto: ClassVar[bool] = True
+    send_work: ClassVar[float] = 1.0
     put_off: ClassVar[float] = 1.0
     counts_are_costly: ClassVar[bool] = False
 
@@ -237,7 +240,7 @@ class Synthesizer(abc.ABC):
 
     def work(self, problem: Problem) -> float:
         """About what finding and timing the schedule costs, in units of a send of a plain one."""
-        return problem.sends
+        return self.send_work * problem.sends
 
     @final
     def with_nbytes(self, nbytes: Number) -> Self:
@@ -355,6 +358,36 @@ def _derived(kinds: frozenset[str]) -> set[str]:
 def in_pieces(pieces: int | None) -> tuple[Counts, ...]:
     """Series of chunk counts where messages are cut into pieces: as shorten the pipeline, or 1."""
     return (DOUBLINGS if pieces is None or pieces > 1 else (1,),)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class InPieces(Synthesizer):
+    """An all-gather of few steps, whose messages may be cut into pieces that follow one another.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int = 1
+
+    put_off: ClassVar[float] = LAST
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        cut = (cls(pieces=ALL_PIECES),)
+        return (*cut, cls()) if fixed else cut
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+        return in_pieces(self.pieces)
 
 
 def empty_schedule(topology: Topology, collective: Collective) -> Schedule:

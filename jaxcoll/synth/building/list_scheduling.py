@@ -31,7 +31,7 @@ from jaxcoll.numerics.ragged import followers
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
-from jaxcoll.trees.stream import queue_starts
+from jaxcoll.trees.stream import queue_starts, steps_in_order, take_step
 
 # A run of all sends one after another fits 64 bits, with times of 40 bits for the longest.
 _FINE, _HORIZON = 2**40, 2**62
@@ -196,7 +196,7 @@ def link_ticks(
 
 
 # Events and sends of a call: kernels see no signals, and Python handles them between two calls.
-_EVENTS_AT_ONCE, _SENDS_AT_ONCE = 1 << 18, 1 << 21
+_EVENTS_AT_ONCE = 1 << 18
 
 
 class _Queues(NamedTuple):
@@ -348,19 +348,12 @@ def steps_of(order, next_ptr, following, edge, first_link, links):
         order: the sends, each after all that it waits for.
         first_link: of each edge.
     """
-    step = np.zeros(len(order), np.int64)
-    on_link, on_edge = np.zeros(links, np.int64), np.full(len(first_link), -1, np.int64)
-    for first in range(0, len(order), _SENDS_AT_ONCE):
-        some = order[first : first + _SENDS_AT_ONCE]
-        _steps_of(some, next_ptr, following, edge, first_link, on_link, on_edge, step)
-    return step
+    return steps_in_order(_steps_of, order, edge, first_link, links, next_ptr, following)
 
 
 @kernel(cache=True, nogil=True)
-def _steps_of(order, next_ptr, following, edge, first_link, on_link, on_edge, step):
+def _steps_of(order, edge, first_link, on_link, on_edge, step, next_ptr, following):
     for i in order:
-        e = edge[i]
-        t = max(step[i], on_link[first_link[e]], on_edge[e] + 1)
-        step[i] = on_link[first_link[e]] = on_edge[e] = t
+        t = step[i] = take_step(step[i], edge[i], first_link, on_link, on_edge)
         for k in range(next_ptr[i], next_ptr[i + 1]):
             step[following[k]] = max(step[following[k]], t + 1)

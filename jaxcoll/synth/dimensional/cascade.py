@@ -223,6 +223,7 @@ class _Phases(Synthesizer):
     shape: tuple[int, ...] | None = None
 
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
@@ -231,10 +232,6 @@ class _Phases(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
         return dimension_counts(problem.topology)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
 
     def _laid_out(
         self, topology: Topology, collective: Collective

@@ -50,17 +50,12 @@ class Ring2D(Synthesizer):
 
     name: ClassVar[str] = "ring_2d"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or as many as load all links of a grid equally."""
-        if problem.topology.placement is None:
-            return ((1,),)
-        return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
+        return _counts(problem)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -103,6 +98,7 @@ class HierarchicalRing(Synthesizer):
 
     name: ClassVar[str] = "hierarchical_ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
@@ -111,10 +107,6 @@ class HierarchicalRing(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or one for each way round."""
         return ((1, 2),)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -154,6 +146,7 @@ class Bucket(Synthesizer):
 
     name: ClassVar[str] = "bucket"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
     @staticmethod
@@ -169,13 +162,7 @@ class Bucket(Synthesizer):
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or as many as load all links of a grid equally."""
-        if problem.topology.placement is None:
-            return ((1,),)
-        return (tuple(sorted({1, self.granularity(problem.topology)})),)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
+        return _counts(problem)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
@@ -191,6 +178,13 @@ class Bucket(Synthesizer):
             _links(topology, rank_grid.ranks[sends.src], rank_grid.ranks[sends.dst]),
             first_chunk(collective)[rank_grid.ranks[sends.owner]] + sends.index,
         )
+
+
+def _counts(problem: Problem) -> tuple[Counts, ...]:
+    """One chunk, or as many as load all links of a grid equally (``Bucket.granularity``)."""
+    if problem.topology.placement is None:
+        return ((1,),)
+    return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
 
 
 def _rank_grid(topology: Topology) -> RankGrid:

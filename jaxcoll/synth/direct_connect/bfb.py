@@ -83,6 +83,7 @@ class Bfb(Synthesizer):
 
     name: ClassVar[str] = "bfb"
     has_nbytes: ClassVar[bool] = True
+    send_work: ClassVar[float] = IN_BLOCKS
 
     def __post_init__(self) -> None:
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
@@ -111,10 +112,6 @@ class Bfb(Synthesizer):
         if is_uniform and is_one:
             few.add(self.chunks(topology))
         return (tuple(sorted(few)),)
-
-    def work(self, problem: Problem) -> float:
-        """Blocks of many shards are one message: most of the work is done once a message."""
-        return IN_BLOCKS * problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import highspy
 import numpy as np
@@ -20,6 +20,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks, highs
 from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 
 MOST_RANKS = 9  # of networks that are searched unless more are asked for
@@ -215,6 +216,19 @@ def check_entries(count: int) -> None:
             f"an exact search is for tiny problems: this one has about {count} entries, more than "
             f"{_MOST_ENTRIES}; take fewer chunks, or links whose speeds differ less"
         )
+
+
+def schedule_of(
+    topology: Topology,
+    collective: Collective,
+    edges: Edges,
+    chosen: Moves,
+    certificate: Mapping[str, object],
+) -> Schedule:
+    """The schedule of some moves."""
+    columns = chosen.start, chosen.edge, chosen.chunk
+    claims = Provenance(certificate=certificate)
+    return Schedule.from_sends(topology, collective, *columns, edges=edges, provenance=claims)
 
 
 def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Edges) -> Moves:

@@ -22,7 +22,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
-from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
 from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.synth.milp.model import (
@@ -36,6 +36,7 @@ from jaxcoll.synth.milp.model import (
     chosen_moves,
     distances,
     first_arrivals,
+    schedule_of,
     time_limit,
     useful_moves,
 )
@@ -131,15 +132,7 @@ class StepMilp(Synthesizer):
             "exact": clock.is_exact,
             "time": float(horizon * clock.tick),
         }
-        return Schedule.from_sends(
-            topology,
-            collective,
-            chosen.start,
-            chosen.edge,
-            chosen.chunk,
-            edges=edges,
-            provenance=Provenance(certificate=certificate),
-        )
+        return schedule_of(topology, collective, edges, chosen, certificate)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -358,14 +351,7 @@ class Sccl(Synthesizer):
             "exact": exact,
         }
         chosen = chosen_moves(moves, answer, collective, edges)
-        return Schedule.from_sends(
-            topology,
-            collective,
-            chosen.start,
-            chosen.edge,
-            chosen.chunk,
-            provenance=Provenance(certificate=certificate),
-        )
+        return schedule_of(topology, collective, edges, chosen, certificate)
 
     def _search(
         self, moves: Moves, collective: Collective, edges: Edges, widths: list[int], steps: int

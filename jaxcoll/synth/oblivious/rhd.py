@@ -23,7 +23,15 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building import sends
-from jaxcoll.synth.building.base import ALL_PIECES, LAST, Counts, Problem, Synthesizer, in_pieces
+from jaxcoll.synth.building.base import (
+    ALL_PIECES,
+    LAST,
+    Counts,
+    InPieces,
+    Problem,
+    Synthesizer,
+    in_pieces,
+)
 from jaxcoll.synth.building.sends import (
     Sends,
     check_everyone,
@@ -108,43 +116,15 @@ def check_powers_of_two(collective: Collective, who: str) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _InPieces(Synthesizer):
-    """An all-gather of few steps, whose messages may be cut into pieces that follow one another."""
-
-    pieces: int = 1
-
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    put_off: ClassVar[float] = LAST
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces")
-
-    @classmethod
-    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
-        cut = (cls(pieces=ALL_PIECES),)
-        return (*cut, cls()) if fixed else cut
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
-        return in_pieces(self.pieces)
-
-
 @dataclasses.dataclass(frozen=True)
-class Bruck(_InPieces):
+class Bruck(InPieces):
     """All-gather in ceil(log2 n) steps for any number of ranks.
 
     In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
     Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
     systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
 
-    Attributes:
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``InPieces``.
     """
 
     name: ClassVar[str] = "bruck"
@@ -161,7 +141,7 @@ class Bruck(_InPieces):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hdrm(_InPieces):
+class Hdrm(InPieces):
     """Halving-doubling on a BiGraph, every exchange between an upper and a lower switch.
 
     Dong et al., "EFLOPS" (HPCA 2020), as the MultiTree paper describes it (Sec. II-C): each pair is
@@ -174,12 +154,7 @@ class Hdrm(_InPieces):
     Defined on networks made by ``topologies.bigraph`` with powers of two of ranks a switch and of
     switches, for all ranks at once.
 
-    Attributes:
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``InPieces``.
     """
 
     name: ClassVar[str] = "hdrm"

@@ -22,9 +22,9 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import (
     ALL_PIECES,
     DOUBLINGS,
-    LAST,
     LATER,
     Counts,
+    InPieces,
     Problem,
     Synthesizer,
 )
@@ -44,7 +44,7 @@ from jaxcoll.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
-class Swing(Synthesizer):
+class Swing(InPieces):
     """Exchanges with partners that swing from one side to the other, ever farther.
 
     De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
@@ -57,22 +57,10 @@ class Swing(Synthesizer):
 
     Defined on tori whose sides are powers of two, for all ranks at once.
 
-    Attributes:
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``InPieces``.
     """
 
-    pieces: int = 1
-
     name: ClassVar[str] = "swing"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    put_off: ClassVar[float] = LAST
-
-    def __post_init__(self) -> None:
-        checks.integer_fields(self, CollectiveError, "pieces")
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:

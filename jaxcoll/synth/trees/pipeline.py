@@ -210,7 +210,7 @@ class _Trees(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
 
-class _InPieces(_Trees):
+class _AnySize(_Trees):
     """Trees on networks of any size, where whole chunks (one piece) are worth trying too."""
 
     @classmethod
@@ -278,7 +278,7 @@ def two_trees() -> tuple[Tree, Tree]:
 
 
 @dataclasses.dataclass(frozen=True)
-class DoubleBinaryTree(_InPieces):
+class DoubleBinaryTree(_AnySize):
     """All-reduce over two binary trees with half the data each.
 
     Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
@@ -309,7 +309,7 @@ def double_binary_trees(n: int) -> Sequence[Tree]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tto(_InPieces):
+class Tto(_AnySize):
     """All-reduce over three trees of a 2D mesh, chunks overlapping.
 
     Laskar, Majhi, Kim, Shahid and Kim, "Enhancing collective communication in MCM accelerators for

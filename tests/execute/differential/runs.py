@@ -23,6 +23,7 @@ from tests.execute.differential.comparison import (
     read,
 )
 from tests.execute.differential.programs import Run, first_line
+from tests.xla_flags import cpu_devices
 
 
 def work(first: int, end: int, *modules: str) -> None:
@@ -79,10 +80,10 @@ def _aborted(seed: int) -> tuple[str, str]:
 def _lines(*arguments) -> Iterator[str]:
     command = [sys.executable, "-m", "tests.execute.differential", "--work", *map(str, arguments)]
     # Most of the time goes into compiling, and sums of small integers do not depend on how well.
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags = cpu_devices(16)
     with subprocess.Popen(
         command,
-        env=os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flags}"},
+        env=os.environ | {"XLA_FLAGS": flags},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -186,17 +186,17 @@ def test_axes_that_stand_after_one_that_shards_the_operand(name, axis, by, kinds
     np.testing.assert_array_equal(called(Scheduled(), kinds), called(lax, "AAA"))
 
 
+def along_x(mesh, body):
+    """A body that is manual over axis x alone."""
+    specs = {"in_specs": P("x"), "out_specs": P("x")}
+    return jax.shard_map(body, mesh=mesh, axis_names={"x"}, **specs)
+
+
 def test_an_untiled_all_to_all_of_a_dimension_sharded_over_explicit_axes():
     x = integers((2, 2, 4), np.float32)
 
     def called(m):
-        mapped = jax.shard_map(
-            lambda v: m.all_to_all(v[0], "x", 0, 0)[None],
-            mesh=EXPLICIT_SQUARE,
-            in_specs=P("x"),
-            out_specs=P("x"),
-            axis_names={"x"},
-        )
+        mapped = along_x(EXPLICIT_SQUARE, lambda v: m.all_to_all(v[0], "x", 0, 0)[None])
         return jax.jit(mapped)(jax.device_put(x, NamedSharding(EXPLICIT_SQUARE, P("x", "y"))))
 
     np.testing.assert_array_equal(called(Scheduled()), called(lax))
@@ -207,13 +207,7 @@ def test_blocks_sharded_over_auto_axes_are_gathered_once():
     placed = jax.device_put(x, NamedSharding(AUTO_SQUARE, P("x", "y")))
 
     def called(m):
-        mapped = jax.shard_map(
-            lambda v: m.all_to_all(v[0], "x", 0, 1)[None],
-            mesh=AUTO_SQUARE,
-            in_specs=P("x"),
-            out_specs=P("x"),
-            axis_names={"x"},
-        )
+        mapped = along_x(AUTO_SQUARE, lambda v: m.all_to_all(v[0], "x", 0, 1)[None])
         return jax.jit(mapped).lower(placed).compile()
 
     ours, theirs = called(Scheduled()), called(lax)

@@ -10,11 +10,13 @@ import functools
 import os
 import sys
 
+from tests.xla_flags import cpu_devices
+
 
 def main(port: int, processes: int, process: int, devices: int, what: str) -> None:
     """Connect and run."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    os.environ["XLA_FLAGS"] = cpu_devices(devices)
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -26,7 +26,7 @@ from experiments.config import configure
 from experiments.study import CheckError, ConfigError
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config
-from tests.experiments.runs import small_run
+from tests.experiments.runs import refuses_settings, small_run
 
 TUNERS = ["default", "jax.lax", "AFNFA", "ours"]
 SPACE = SpaceConfig(("ring scan",), (1, 2), (1,))
@@ -183,8 +183,8 @@ def test_steps_that_repay_the_search():
 # ---------------------------------------------------------------------- misuse
 
 
-@pytest.mark.parametrize(
-    ("name", "argument", "says"),
+test_bad_settings_are_refused_before_anything_runs = refuses_settings(
+    "autoccl-",
     [
         ("table-6", "levels={none: [1, 2, 3]}", "no product"),
         ("table-6", "levels={heavy: [1, 2]}", "m, k and n"),
@@ -195,9 +195,6 @@ def test_steps_that_repay_the_search():
         ("fig-11", "candidates=0", "candidates"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_runs(name, argument, says):
-    with pytest.raises(ConfigError, match=says):
-        configure([f"experiment=autoccl-{name}", argument])
 
 
 def test_a_collective_that_is_none():

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config import configure
 from experiments.multitree import allreduces, flits
 from experiments.multitree.allreduces import (
     BANDWIDTH,
@@ -20,9 +19,9 @@ from experiments.multitree.allreduces import (
     mesh,
     torus,
 )
-from experiments.study import ConfigError, Row
+from experiments.study import Row
 from jaxcoll.simulation import PACKETS
-from tests.experiments.runs import small_run
+from tests.experiments.runs import refuses_settings, small_run
 
 SIZES = (2**15, 2**26)
 
@@ -139,8 +138,8 @@ def test_exposed_share_and_gains_that_the_paper_prints():
     } <= said
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
+test_a_configuration_that_cannot_be = refuses_settings(
+    "multitree-fig-",
     [
         ("9", "sizes=[4,2]", "sizes that rise"),
         ("9", "networks=[hypercube]", "unknown networks 'hypercube'; known: 4x4 torus"),
@@ -152,9 +151,6 @@ def test_exposed_share_and_gains_that_the_paper_prints():
         ("11b", "overlap.kind=some", "unknown overlap.kind 'some'"),
     ],
 )
-def test_a_configuration_that_cannot_be(name, change, said):
-    with pytest.raises(ConfigError, match=said):
-        configure([f"experiment=multitree-fig-{name}", change])
 
 
 # ---------------------------------------------------------------------- Fig. 2, Fig. 8, Table II

@@ -24,7 +24,7 @@ from experiments.tacos.measure import (
 )
 from experiments.tacos.synthesis import growth, measure_mesh
 from jaxcoll.bounds import bound, ideal
-from tests.experiments.runs import small_run
+from tests.experiments.runs import refuses_settings, small_run
 
 
 def _rows(name, run, tmp_path, *arguments) -> list[dict[str, Any]]:
@@ -283,8 +283,8 @@ def test_all_families_are_built():
         assert topology.num_ranks == math.prod(shape)
 
 
-@pytest.mark.parametrize(
-    ("name", "argument", "message"),
+test_bad_settings_are_refused = refuses_settings(
+    "tacos-",
     [
         ("fig-2a", "nbytes=[10, 1]", "nbytes must be rising"),
         ("fig-2a", "link_model=fast", "unknown link_model 'fast'"),
@@ -299,9 +299,6 @@ def test_all_families_are_built():
         ("table-v", "time_synthesis_of=[sccl]", "algorithms must have 'sccl'"),
     ],
 )
-def test_bad_settings_are_refused(name, argument, message):
-    with pytest.raises(ConfigError, match=message):
-        configure([f"experiment=tacos-{name}", argument])
 
 
 def test_sides_of_another_family_are_refused():

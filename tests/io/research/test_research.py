@@ -13,6 +13,7 @@ import jaxcoll as jc
 from jaxcoll import FormatError
 from jaxcoll.errors import AssumptionWarning
 from jaxcoll.io import forestcoll, sccl, teccl
+from tests.io.mutations import refuses
 from tests.io.research.losses import unless_named
 from tests.strategies import topologies
 
@@ -227,8 +228,10 @@ def test_names_with_commas_are_read_by_brackets():
     assert (trees.k, trees.num_trees, trees.heights.tolist()) == (1, 2, [1, 1])
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
+test_other_trees_are_refused = refuses(
+    lambda text: forestcoll.loads(text, jc.topologies.switch(2)),
+    FormatError,
+    TREES,
     [
         ("<Algo ", "<algo ", "XML|expected <Algo>"),
         ("(0, 'GPU', 0),(0,", "(0, 'GPU', 0)(0,", "line 3: <send>: expected a comma"),
@@ -240,9 +243,6 @@ def test_names_with_commas_are_read_by_brackets():
         ('nchunkspernode="1"', 'nchunkspernode="2"', "do not reach"),
     ],
 )
-def test_other_trees_are_refused(old, new, words):
-    with pytest.raises(FormatError, match=words):
-        forestcoll.loads(TREES.replace(old, new), jc.topologies.switch(2))
 
 
 def test_what_are_no_trees_is_named():

@@ -238,25 +238,13 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@pytest.mark.parametrize("side", range(4, 33))
-def test_square_meshes(side):
-    # A corner receives n - 1 chunks over two links.
-    assert steps(mesh(side, side)) == ceil(side**2 - 1, 2)
-
-
-@pytest.mark.parametrize("side", range(3, 9))
-def test_cubic_meshes(side):
-    assert steps(mesh(side, side, side)) == ceil(side**3 - 1, 3)
-
-
-@pytest.mark.parametrize("side", range(4, 33))
-def test_square_tori(side):
-    assert steps(torus(side, side)) == ceil(side**2 - 1, 4)
-
-
-@pytest.mark.parametrize("side", range(3, 9))
-def test_cubic_tori(side):
-    assert steps(torus(side, side, side)) == ceil(side**3 - 1, 6)
+# A corner of a mesh receives n - 1 chunks over a link per dimension, a rank of a torus over two.
+@pytest.mark.parametrize(("family", "links"), [(mesh, 1), (torus, 2)])
+@pytest.mark.parametrize(
+    ("side", "dimensions"), [*((s, 2) for s in range(4, 33)), *((s, 3) for s in range(3, 9))]
+)
+def test_squares_and_cubes(family, links, side, dimensions):
+    assert steps(family(*[side] * dimensions)) == ceil(side**dimensions - 1, links * dimensions)
 
 
 @pytest.mark.parametrize("family", [mesh, torus])

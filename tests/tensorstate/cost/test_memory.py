@@ -102,8 +102,8 @@ LIMITED = {
     "vgg-8": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
-# Half a minute to minutes of searching.
-SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg-8", "vit")
+# Ten seconds to minutes of searching.
+SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg", "vgg-8", "vit")
 
 
 # XLA for CPUs computes the gradient of a convolution's kernel from transposed copies of both of its

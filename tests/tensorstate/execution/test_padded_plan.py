@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import tensorstate
 from tensorstate.errors import PlanError
@@ -20,7 +19,7 @@ MESH = {"data": 2, "model": 4}
 NETWORK = tensorstate.AlphaBetaCosts(tensorstate.MeshShape.of(MESH), (1e-6,) * 2, (1e9,) * 2)
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
 SEARCH = {"mesh": MESH, "network": NETWORK, "hardware": "CPU"}
-PINS = {"params/embedding": P("model"), "tokens": P("data")}
+PINS = {"params/embedding": ("model", None), "tokens": ("data",)}
 STEPS = 10
 
 

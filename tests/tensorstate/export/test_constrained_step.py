@@ -64,18 +64,14 @@ def test_drawn_decisions_give_the_values_of_one_device(way):
         ("constrain", {"recompute": True, "memory_limit": 4000.0}),
     ],
 )
-def test_the_bytes_are_the_plans(way, options):
-    """XLA on CPU leaves all-reduces where the plan has reduce-scatters, of equal bytes."""
+def test_the_collectives_are_the_plans(way, options):
+    """XLA's partitioner would make all-reduces of reduce-scatters, and complete open sums early."""
     plan = planned(**options)
     found = plan.check(step=getattr(plan, way)(attention, DEVICES), mesh=DEVICES)
-    compiled, predicted = (
-        sum(getattr(row, f"{which}_bytes") for row in found.rows)
-        for which in ("compiled", "predicted")
-    )
-    assert predicted > 0
-    assert compiled <= 1.1 * predicted
-    assert found.predicted_seconds == plan.cost.communication
-    assert all(row.predicted_bytes != row.compiled_bytes for row in found.by_tensor)
+    assert any(row.compiled_bytes for row in found.rows)
+    assert found.agrees, str(found)
+    assert found.compiled_seconds == pytest.approx(found.predicted_seconds)
+    assert not found.by_tensor
 
 
 def test_what_a_tensor_costs_beyond_the_plan_is_named():
@@ -111,9 +107,5 @@ def test_models_keep_the_plans_bytes_and_memory(name, way):
     solver = ts.Auto(gap=0.05, time_limit=30)
     plan = ts.search(graph, mesh=sizes, network=network, hardware="CPU", solver=solver)
     found = plan.check(step=getattr(plan, way)())
-    compiled, predicted = (
-        sum(getattr(row, f"{which}_bytes") for row in found.rows)
-        for which in ("compiled", "predicted")
-    )
-    assert compiled <= 1.1 * predicted
-    assert found.compiled_temporaries <= 1.25 * plan.check().compiled_temporaries
+    assert found.agrees, str(found)
+    assert found.compiled_temporaries <= 1.1 * plan.check().compiled_temporaries

@@ -73,9 +73,13 @@ def test_a_declared_attention_trains_on_devices(pin):
     assert [o.phase for o in declared] == ["forward", "backward"]
     assert all(check_operator(plan.graph, operator) >= 3 for operator in declared)
     args = tuple(arguments(shapes))
-    applied = plan.apply(devices(PLANE), collectives=ts.lax_collectives)
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
-    assert_alike(jax.device_get(found), jax.jit(functools.partial(step, _attention))(*args), 1e-4)
+    expected = jax.jit(functools.partial(step, _attention))(*args)
+    forms = [plan.apply(devices(PLANE), collectives=ts.lax_collectives)]
+    forms += [plan.constrain(), plan.explicit()] if "x" in pin else []
+    for applied in forms:
+        found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+        assert_alike(jax.device_get(found), expected, 1e-4)
+    assert plan.check(step=forms[-1]).agrees
 
 
 def test_a_pallas_kernel_is_sharded():

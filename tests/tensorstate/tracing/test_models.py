@@ -22,7 +22,7 @@ VARIANTS = {
 
 
 # Each stands for another that does the same in more layers, or at another place.
-QUICK = ("mlp", "mlp accumulated", "gpt bfloat16", "gpt_scan", "moe", "llama")
+QUICK = ("mlp", "mlp accumulated", "gpt_scan", "moe")
 
 
 @pytest.mark.parametrize(

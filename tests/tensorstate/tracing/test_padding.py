@@ -16,6 +16,7 @@ import tensorstate
 from tensorstate.errors import PlanError
 from tensorstate.execution.step_loop import interpret
 from tensorstate.ir.padded import Padding
+from tensorstate.tracing.trace_step import graph_of
 from tests.tensorstate.oracle import QUICK, arguments, assert_alike, check_operator
 from tests.tensorstate.steps import I32, KEY, s
 
@@ -169,7 +170,7 @@ def test_an_array_of_infinite_numbers_does_not_reach_sums_through_added_rows():
 def test_what_mixes_rows_in_another_way_is_refused_by_its_line(step, reason):
     with pytest.raises(PlanError, match=rf"5 cannot be padded to 8: {reason}.*test_padding"):
         tensorstate.trace(step, (s(5, 3),), pad_to={5: 8})
-    graph = tensorstate.trace(step, (s(5, 3),), pad_to={5: 8}, pad_where_possible=True)
+    graph = graph_of(step, (s(5, 3),), pad_to={5: 8})
     assert graph.padding is None
     assert graph.tensors[0].sizes == (5, 3)
 
@@ -178,7 +179,7 @@ def test_one_refusal_leaves_other_dimensions_padded():
     def step(x, y):
         return jnp.sort(x, axis=0), y.sum(0)
 
-    graph = tensorstate.trace(step, (s(5, 3), s(7, 3)), pad_to=PAD_TO, pad_where_possible=True)
+    graph = graph_of(step, (s(5, 3), s(7, 3)), pad_to=PAD_TO)
     assert padding_of(graph).inputs.keys() == {1}
     assert "sort" in padding_of(graph).refused[5]
 

@@ -120,7 +120,7 @@ class _Recorded:
         return self.known[self.at - 1]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3),
     st.lists(st.sampled_from(MOVES), min_size=1, max_size=7),
@@ -183,6 +183,21 @@ def test_sums_are_jointly_linear_but_not_with_constants():
         (frozenset({0}),),
         (frozenset({0}), frozenset({1})),
     ]
+
+
+def test_layers_share_the_form_of_their_operators():
+    """Labels and reductions are found once for all layers, so that depth adds tensors only."""
+
+    def gradients(weights, x):
+        def loss(weights):
+            return functools.reduce(lambda h, w: jnp.tanh(h @ w), weights, x).sum()
+
+        return jax.grad(loss)(weights)
+
+    few, many = (trace(gradients, [[s(4, 4)] * depth, s(6, 4)]) for depth in (3, 9))
+    assert len(many.operators) > 2 * len(few.operators)
+    shared = [{id(operator.reductions) for operator in g.operators} for g in (few, many)]
+    assert len(shared[0]) == len(shared[1])
 
 
 def test_a_vocabulary_can_be_sharded():

@@ -1,0 +1,448 @@
+"""Pipeline stages: the layers of a scan placed along one mesh axis, and microbatches streamed.
+
+A scan over stacked layers is in the graph once. Its S stages are the shards of the *stacked*
+dimension along a mesh axis: parameters, residuals and gradients of a layer stay on the device that
+runs it. The carry is cut into M microbatches along the batch. In each of M + S - 1 *ticks* a device
+runs its layers on one microbatch and sends the carry to the next stage (GPipe, Huang et al., 2019).
+The backward scan is the same in reverse. Before and after the scans the mesh axis is one like any
+other: embedding, head, loss and optimizer are sharded along it as the search decides.
+
+On the axis of the stages the placements of a scan are fixed:
+
+- a stack is sharded along its first dimension;
+- all of a body is replicated: a device has rows and a microbatch of its own;
+- the carry enters replicated and leaves as a term of a sum: the last stage has it, all others have
+  zeros. So an all-reduce broadcasts it, and a reduce-scatter shards its batch.
+
+Within a body, tensors along the batch have the size of a microbatch. Sums over the batch, such as
+gradients of weights, are accumulated: in their stack, or in a carry that is not sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator
+from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
+from tensorstate.problem.microbatching import BatchTracker, batch_factor, nearest_divisors
+from tensorstate.tracing.node_classes import group_nodes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The scans over layers of a training step as stages of a pipeline.
+
+    Attributes:
+        traced: the step.
+        axis: name of the mesh axis of the stages.
+        stages: number of stages (S).
+        microbatches: number of microbatches (M).
+        factor: the batch.
+        loops: numbers of the scans over layers, forward and backward.
+        batch_placements: of every tensor in a body the position of the batch, ``SUM`` for a sum
+            over microbatches, or ``REPLICATED``.
+        labels: of every operator in a body, its boundary included, the label of the batch or
+            ``None``.
+    """
+
+    traced: Graph
+    axis: str
+    stages: int
+    microbatches: int
+    factor: int
+    loops: frozenset[int]
+    batch_placements: tuple[int, ...]
+    labels: tuple[int | None, ...]
+
+    @property
+    def batch(self) -> int:
+        """Examples of the full batch."""
+        return self.traced.factors[self.factor]
+
+    @property
+    def ticks(self) -> int:
+        """Microbatches that a stage runs, the empty ones at either end included."""
+        return self.microbatches + self.stages - 1
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ticks in which a stage has no microbatch."""
+        return (self.stages - 1) / self.ticks
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """The step as one device runs it: bodies of one microbatch, scans of its ticks."""
+        graph, count = self.traced, self.microbatches
+        tensors = tuple(
+            dataclasses.replace(tensor, sizes=_divided(tensor.sizes, placement, count))
+            if placement >= 0
+            else tensor
+            for tensor, placement in zip(graph.tensors, self.batch_placements, strict=True)
+        )
+        operators = tuple(
+            operator
+            if label is None
+            else dataclasses.replace(
+                operator,
+                sizes=_divided(operator.sizes, label, count),
+                flops=operator.flops // count,
+            )
+            for operator, label in zip(graph.operators, self.labels, strict=True)
+        )
+        loops = tuple(
+            loop._replace(length=self.num_layers(number) * self.ticks)
+            if number in self.loops
+            else loop
+            for number, loop in enumerate(graph.loops)
+        )
+        nodes, node_classes, edges = group_nodes(tensors, operators, graph.outputs, loops=loops)
+        return dataclasses.replace(
+            graph,
+            tensors=tensors,
+            operators=operators,
+            loops=loops,
+            nodes=nodes,
+            node_classes=node_classes,
+            edges=edges,
+        )
+
+    def num_layers(self, loop: int) -> int:
+        """Layers of a stage."""
+        return (self.traced.loops[loop].length or 0) // self.stages
+
+    def is_staged(self, operator: Operator) -> bool:
+        """Whether an operator runs in a body, or at its boundary."""
+        return bool(operator.loops) and operator.loops[0] in self.loops
+
+    def is_boundary(self, operator: Operator, *names: str) -> bool:
+        """Whether an operator of one of these names is at the boundary of a staged scan."""
+        return operator.primitive in names and operator.loops in {(n,) for n in self.loops}
+
+    def fixed_placement(self, node: Node) -> int | None:
+        """The placement of a node on the axis of the stages; ``None`` if the search decides."""
+        operator = self.traced.operators[node.members[0].operator] if node.members else None
+        if operator is None or not self.is_staged(operator):
+            return None
+        if self.is_boundary(operator, "scan_row", "scan_stack"):
+            return node.members[0].labels[min(operator.need_replication)]
+        return REPLICATED
+
+    def leaves_as_term(self, tensor: int) -> bool:
+        """Whether a tensor is a carry after its scan, of which every device has a term."""
+        producer = self.traced.tensors[tensor].producer
+        return producer is not None and self.is_boundary(
+            self.traced.operators[producer], "carry_out"
+        )
+
+    def outer_batch(self, tensor: int) -> int | None:
+        """The position of the batch of a tensor that exists outside of the bodies, if any."""
+        dims = self.traced.tensors[tensor].dims
+        if self.traced.loops_around(tensor) or dims.count(self.factor) != 1:
+            return None
+        return dims.index(self.factor)
+
+    def is_sent(self, tensor: int) -> bool:
+        """Whether a tensor is a carry within a body that goes from stage to stage."""
+        producer = self.traced.tensors[tensor].producer
+        if producer is None or self.batch_placements[tensor] == SUM:
+            return False
+        return self.is_boundary(self.traced.operators[producer], "carry_in")
+
+
+def _divided(sizes: tuple[int, ...], at: int, count: int) -> tuple[int, ...]:
+    return tuple(size // count if i == at else size for i, size in enumerate(sizes))
+
+
+def pipeline(graph: Graph, axis: str, stages: int, microbatches: int, factor: int) -> Pipeline:
+    """The scans over layers of a step as stages along a mesh axis.
+
+    Args:
+        graph: the training step, with its loops.
+        axis: name of the mesh axis.
+        stages: its size, above 1.
+        microbatches: number of equal parts of the batch.
+        factor: the batch.
+
+    Raises:
+        PlanError: no scan over layers, layers that the stages do not divide, a batch that the
+            microbatches do not divide, or an operator of a layer that needs the full batch.
+    """
+    loops = layer_loops(graph, factor)
+    for loop in loops:
+        _check_layers(graph, loop, axis, stages)
+    batch = graph.factors[factor]
+    if batch % microbatches:
+        raise PlanError(
+            f"a batch of {batch} ({', '.join(_batch_names(graph, factor)[:3])}) cannot be streamed "
+            f"through {stages} stages in {microbatches} equal microbatches: the number must divide "
+            f"it, as {nearest_divisors(batch, microbatches)} do"
+        )
+    batch_placements, labels = _BodySplit(graph, factor, loops).run()
+    return Pipeline(graph, axis, stages, microbatches, factor, loops, batch_placements, labels)
+
+
+def find_num_stages(mesh: MeshShape, axis: str) -> int:
+    """The size of the mesh axis of the stages.
+
+    Raises:
+        PlanError: the mesh has no such axis.
+    """
+    if axis not in mesh.names:
+        raise PlanError(
+            f"stages={checks.shown(axis)}: expected an axis of the mesh, {', '.join(mesh.names)}, "
+            'or "auto" for the best of them'
+        )
+    return mesh.sizes[mesh.names.index(axis)]
+
+
+def stream_factor(graph: Graph, name: str | None = None) -> int:
+    """The factor of the batch that scans over layers carry.
+
+    Where the step splits its batch, as gradient accumulation does, it is that of a part.
+
+    Args:
+        graph: the training step.
+        name: of an input whose first dimension is the batch (see ``microbatching.batch_factor``).
+
+    Raises:
+        PlanError: no input has a batch, or there is no scan over layers.
+    """
+    factor = batch_factor(graph, name)
+    inputs = [graph.tensors[i] for i in graph.inputs]
+    firsts = [tuple(t.dims[p] for p in t.array_dims[0]) for t in inputs if t.array_dims]
+    parts = next((of for of in firsts if of[:1] == (factor,)), (factor,))
+    carried: set[int] = set()
+    for loop in layer_loops(graph, factor):
+        for enter, _ in graph.loops[loop].carries:
+            carried.update(graph.tensors[graph.operators[enter].operands[0].tensor].dims)
+    return next((part for part in parts if part in carried), factor)
+
+
+def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
+    """Numbers of microbatches worth a search: divisors of the batch, each about twice the last.
+
+    They begin with as many as there are stages, whose bubble is below a half.
+    """
+    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+    found = [next((n for n in divisors if n >= stages), batch)]
+    found += [n for n in divisors if n > found[0]]
+    kept = found[:1]
+    for number in found[1:]:
+        if number >= 2 * kept[-1]:
+            kept.append(number)
+    return tuple(kept)
+
+
+def _batch_names(graph: Graph, factor: int) -> list[str]:
+    tensors = [graph.tensors[i] for i in graph.inputs]
+    return [tensor.name for tensor in tensors if factor in tensor.dims]
+
+
+# ---------------------------------------------------------------------- scans over layers
+
+
+def layer_loops(graph: Graph, factor: int) -> frozenset[int]:
+    """The scans of a step over stacked parameters, and those of their backward pass.
+
+    Args:
+        graph: the training step.
+        factor: the batch, which parameters do not have.
+
+    Raises:
+        PlanError: there is none.
+    """
+    weights = _made_of_parameters(graph, factor)
+    found: set[int] = set()
+    residuals: set[int] = set()
+    for operator in graph.operators:
+        if len(operator.loops) != 1 or operator.phase == "optimizer":
+            continue
+        (loop,) = operator.loops
+        if graph.loops[loop].length is None:
+            continue
+        read = {use.tensor for use in operator.operands}
+        if operator.primitive == "scan_row" and read & (weights | residuals):
+            found.add(loop)
+        if operator.primitive == "scan_stack" and loop in found:
+            residuals.update(use.tensor for use in operator.results)
+    if not found:
+        raise PlanError(
+            "stages need identical layers in one scan, and the step has no scan over stacked "
+            "parameters: write the layers as x, _ = jax.lax.scan(layer, x, params['layers']), with "
+            "layer(x, weights) -> (x, None) (nn.scan and nnx.scan do so), traced with loops='keep'"
+        )
+    return frozenset(found)
+
+
+def _made_of_parameters(graph: Graph, factor: int) -> set[int]:
+    """Tensors computed from parameters without the batch, such as casts and stacks of them.
+
+    A step without an update has no parameters: there, inputs without the batch are taken for them.
+    """
+    inputs = [t for t in graph.tensors if t.producer is None]
+    others = {t.index for t in inputs if factor in t.dims}
+    made = {
+        t.index
+        for t in inputs
+        if t.index not in others
+        and t.role in ("parameter", "input")
+        and jnp.issubdtype(t.dtype, jnp.inexact)
+    }
+    for operator in graph.operators:
+        read = {use.tensor for use in operator.operands}
+        into = others if read & others else made if read & made else None
+        if into is not None:
+            into.update(use.tensor for use in operator.results)
+    return made
+
+
+def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
+    """Refuse stages that do not divide the layers of a scan."""
+    rows = [o for o in graph.operators if o.primitive == "scan_row" and o.loops == (loop,)]
+    major = [o.sizes[min(o.need_replication)] for o in rows]
+    length = graph.loops[loop].length or 0
+    if all(size % stages == 0 for size in (length, *major)):
+        return
+    names = dict.fromkeys(name for o in rows for name in _parameters_of(graph, o))
+    fitting = [n for n in range(1, length + 1) if all(m % n == 0 for m in (length, *major))]
+    what = "fewer than" if length < stages else "not a multiple of"
+    raise PlanError(
+        f"the scan over {length} layers of {', '.join([*names][:3]) or 'the step'} "
+        f"({graph.loops[loop].source}) has {what} the {stages} stages of mesh axis {axis!r}: "
+        f"{', '.join(map(str, fitting))} would fit"
+    )
+
+
+def _parameters_of(graph: Graph, operator: Operator) -> Iterator[str]:
+    """The names of the parameters whose rows an operator reads."""
+    pending = [use.tensor for use in operator.operands]
+    while pending:
+        tensor = graph.tensors[pending.pop()]
+        if tensor.producer is not None and not graph.operators[tensor.producer].loops:
+            pending += [use.tensor for use in graph.operators[tensor.producer].operands]
+        elif tensor.role in ("parameter", "input"):
+            yield tensor.name
+
+
+# ---------------------------------------------------------------------- the batch in a body
+
+
+class _BodySplit:
+    """Finds the tensors of bodies that are split along the batch, and the sums over it.
+
+    A carry without the batch that a sum over the batch is added to is such a sum itself. It is
+    found by trial: where a carry enters as the same for all microbatches and leaves as a sum.
+    """
+
+    def __init__(self, graph: Graph, factor: int, loops: frozenset[int]):
+        self.graph, self.factor, self.loops = graph, factor, loops
+        self.inside = [o for o in graph.operators if o.loops and o.loops[0] in loops]
+        self.carries = {
+            enter: leave
+            for number in {n for o in self.inside for n in o.loops}
+            for enter, leave in graph.loops[number].carries
+        }
+
+    def run(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Placements of tensors along the microbatches, and the batch's label by operator.
+
+        Raises:
+            PlanError: naming the operator that needs the full batch.
+        """
+        sums: set[int] = set()
+        while True:
+            tracker = self._tracked(sums)
+            found = {
+                enter
+                for enter, leave in self.carries.items()
+                if enter not in sums and self._becomes_sum(tracker, enter, leave)
+            }
+            if not found:
+                break
+            sums |= found
+        self._check(tracker, sums)
+        inside = {use.tensor for o in self.inside for use in o.results}
+        inside -= {use.tensor for o in self.inside if self._leaves(o) for use in o.results}
+        placements = tuple(
+            placement if tensor in inside else REPLICATED
+            for tensor, placement in enumerate(tracker.batch_placements)
+        )
+        return placements, tuple(tracker.labels)
+
+    def _leaves(self, operator: Operator) -> bool:
+        return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
+
+    def _tracked(self, sums: set[int]) -> BatchTracker:
+        """The bodies, where these carries are sums."""
+        tracker = BatchTracker(self.graph, self.factor)
+        for tensor in self.graph.tensors:
+            if tensor.dims.count(self.factor) == 1 and not self.graph.loops_around(tensor.index):
+                tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
+        for operator in self.inside:
+            if operator.index in sums:
+                tracker.record(operator, "loop", [SUM], None)
+            elif self._leaves(operator):  # whole again after its scan
+                use = operator.operands[0]
+                placement = tracker.batch_placements[use.tensor]
+                tracker.labels[operator.index] = use.labels[placement] if placement >= 0 else None
+            else:
+                tracker.propagate(operator)
+        return tracker
+
+    def _ends(self, tracker: BatchTracker, enter: int, leave: int) -> tuple[int, int]:
+        """The placements of a carry as it enters and leaves an iteration."""
+        entered = self.graph.operators[enter].results[0].tensor
+        left = self.graph.operators[leave].operands[0].tensor
+        return tracker.batch_placements[entered], tracker.batch_placements[left]
+
+    def _becomes_sum(self, tracker: BatchTracker, enter: int, leave: int) -> bool:
+        before, after = self._ends(tracker, enter, leave)
+        left = self.graph.operators[leave].operands[0].tensor
+        return before == REPLICATED and (after < REPLICATED or tracker.is_after_loop(left))
+
+    def _check(self, tracker: BatchTracker, sums: set[int]) -> None:
+        """Refuse what microbatches cannot run through.
+
+        Raises:
+            PlanError: naming the operator.
+        """
+        for operator in self.inside:
+            results = [tracker.batch_placements[use.tensor] for use in operator.results]
+            if tracker.stages[operator.index] == "after" or any(p < SUM for p in results):
+                tracker.refuse(operator, "it combines a sum over all examples with other values")
+            if self._leaves(operator) and operator.primitive == "scan_stack":
+                read = tracker.batch_placements[operator.operands[0].tensor]
+                if read < SUM:
+                    tracker.refuse(operator, "it stacks a maximum over all examples")
+        for enter, leave in self.carries.items():
+            before, after = self._ends(tracker, enter, leave)
+            operator = self.graph.operators[leave]
+            if before != after or (enter in sums) != (after == SUM):
+                tracker.refuse(operator, "the carry has the batch at one end of a layer only")
+            result = self.graph.tensors[operator.results[0].tensor]
+            returned = any(out.view.tensor == result.index for out in self.graph.outputs)
+            is_number = jnp.issubdtype(result.dtype, jnp.number)
+            if self._leaves(operator) and not is_number and (result.consumers or returned):
+                raise PlanError(
+                    f"the scan over layers ({operator.source}) carries an array of {result.dtype} "
+                    "that is read after it, which its last stage cannot sum over all: carry "
+                    "numbers, or draw keys before the scan and scan them"
+                )
+        streamed = any(
+            self._ends(tracker, enter, leave)[0] >= 0
+            for loop in self.loops
+            for enter, leave in self.graph.loops[loop].carries
+        )
+        if not streamed:
+            loop = self.graph.loops[min(self.loops)]
+            raise PlanError(
+                f"the scan over layers ({loop.source}) carries no array with the batch as a "
+                "dimension of its own, which microbatches are cut from: carry activations as "
+                "[batch, ...], or name the batch with batch="
+            )

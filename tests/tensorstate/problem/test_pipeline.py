@@ -1,0 +1,259 @@
+"""Pipeline stages: their price, the steps that have them, and refusals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import tensorstate as ts
+from jaxcoll import topologies
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import SUM
+from tensorstate.problem.pipeline import stream_counts
+from tests.tensorstate.execution.test_step_loop import layers, sgd
+from tests.tensorstate.steps import s
+
+ALPHA, BANDWIDTH = 1e-6, 1e9
+
+
+def network(axes: dict[str, int]) -> ts.AlphaBetaCosts:
+    each = len(axes)
+    return ts.AlphaBetaCosts(ts.MeshShape.of(axes), (ALPHA,) * each, (BANDWIDTH,) * each)
+
+
+def stack(params, x):
+    """Products, scanned."""
+    return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0]
+
+
+def problem(step, shapes, axes, microbatches, **stages) -> ts.Problem:
+    graph = ts.trace(step, shapes)
+    batch = "x" if step is stack else None
+    return ts.Problem(graph, network(axes), ts.HARDWARE["CPU"], microbatches, batch, **stages)
+
+
+def products(found: ts.Problem) -> list[int]:
+    return [
+        class_id
+        for class_id in range(len(found.graph.node_classes))
+        if found.node(class_id).kind == "einsum"
+    ]
+
+
+@pytest.mark.parametrize(("layers", "stages", "microbatches"), [(4, 4, 8), (8, 2, 4), (4, 2, 1)])
+def test_the_price_of_a_stream(layers, stages, microbatches):
+    """Compute x (M + S - 1) / (M S), a send of a microbatch per tick, and memory / S."""
+    shapes = s(layers, 512, 512), s(256, 512)
+    axes = {"stage": stages}
+    whole = problem(stack, shapes, axes, 1)
+    staged = problem(stack, shapes, axes, microbatches, stages="stage")
+    ticks = microbatches + stages - 1
+    (product,) = products(staged)
+    (alone,) = products(whole)
+    assert math.isclose(
+        staged.seconds(product, (-1,)),
+        whole.seconds(alone, (-1,)) * ticks / (microbatches * stages),
+    )
+    first = Decisions(tuple(strategies.all[0] for strategies in staged.strategies))
+    cost = estimate_cost(staged, first)
+    nbytes = 256 * 512 * 4 // microbatches
+    assert cost.count_by_collective["permute", 0] == ticks
+    assert cost.bytes_by_collective["permute", 0] == ticks * nbytes
+    sends = [reshard for reshard in cost.reshards if reshard.num_sends]
+    assert len(sends) == 1
+    assert math.isclose(sends[0].seconds, ticks * (ALPHA + nbytes / BANDWIDTH))
+    (stacked,) = [g for g in staged.tensor_groups if g.is_input and len(g.sizes) == 3]
+    placements = staged.produced_placements(stacked, staged.strategies[stacked.class_id].all[0])
+    assert staged.local_bytes(stacked, (0,)) * stages == stacked.nbytes
+    assert placements == (-1,)  # an input is placed by the search
+
+
+def test_everything_of_a_scan_is_fixed_on_its_axis():
+    """Stacks are sharded by their layers, bodies are replicated, and carries leave as sums."""
+    found = problem(sgd(layers), ({"layers": {"up": s(4, 8, 16), "down": s(4, 16, 8)},
+        "head": s(8, 8)}, s(16, 8)), {"data": 2, "stage": 2}, 4, stages="stage")  # fmt: skip
+    staged = found.pipeline
+    assert staged is not None
+    assert len(staged.loops) == 2
+    assert staged.bubble == 1 / 5
+    for class_id, strategies in enumerate(found.strategies):
+        node = found.node(class_id)
+        operator = found.graph.operators[node.members[0].operator] if node.members else None
+        if operator is None or not operator.loops:
+            assert strategies.fixed is None
+            continue
+        is_stack = operator.primitive in ("scan_row", "scan_stack")
+        (layer,) = node.need_replication if is_stack else (-1,)
+        assert {strategy[1] for strategy in strategies.all} == {layer}
+    for group in found.tensor_groups:
+        producer = found.graph.tensors[group.tensors[0]].producer
+        if producer is not None and found.graph.operators[producer].primitive == "carry_out":
+            for strategy in found.strategies[group.class_id].all:
+                assert found.produced_placements(group, strategy)[1] == SUM
+
+
+def test_sends_on_a_network_take_its_wires():
+    """Along a ring all stages send at once; a row of a torus beside it does not matter."""
+    size = 1 << 20
+    for topology, axes in (
+        (topologies.ring(4, bandwidth=1e9, alpha=1e-6), {"stage": 4}),
+        (topologies.torus(2, 4, bandwidth=1e9, alpha=1e-6), {"data": 2, "stage": 4}),
+    ):
+        costs = ts.ScheduleCosts(topology, ts.MeshShape.of(axes))
+        assert math.isclose(costs.send_seconds(len(axes) - 1, size), 1e-6 + size / 1e9)
+    assert costs.send_seconds(0, 0) == 0
+
+
+@settings(max_examples=8)
+@given(
+    alpha=st.floats(1e-9, 1e-3),
+    bandwidth=st.floats(1e6, 1e12),
+    microbatches=st.sampled_from([1, 2, 4]),
+    stages=st.sampled_from([2, 4]),
+)
+def test_the_best_plan_in_stages_is_the_least_of_all(alpha, bandwidth, microbatches, stages):
+    graph = ts.trace(stack, (s(4, 8, 8), s(8, 8)))
+    costs = ts.AlphaBetaCosts(ts.MeshShape.of({"stage": stages}), (alpha,), (bandwidth,))
+    staged = ts.Problem(graph, costs, ts.HARDWARE["CPU"], microbatches, "x", "stage")
+    found = ts.search(
+        graph,
+        mesh={"stage": stages},
+        network=costs,
+        hardware="CPU",
+        microbatches=(microbatches,),
+        batch="x",
+        stages="stage",
+        solver=ts.Milp(gap=0),
+    )
+    every = itertools.product(*(strategies.all for strategies in staged.strategies))
+    values = []
+    for chosen in every:
+        try:
+            values.append(estimate_cost(staged, Decisions(chosen)).serial_seconds)
+        except PlanError:  # nothing makes a sum of a value
+            continue
+    assert found.cost.serial_seconds == pytest.approx(min(values), rel=1e-6)
+
+
+def test_numbers_of_microbatches_to_choose_from():
+    assert stream_counts(16, 4) == (4, 8, 16)
+    assert stream_counts(12, 4) == (4, 12)
+    assert stream_counts(6, 4) == (6,)
+    assert stream_counts(2, 4) == (2,)
+
+
+# ---------------------------------------------------------------------- choices and refusals
+
+
+W = {"layers": {"up": s(6, 8, 16), "down": s(6, 16, 8)}, "head": s(8, 8)}
+SHAPES = W, s(16, 8)
+
+
+def search(step=None, shapes=SHAPES, axes=None, **more: Any) -> ts.Plan:
+    axes = axes or {"stage": 2}
+    more = {"stages": "stage", "hardware": "CPU", **more}
+    return ts.search(step or sgd(layers), shapes, mesh=axes, network=network(axes), **more)
+
+
+@pytest.mark.parametrize(
+    ("axes", "more", "message"),
+    [
+        ({"stage": 4}, {}, r"scan over 6 layers of params/layers/down, params/layers/up .* not a "
+         r"multiple of the 4 stages of mesh axis 'stage': 1, 2, 3, 6 would fit"),
+        ({"stage": 8}, {}, r"has fewer than the 8 stages of mesh axis 'stage': 1, 2, 3, 6 would"),
+        ({"stage": 2}, {"microbatches": 3}, r"batch of 16 \(x\) cannot be streamed through 2 "
+         r"stages in 3 equal microbatches: .* as 2, 4, 1|as 1, 2, 4 do"),
+        ({"stage": 2}, {"stages": "pipe"}, r"stages='pipe': expected an axis of the mesh, stage"),
+        ({"stage": 2}, {"recompute": True}, r"scanning jax.checkpoint\(layer\)"),
+        ({"stage": 2}, {"stages": 3}, r"stages must be a str"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(axes, more, message):
+    with pytest.raises(PlanError, match=message):
+        search(axes=axes, **more)
+
+
+def test_a_step_without_a_scan_is_told_to_write_one():
+    def unrolled(params, x):
+        for i in range(6):
+            x = x + jnp.tanh(x @ params["layers"]["up"][i]) @ params["layers"]["down"][i]
+        return jnp.square(x @ params["head"]).mean()
+
+    message = r"no scan over stacked parameters: write .*jax.lax.scan\(layer, x, params\['layers'\]"
+    with pytest.raises(PlanError, match=message):
+        search(sgd(unrolled))
+    with pytest.raises(PlanError, match=message):
+        search(ts.trace(sgd(layers), SHAPES, loops="unroll"), None)
+    with pytest.raises(PlanError, match="give mesh="):
+        ts.search(sgd(layers), SHAPES, topology=topologies.ring(2), stages="stage")
+
+
+def test_a_layer_that_needs_the_whole_batch_is_named():
+    def normed(params, x):
+        def layer(h, w):
+            h = h - h.mean(0)
+            return jnp.tanh(h @ w), None
+
+        return jnp.square(lax.scan(layer, x, params)[0]).mean()
+
+    with pytest.raises(PlanError, match=r"full batch is needed at once by sub .*test_pipeline.py"):
+        search(sgd(normed), (s(4, 8, 8), s(16, 8)))
+
+
+def test_an_axis_of_one_device_has_no_stages():
+    plan = search(axes={"stage": 1, "data": 2}, microbatches=4)
+    assert plan.problem.pipeline is None
+    assert plan.microbatches == 1
+
+
+def test_the_best_axis_and_number_are_chosen():
+    """No worse than any axis and number alone, than no stages, and named in the plan."""
+    axes = {"stage": 2, "more": 3}
+    given: dict[str, Any] = {"axes": axes, "batch": "x"}
+    forward = stack, (s(6, 8, 8), s(16, 8))
+    best = search(*forward, stages="auto", microbatches=(2, 4), **given)
+    alone = [
+        search(*forward, stages=axis, microbatches=count, **given)
+        for axis, count in itertools.product(axes, (2, 4))
+    ]
+    alone.append(search(*forward, stages=None, **given))
+    values = [plan.result.objective for plan in alone]
+    assert best.result.objective <= min(values) * (1 + 1e-2)
+    chosen = search(*forward, microbatches="auto", batch="x")
+    assert chosen.microbatches in stream_counts(16, 2)
+
+
+def test_a_plan_in_stages_says_so(tmp_path):
+    plan = search(microbatches=4)
+    text = str(plan)
+    assert "pipeline parallel (2 stages, 4 microbatches, bubble 20 %) on `stage`" in text
+    assert "4 microbatches of 4 of a batch of 16 in its stages" in text
+    assert "permute" in text
+    carry = next(
+        t.name
+        for t in plan.problem.graph.tensors
+        if plan.problem.pipeline is not None and plan.problem.pipeline.is_sent(t.index)
+    )
+    assert "to the next stage, 5 times: permute over stage" in plan.explain(carry)
+    assert "20 %" in plan.html()
+    assert plan.specs.arguments[0]["layers"]["up"][0] == "stage"
+    plan.save(tmp_path / "plan.json")
+    again = ts.load(tmp_path / "plan.json").on(sgd(layers), SHAPES)
+    assert again.cost.serial_seconds == plan.cost.serial_seconds
+    assert again.microbatches == 4
+    assert str(again).split("\n")[1] == text.split("\n")[1]
+    assert ts.reprice(plan, network({"stage": 2})).communication == plan.cost.communication
+    rows = plan.compare("ddp").plans
+    assert rows["ddp"].problem.pipeline is None
+    for form in (plan.constrain, plan.explicit):
+        with pytest.raises(PlanError, match=r"2 pipeline stages on 'stage' has no form"):
+            form()
