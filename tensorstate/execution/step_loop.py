@@ -146,7 +146,7 @@ def stacked(x: Any, operator: Operator) -> Any:
 
 
 def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:
-    """What a boundary operator leaves behind, from its carry or from its stacked rows."""
+    """The tensor that a boundary operator leaves behind, from its carry or its stacked rows."""
     shard, labels = runner.shard(operator), operator.eqn.output_labels[0]
     sizes = [shard.local_size(k) for dimension in labels for k in dimension]
     if operator.primitive != "scan_stack":

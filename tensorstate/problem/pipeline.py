@@ -211,17 +211,30 @@ def stream_factor(graph: Graph, name: str | None = None) -> int:
         name: of an input whose first dimension is the batch (see ``microbatching.batch_factor``).
 
     Raises:
-        PlanError: no input has a batch, or there is no scan over layers.
+        PlanError: no input has a batch, or no scan over layers carries it.
     """
     factor = batch_factor(graph, name)
     inputs = [graph.tensors[i] for i in graph.inputs]
     firsts = [tuple(t.dims[p] for p in t.array_dims[0]) for t in inputs if t.array_dims]
     parts = next((of for of in firsts if of[:1] == (factor,)), (factor,))
     carried: set[int] = set()
-    for loop in layer_loops(graph, factor):
+    loops = layer_loops(graph, factor)
+    for loop in loops:
         for enter, _ in graph.loops[loop].carries:
             carried.update(graph.tensors[graph.operators[enter].operands[0].tensor].dims)
-    return next((part for part in parts if part in carried), factor)
+    found = next((part for part in parts if part in carried), None)
+    if found is None:
+        raise _without_batch(graph, factor, loops)
+    return found
+
+
+def _without_batch(graph: Graph, factor: int, loops: frozenset[int]) -> PlanError:
+    names = ", ".join(_batch_names(graph, factor)[:3])
+    return PlanError(
+        f"the scan over layers ({graph.loops[min(loops)].source}) carries no array with the batch "
+        f"of {names} as a dimension of its own, from which microbatches are cut: carry activations "
+        "as [batch, ...], or name an argument whose first dimension is the batch by batch="
+    )
 
 
 def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
@@ -440,9 +453,4 @@ class _BodySplit:
             for enter, leave in self.graph.loops[loop].carries
         )
         if not streamed:
-            loop = self.graph.loops[min(self.loops)]
-            raise PlanError(
-                f"the scan over layers ({loop.source}) carries no array with the batch as a "
-                "dimension of its own, which microbatches are cut from: carry activations as "
-                "[batch, ...], or name the batch with batch="
-            )
+            raise _without_batch(self.graph, self.factor, self.loops)

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
@@ -207,6 +208,26 @@ def test_a_layer_that_needs_the_whole_batch_is_named():
 
     with pytest.raises(PlanError, match=r"full batch is needed at once by sub .*test_pipeline.py"):
         search(sgd(normed), (s(4, 8, 8), s(16, 8)))
+
+
+def test_a_carry_without_the_batch_is_refused():
+    def pooled(params, x):
+        h, _ = lax.scan(lambda h, w: (jnp.tanh(w @ h), None), x.mean(0), params)
+        return jnp.square(h).mean()
+
+    def keyed(params, x):
+        key = jax.random.key(0)
+
+        def layer(carry, w):
+            return (carry[0] @ w, jax.random.split(carry[1])[0]), None
+
+        (h, key), _ = lax.scan(layer, (x, key), params)
+        return jax.random.uniform(key) * jnp.square(h).mean()
+
+    with pytest.raises(PlanError, match=r"carries no array with the batch of arg1 as a dimension"):
+        search(sgd(pooled), (s(4, 8, 8), s(16, 8)))
+    with pytest.raises(PlanError, match=r"carries an array of key<fry> that is read after it"):
+        search(sgd(keyed), (s(4, 8, 8), s(16, 8)))
 
 
 def test_an_axis_of_one_device_has_no_stages():
