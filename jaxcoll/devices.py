@@ -1,13 +1,10 @@
-"""Networks of JAX devices: the links of every kind of device, and which devices they join.
-
-Speeds assumed for the links of each kind of device, with where they come from.
+"""Networks that others describe: those of JAX devices, and networkx graphs, as columns of links.
 
 JAX says what a device is called and, on TPUs, where it sits; nothing says how fast its links are.
-This table does: the vendors' figures per link and direction, in SI units. Latencies are round
-figures of the right magnitude (ICI and NVLink 1 us, PCIe 2 us, a network 5 us), to be replaced by
-measured ones where they matter: ``Topology.from_mesh(mesh, alpha=..., bandwidth=...)``.
-
-The links between JAX devices, as columns, from coordinates and host numbers.
+The table here does: the vendors' figures per link and direction, in SI units, with where they come
+from. Latencies are round figures of the right magnitude (ICI and NVLink 1 us, PCIe 2 us, a network
+5 us), to be replaced by measured ones where they matter: ``Topology.from_mesh(mesh, alpha=...,
+bandwidth=...)``. Which devices have links follows from their coordinates and host numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
+from jaxcoll.errors import AssumptionWarning, TopologyError, shown, warn_user
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.numerics import checks
 
@@ -339,3 +338,82 @@ def _columns(num_ranks: int, pairs: np.ndarray, alpha, bandwidth, **described) -
         "bandwidth": bandwidth,
         **described,
     }
+
+
+if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
+    import networkx as nx
+
+
+def make_graph(
+    name: str,
+    kinds: Sequence[str],
+    vertex_names: Sequence[str],
+    links: Iterable[tuple],
+    parallel: bool,
+) -> nx.DiGraph:
+    """The graph of a network; see ``Topology.to_networkx``.
+
+    Args:
+        kinds: "rank" or "switch" for each vertex.
+        vertex_names: one per vertex, or empty.
+        links: (src, dst, alpha, bandwidth) of each.
+        parallel: whether several links join the same two vertices in the same direction.
+    """
+    import networkx as nx
+
+    graph = nx.MultiDiGraph() if parallel else nx.DiGraph()
+    for vertex, kind in enumerate(kinds):
+        graph.add_node(vertex, kind=kind)
+        if vertex_names:
+            graph.nodes[vertex]["name"] = vertex_names[vertex]
+    for src, dst, alpha, bandwidth in links:
+        graph.add_edge(src, dst, alpha=alpha, bandwidth=bandwidth)
+    graph.graph["name"] = name
+    return graph
+
+
+def describe_graph(
+    graph: nx.Graph, alpha: float | None, bandwidth: float | Fraction | None
+) -> dict:
+    """The arguments of ``Topology`` for a graph; see ``Topology.from_networkx``."""
+    import networkx as nx
+
+    checks.instance(graph, nx.Graph, "graph", TopologyError)
+    nodes = list(graph.nodes)
+    if all(isinstance(node, (int, np.integer)) for node in nodes):
+        nodes.sort()
+    is_switch = {node: _is_switch(node, graph.nodes[node]) for node in nodes}
+    nodes.sort(key=is_switch.__getitem__)  # ranks first, otherwise as they were
+    index = {node: i for i, node in enumerate(nodes)}
+    rows: list[tuple] = []
+    for u, v, data in graph.edges(data=True):
+        values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
+        if None in values:
+            missing = "alpha" if values[0] is None else "bandwidth"
+            raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+        rows.append((index[u], index[v], *values))
+        if not graph.is_directed():
+            rows.append((index[v], index[u], *values))
+    src, dst, alphas, bandwidths = zip(*rows, strict=True) if rows else ((), (), (), ())
+    plain = nodes == list(range(len(nodes)))
+    names = [graph.nodes[v].get("name", "" if plain else v) for v in nodes]
+    return {
+        "num_ranks": len(nodes) - sum(is_switch.values()),
+        "src": np.asarray(src),
+        "dst": np.asarray(dst),
+        "alpha": np.asarray(alphas),
+        "bandwidth": bandwidths,
+        "num_vertices": len(nodes),
+        "name": str(graph.graph.get("name", "")),
+        "vertex_names": tuple(str(name) for name in names) if any(names) else (),
+    }
+
+
+def _is_switch(node, attributes: dict) -> bool:
+    kind = attributes.get("kind", "rank")
+    if str(kind).lower() not in ("rank", "switch"):
+        raise TopologyError(
+            f"node {shown(node)} has kind={shown(kind)}; a kind is 'rank' or 'switch', and a node "
+            "without one is a rank"
+        )
+    return str(kind).lower() == "switch"

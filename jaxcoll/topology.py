@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxcoll import failures
-from jaxcoll.devices import describe_devices
+from jaxcoll.devices import describe_devices, describe_graph, make_graph
 from jaxcoll.errors import TopologyError
 from jaxcoll.failures import Losses, Wiring
-from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
     MAX_VERTICES,

@@ -31,8 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError
-from jaxcoll.execute import clock
-from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice import measured_costs, stated
 from jaxcoll.io.files import load_usable, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
@@ -126,9 +125,9 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
         if count > 1
     ]
     most = 2 + len(types) + len(wanted)
-    calls: dict[Any, clock.Call] = {}
+    calls: dict[Any, measured_costs.Call] = {}
 
-    def add(key: Any, call: clock.Call) -> None:
+    def add(key: Any, call: measured_costs.Call) -> None:
         calls[key] = call
         if report is not None:
             report(Progress(len(calls), most, "programs compiled"))
@@ -148,7 +147,7 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
             (kind, axis, size), _call(mesh, _along(kind, axis, times), (whole // cut,), jnp.float32)
         )
 
-    taken = clock.net_medians(calls, "nothing", until)
+    taken = measured_costs.net_medians(calls, "nothing", until)
     collectives = {
         (kind, axis): tuple(
             # More bytes never take less: a clock that says so saw noise.
@@ -170,7 +169,7 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
 
 def _long_enough(
     mesh: Mesh, dtype: Any, program: Callable, size: int, most: int, until: float
-) -> tuple[clock.Call, int]:
+) -> tuple[measured_costs.Call, int]:
     """A program whose operand is doubled until a call takes long enough, and its size."""
     while True:
         body, shape = program(size)
@@ -192,10 +191,10 @@ def _addition(nbytes: int) -> tuple[Callable, tuple[int, ...]]:
 
 
 def _along(kind: str, axis: str, times: int) -> Callable:
-    return clock.repeated(lambda v: _LAX[kind](v, axis), times)
+    return measured_costs.repeated(lambda v: _LAX[kind](v, axis), times)
 
 
-def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> clock.Call:
+def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> measured_costs.Call:
     """A compiled program on an operand of this shape on every device; it ran once."""
     spec = PartitionSpec(mesh.axis_names)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))

@@ -430,7 +430,11 @@ def _network(
         )
     if topology is not None:
         return ScheduleCosts(topology, mesh, execution=device.execution)
-    checks.instance(network, CollectiveCostModel, "network", PlanError)
-    if network is None or network.mesh != mesh:
-        raise PlanError(f"the network prices another mesh than {mesh}")
-    return network
+    given = checks.instance(network, CollectiveCostModel, "network", PlanError)
+    if given.mesh != mesh:
+        priced, asked = (
+            " x ".join(f"{name} {size}" for name, size in zip(*of, strict=True))
+            for of in (given.mesh, mesh)
+        )
+        raise PlanError(f"the network prices a mesh of {priced}, the plan is for one of {asked}")
+    return given

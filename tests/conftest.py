@@ -19,7 +19,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Processes that tests start import the studies too, which no wheel installs.

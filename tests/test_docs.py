@@ -17,9 +17,9 @@ from jaxcoll.execute.choice.measured_costs import FORMAT
 from jaxcoll.finder import entry
 from jaxcoll.io import files
 from jaxcoll.io import json as io_json
-from jaxcoll.io.msccl import program, runtimes
+from jaxcoll.io.msccl import program
 from jaxcoll.tune.tables import table_file
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -101,7 +101,7 @@ def test_the_page_of_the_tuner_searches(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 4, tmp_path)
+    printed = run_page("tensorstate.md", 5, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)
@@ -182,10 +182,10 @@ def test_the_page_of_formats_has_the_versions_and_limits_of_the_code():
     assert rows["chunks of a collective"] == [io_json.MAX_CHUNKS]
     assert rows["vertices beyond twice the links"] == [io_json.MAX_FREE_VERTICES]
     blocks = rows["MSCCL: instructions of a block; blocks of a rank (`azure`); channels"]
-    msccl, azure = runtimes.RUNTIMES["msccl"], runtimes.RUNTIMES["azure"]
+    msccl, azure = program.RUNTIMES["msccl"], program.RUNTIMES["azure"]
     assert blocks == [msccl.instructions, msccl.blocks, azure.blocks, msccl.channels]
     elements = rows["MSCCL: elements that a rank reads, characters of a name"]
-    assert elements == [runtimes.MOST_ELEMENTS, runtimes.MOST_CHARACTERS]
+    assert elements == [program.MOST_ELEMENTS, program.MOST_CHARACTERS]
     chunks = rows["MSCCL: chunks of one instruction, of a buffer"]
     assert chunks == [program.MOST_COUNT, program.MOST_CHUNKS]
     assert rows["MSCCL: ranks of a program that is read"] == [program.MOST_RANKS]

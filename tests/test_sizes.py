@@ -22,7 +22,7 @@ EXEMPT = {
     "jaxcoll/comparison/__init__.py": {"compare": PUBLIC},
     "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
     "jaxcoll/execute/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
-    "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
+    "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},

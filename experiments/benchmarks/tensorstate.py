@@ -3,15 +3,16 @@
 Under a limit ``Auto`` stands beside the exact search and coordinate descent alone, which take the
 time that ``Auto`` may take: that is the way in which limits were searched before.
 
-``plan_routes`` compares the ways to run a plan, ``plan_order`` the times predicted and measured.
+``plan_search`` holds CPU seconds and gaps of traces, searches, limits and refusals against their
+targets, ``plan_order`` the times predicted and measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ from scipy.stats import kendalltau
 from experiments.benchmarks.report import report
 from experiments.models import Model, load_model
 from jaxcoll import topologies
-from jaxcoll.execute import clock
+from jaxcoll.execute.choice import measured_costs
 from tensorstate import (
+    BASELINES,
     AlphaBetaCosts,
     Auto,
     CoordinateDescent,
@@ -37,8 +39,6 @@ from tensorstate import (
     search,
     trace,
 )
-from tensorstate.execution.sharded_step import abstract_args
-from tensorstate.report.hlo_check import network_seconds, read_hlo
 from tensorstate.solver.base import Solver
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
@@ -176,8 +176,8 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
         found = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
         plans = dict(found.compare().plans)
         calls = [_call(model, plan, mesh) for plan in plans.values()]
-        together = [clock.calls_together(call) for call in calls]
-        measured = np.median(clock.in_alternation(calls, together, options.rounds), axis=0)
+        together = [measured_costs.calls_together(call) for call in calls]
+        measured = np.median(measured_costs.in_alternation(calls, together, options.rounds), axis=0)
         predicted = [plan.cost.serial_seconds for plan in plans.values()]
         tau = float(np.asarray(kendalltau(predicted, measured))[0])
         for plan, expected, seconds in zip(plans, predicted, measured, strict=True):
@@ -190,7 +190,7 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
             }
 
 
-def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> clock.Call:
+def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> measured_costs.Call:
     """A step of a plan on placed arguments; it ran once."""
     runner = plan.apply(mesh, lax_collectives)
     args = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
@@ -199,99 +199,152 @@ def _call(model: Model, plan: Plan, mesh: jax.sharding.Mesh) -> clock.Call:
     return lambda: step(*args)
 
 
-MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
-ROUTE_MESHES = {"8": {"data": 8}, "2x4": {"data": 2, "model": 4}, "2x2x2": {"a": 2, "b": 2, "c": 2}}
-STEPS = 10
+# Layers of the decoder whose trace and free search have targets, and of a small one.
+LAYERS, SMALL = 32, 2
+
+Row = Mapping[str, Any]
 
 
-def plan_routes(argv: Sequence[str]) -> None:
-    """Plans out of the library: bytes, network time and memory of each way to run one."""
-    parser = argparse.ArgumentParser(prog="plan_routes", description=plan_routes.__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--meshes", nargs="+", default=["8", "2x4"], choices=list(ROUTE_MESHES))
+def plan_search(argv: Sequence[str]) -> None:
+    """Searches against their targets: CPU seconds and gaps of traces, searches, limits, refusals.
+
+    Prints each row when it is made: a question, its target, and the measured figures.
+    """
+    parser = argparse.ArgumentParser(prog="plan_search")
+    parser.add_argument("--layers", type=int, help="of the decoders, instead of 24 and 32")
+    parser.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
     options = parser.parse_args(argv)
-    jax.config.update("jax_num_cpu_devices", 8)
-    report("plan_routes", _route_rows(options))
+    report("plan_search", rows(options.only, options.layers))
 
 
-def _route_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
-    for name in options.models:
+def rows(names: Sequence[str], layers: int | None = None) -> Iterator[Row]:
+    """The rows of some questions.
+
+    Args:
+        names: of ``QUESTIONS``.
+        layers: of the decoders.
+    """
+    for name in names:
+        for row in QUESTIONS[name](layers):
+            yield {"question": name, **row}
+
+
+def _network(mesh: str) -> dict[str, Any]:
+    sizes, bandwidth = MESHES[mesh]
+    costs = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
+    return {"mesh": sizes, "network": costs, "hardware": "H100"}
+
+
+def _decoder(layers: int) -> Graph:
+    model = load_model("llama_3_1_8b", **{**DECODER, "layers": layers})
+    return trace(model.step, model.abstract_args)
+
+
+def _row(ask: Callable[[], Plan], target: str) -> Row:
+    """CPU seconds and the plan of a search, or why it has none."""
+    start = cpu_seconds()
+    try:
+        plan = ask()
+    except PlanError as error:
+        spent = cpu_seconds() - start
+        return {"target": target, "CPU s": spent, "found": str(error).partition(":")[0]}
+    spent = cpu_seconds() - start
+    return {
+        "target": target,
+        "CPU s": spent,
+        "gap %": 100 * min(1.0, plan.gap),
+        "step ms": 1e3 * plan.cost.serial_seconds,
+        "memory GB": plan.cost.memory.peak / 1e9,
+        "collectives": sum(plan.cost.count_by_collective.values()),
+        "lines": len(str(plan).splitlines()),
+        "found": plan.result.method,
+    }
+
+
+def _traced(layers: int | None) -> Iterator[Row]:
+    start = cpu_seconds()
+    _decoder(layers or LAYERS)
+    yield {"target": "3 CPU s", "CPU s": cpu_seconds() - start, "found": "trace"}
+
+
+def _free(layers: int | None) -> Iterator[Row]:
+    graph = _decoder(layers or LAYERS)
+    yield _row(lambda: search(graph, memory_limit=math.inf, **_network("2x4")), "4 CPU s")
+
+
+def _recompute(layers: int | None) -> Iterator[Row]:
+    """7.5 billion parameters with 24 layers, in the memory of an H100."""
+    graph = _decoder(layers or DECODER["layers"])
+
+    def ask() -> Plan:
+        return search(graph, memory_limit="80GB", recompute=True, **_network("2x4"))
+
+    yield _row(ask, "20 CPU s, gap 3 %")
+
+
+def _three_axes(_layers: int | None) -> Iterator[Row]:
+    model = load_model("gpt")
+    graph = trace(model.step, model.abstract_args)
+    sizes = {"a": 2, "b": 2, "c": 2}
+    costs = AlphaBetaCosts(MeshShape.of(sizes), (1e-9,) * 3, (12.5e9, 25e9, 50e9))
+    asked = {"mesh": sizes, "network": costs, "hardware": "CPU"}
+    free = search(graph, memory_limit=math.inf, **asked)
+    limit = 0.6 * free.cost.memory.peak
+    yield _row(lambda: search(graph, memory_limit=limit, recompute=True, **asked), "gap 10 %")
+
+
+def _small_limits(_layers: int | None) -> Iterator[Row]:
+    for name in ("moe", "vgg"):
         model = load_model(name)
         graph = trace(model.step, model.abstract_args)
-        for mesh in options.meshes:
-            sizes = ROUTE_MESHES[mesh]
-            network = topologies.torus(*sizes.values(), alpha=0.5e-6, bandwidth=50e9)
-            solver = Auto(gap=0.05, time_limit=60)
-            plan = search(graph, mesh=sizes, topology=network, hardware="CPU", solver=solver)
-            yield from measure_routes(model, plan, {"model": name, "mesh": mesh})
+        asked = {**_network("2x4"), "hardware": "CPU"}
+        limit = 0.6 * search(graph, memory_limit=math.inf, **asked).cost.memory.peak
+        solver = Auto(time_limit=20)
+        found = _row(
+            lambda: search(graph, memory_limit=limit, recompute=True, solver=solver, **asked),  # noqa: B023
+            "20 CPU s",
+        )
+        yield {"model": name, **found}
 
 
-def measure_routes(
-    model: Model, plan: Plan, labels: Mapping[str, Any]
-) -> Iterator[Mapping[str, Any]]:
-    """A row for each way to run a plan, relative to the plan; memory relative to the runner's.
-
-    "time, scatters formed" prices as reduce-scatters those all-reduces that XLA for GPU and TPU
-    makes reduce-scatters of, and XLA for CPU does not: as many bytes per axis as the plan has.
-    """
-    devices = plan.make_mesh()
-    runner = plan.apply(devices, lax_collectives)
-    ways: dict[str, Callable[..., Any]] = {
-        "runner": runner.jit(donate=False),
-        "constrain": plan.constrain(mesh=devices).jit(donate=False),
-        "explicit": plan.explicit(mesh=devices).jit(donate=False),
-        "shardings only": jax.jit(
-            model.step, in_shardings=runner.in_shardings, out_shardings=runner.out_shardings
-        ),
-    }
-    args = jax.device_get(model.init(0))
-    typed = {"explicit": plan.explicit(mesh=devices).in_shardings}
-    expected = losses(jax.jit(model.step), model.init(0))
-    planned = sum(plan.cost.bytes_by_collective.values())
-    memory = None
-    for way, run in ways.items():
-        found = plan.check(mesh=devices, step=run)  # pyright: ignore[reportArgumentType]
-        placed = jax.device_put(args, typed.get(way, runner.in_shardings))
-        memory = memory or found.compiled_temporaries
-        yield {
-            **labels,
-            "way": way,
-            "bytes": sum(row.compiled_bytes for row in found.rows) / max(1, planned),
-            "network time": found.compiled_seconds / max(1e-30, found.predicted_seconds),
-            "time, scatters formed": formed(plan, run) / max(1e-30, found.predicted_seconds),
-            "memory": found.compiled_temporaries / max(1, memory),
-            "loss differs by": float(np.max(np.abs(losses(run, placed) / expected - 1))),
-        }
+def _refused(layers: int | None) -> Iterator[Row]:
+    """Limits below the arguments, and between them and the least memory of a plan."""
+    graph = _decoder(layers or SMALL)
+    arguments = sum(graph.tensors[i].nbytes for i in graph.inputs) / 8
+    for share in (0.5, 1.2):
+        limit = share * arguments
+        yield _row(lambda: search(graph, memory_limit=limit, **_network("2x4")), "at once")  # noqa: B023
 
 
-def losses(run: Callable[..., Any], args: Sequence[Any]) -> np.ndarray:
-    """The losses of some steps: the new values of arguments come first in the results."""
-    state, rest, found = args[:2], args[2:], []
-    for _ in range(STEPS):
-        *state, loss = run(*state, *rest)
-        found.append(float(loss))
-    return np.asarray(found)
+def _compared(layers: int | None) -> Iterator[Row]:
+    graph = _decoder(layers or DECODER["layers"])
+    plan = search(graph, memory_limit=math.inf, **_network("2x4"))
+    names = [*BASELINES, "fsdp + megatron", "zero1 + megatron-sp"]
+    start = cpu_seconds()
+    plan.compare(*names)
+    yield {"target": "10 CPU s", "CPU s": cpu_seconds() - start, "found": f"{len(names)} names"}
 
 
-def formed(plan: Plan, run: Any) -> float:
-    """Network seconds of a compiled step, with the plan's reduce-scatters formed."""
-    text = run.lower(*abstract_args(plan.graph)).compile().as_text()
-    compiled = read_hlo(text, plan.problem.mesh).collectives
-    left: dict[int, int] = defaultdict(int)
-    for (kind, axis), nbytes in plan.cost.bytes_by_collective.items():
-        left[axis] += nbytes if kind == "reduce_scatter" else 0
-    for one in compiled:
-        if one.kind == "reduce_scatter" and one.axes is not None:
-            left[one.axes[0]] -= one.nbytes * one.times
-    collectives = []
-    for one in compiled:
-        taken, nbytes = {}, one.nbytes * one.times
-        for axis in one.axes or ():  # along several axes: within the parts of the first
-            taken[axis], nbytes = nbytes, nbytes // plan.problem.mesh.sizes[axis]
-        if one.kind == "all_reduce" and taken and all(left[a] >= n for a, n in taken.items()):
-            for axis, n in taken.items():
-                left[axis] -= n
-            collectives.append(one._replace(kind="reduce_scatter"))
-        else:
-            collectives.append(one)
-    return network_seconds(collectives, plan.problem.network)
+def _mesh(layers: int | None) -> Iterator[Row]:
+    model = load_model("llama_3_1_8b", **{**DECODER, "layers": layers or SMALL, "batch": 64})
+    graph = trace(model.step, model.abstract_args)
+    topology = topologies.dgx_h100(8)
+    asked: dict[str, Any] = {
+        "topology": topology, "hardware": "H100", "memory_limit": math.inf,
+    }  # fmt: skip
+    one = _row(lambda: search(graph, mesh={"data": 8, "model": 8}, **asked), "")
+    yield one
+    chosen = _row(lambda: search(graph, devices=topology.num_ranks, **asked), "5 x one search")
+    yield {**chosen, "ratio": chosen["CPU s"] / one["CPU s"]}
+
+
+QUESTIONS: Mapping[str, Callable[[int | None], Iterator[Row]]] = {
+    "trace": _traced,
+    "free": _free,
+    "recompute": _recompute,
+    "three axes": _three_axes,
+    "small limits": _small_limits,
+    "refused": _refused,
+    "compare": _compared,
+    "mesh": _mesh,
+}

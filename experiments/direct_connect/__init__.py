@@ -27,7 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-fig-a-4": _study("constructions", "best_constructions", "Best"),
     "direct-connect-fig-3-7": Experiment(f"{_M}.constructions"),
     "direct-connect-fig-3-9": Experiment(f"{_M}.moe"),
-    "direct-connect-fig-3-8": Experiment(f"{_M}.data_parallel"),
+    "direct-connect-fig-3-8": Experiment(f"{_M}.costs"),
     "direct-connect-fig-3-10": _study("costs", "by_synthesizer", "BySynthesizer"),
     "direct-connect-fig-a-7": _study("costs", "kautz", "Kautz"),
 }

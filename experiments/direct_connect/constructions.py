@@ -29,8 +29,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
-from experiments.plots import panels
-from experiments.study import CheckError, ConfigError, Rows, publish, tell
+from experiments.study import CheckError, ConfigError, Rows, panels, publish, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE

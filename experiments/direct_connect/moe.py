@@ -28,8 +28,7 @@ from experiments.direct_connect.networks import (
     found_networks,
 )
 from experiments.direct_connect.paper import Machine
-from experiments.plots import stacked_bars
-from experiments.study import ConfigError, Rows, publish, tell
+from experiments.study import ConfigError, Rows, publish, stacked_bars, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes

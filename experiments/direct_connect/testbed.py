@@ -19,8 +19,7 @@ from experiments.direct_connect.paper import (
     shifted_bfb_ring,
     shifted_ring,
 )
-from experiments.plots import panels
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows, panels, publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes

@@ -17,7 +17,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-11": Experiment(*_BANDWIDTHS, searched=_MILP),
     "forestcoll-fig-4-12a": Experiment(*_BANDWIDTHS),
     "forestcoll-fig-4-12b": Experiment(*_BANDWIDTHS),
-    "forestcoll-fig-4-13": Experiment(f"{_M}.fsdp"),
+    "forestcoll-fig-4-13": Experiment(f"{_M}.algorithms"),
     "forestcoll-fig-4-14": Experiment(
         f"{_M}.tables:scaling",
         f"{_M}.tables:ScalingConfig",

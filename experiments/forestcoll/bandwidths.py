@@ -28,8 +28,7 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.plots import panels
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows, panels, publish
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective

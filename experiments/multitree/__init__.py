@@ -15,8 +15,8 @@ def _study(module: str, function: str, config: str) -> Experiment:
 EXPERIMENTS: dict[str, Experiment] = {
     "multitree-fig-9": _study("allreduces", "bandwidth", "Bandwidth"),
     "multitree-fig-10": _study("allreduces", "scalability", "Scalability"),
-    "multitree-fig-11a": _study("training_time", "training_time", "TrainingTime"),
-    "multitree-fig-11b": _study("training_time", "training_time", "TrainingTime"),
+    "multitree-fig-11a": _study("flits", "training_time", "TrainingTime"),
+    "multitree-fig-11b": _study("flits", "training_time", "TrainingTime"),
     "multitree-flits": Experiment(f"{_M}.flits"),
-    "multitree-overlap": _study("training_time", "overlaps", "Overlaps"),
+    "multitree-overlap": _study("flits", "overlaps", "Overlaps"),
 }

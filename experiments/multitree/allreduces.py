@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.config import StudyConfig, at_least, one_of
-from experiments.plots import panels
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows, panels, publish
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
 from jaxcoll import topologies

@@ -95,7 +95,7 @@ def _publish(
 
 
 def _timed(run: Run) -> dict[str, Any]:
-    """What was run, and how long it took."""
+    """The run and its simulated time."""
     return {
         "network": run.network,
         "size": format_size(run.nbytes),

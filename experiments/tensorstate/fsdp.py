@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, TopologyConfig, above, at_least, one_of
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
-from experiments.plots import stacked_bars
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows, publish, stacked_bars
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule

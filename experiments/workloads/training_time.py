@@ -16,8 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue, one_of
-from experiments.plots import stacked_bars
-from experiments.study import ConfigError, tell
+from experiments.study import ConfigError, stacked_bars, tell
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"

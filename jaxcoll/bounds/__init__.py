@@ -2,13 +2,13 @@
 
 - ``times``: the public bounds of a collective's time, from distances, cuts and traffic, and those
   that take seconds;
-- ``all_reduce_times``: an all_reduce's meeting places, traffic and departures;
 - ``cuts``: sets of vertices that a network is narrow around, the data that crosses them, and the
   share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Section 4.2);
 - ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
   narrow ones; steps, and the TACOS paper's Ideal;
-- ``flows_over_time``: data on its way to one rank, and cuts over time that bound it;
+- ``all_reduce_times``: data on its way to one rank, and cuts over time that bound it; an
+  all_reduce's meeting places, traffic and departures;
 - ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
 - ``all_reduce``: the linear program of App. B.7, and exact proofs of its answer.
 """

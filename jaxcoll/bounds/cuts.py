@@ -21,7 +21,7 @@ from fractions import Fraction
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.bounds.flows_over_time import Latencies, least_times
+from jaxcoll.bounds.all_reduce_times import Latencies, least_times
 from jaxcoll.bounds.throughput import Optimum, bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError

@@ -19,6 +19,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.bounds import all_reduce_times as sums
+from jaxcoll.bounds.all_reduce_times import Arrival, Latencies, across, entering, leaving
 from jaxcoll.bounds.cuts import (
     as_collective,
     as_size,
@@ -29,12 +30,11 @@ from jaxcoll.bounds.cuts import (
     spreading,
 )
 from jaxcoll.bounds.distances import transport_bound
-from jaxcoll.bounds.flows_over_time import Arrival, Latencies, across, entering, leaving
 from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.max_flow import FlowNetwork
+from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.rational import Number
 from jaxcoll.progress import Progress, Report, Wanted, reporting
 from jaxcoll.topology import Topology
@@ -53,7 +53,7 @@ def arrival_over_time(latencies: Latencies, nbytes: np.ndarray, known: float) ->
     A maximum flow in the network whose vertices are those of ``topology`` at every tick (Ford and
     Fulkerson, 1958), with data that waits at a vertex from tick to tick. Latencies are rounded down
     to ticks, so no schedule is faster. Its least cut is the best choice of moments of
-    ``jaxcoll.bounds.flows_over_time``, to within a tick. Data that every rank needs can be coded
+    ``jaxcoll.bounds.all_reduce_times``, to within a tick. Data that every rank needs can be coded
     so that it reaches all ranks as fast as each alone (Ahlswede et al., "Network information
     flow", 2000): for one source nothing better is proved by flows.
 

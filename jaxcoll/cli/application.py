@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 import click
 
-from jaxcoll.cli.terminal import Group, one_line
+from jaxcoll.cli.quantities import Group, one_line
 
 # Name -> the module that has the command under it, and its line in the list of commands. ``plan``
 # stands above this package, so it is found by its name, as a plugin's would be.
 COMMANDS = {
     "synth": ("jaxcoll.cli.schedules", "Make a schedule: the fastest found, or one by name."),
     "verify": ("jaxcoll.cli.schedules", "Prove a schedule, or name rank, chunk and step."),
-    "prove": ("jaxcoll.cli.proving", "Prove a file by a second, independent checker."),
+    "prove": ("jaxcoll.cli.schedules", "Prove a file by a second, independent checker."),
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
     "compare": ("jaxcoll.cli.comparing", "All synthesizers on my network, in percent of a bound."),

@@ -10,7 +10,15 @@ import click
 
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import network_options
-from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
+from jaxcoll.cli.quantities import (
+    SIZE,
+    SIZES,
+    Table,
+    bandwidth_text,
+    print_json,
+    size_text,
+    time_text,
+)
 from jaxcoll.cli.schedules import (
     BUCKET,
     as_json,
@@ -18,7 +26,6 @@ from jaxcoll.cli.schedules import (
     execution_option,
     workers_option,
 )
-from jaxcoll.cli.terminal import Table, print_json
 from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 

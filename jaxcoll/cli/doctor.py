@@ -12,9 +12,8 @@ import click
 
 from jaxcoll.cli.exploring import network_facts
 from jaxcoll.cli.networks import NetworkName, named_network
-from jaxcoll.cli.quantities import bandwidth_text, time_text
+from jaxcoll.cli.quantities import bandwidth_text, one_line, print_json, time_text
 from jaxcoll.cli.schedules import as_json
-from jaxcoll.cli.terminal import one_line, print_json
 from jaxcoll.progress import working
 
 _NEEDED = ("jax", "jaxlib", "numpy", "scipy", "numba", "highspy", "click")

@@ -11,9 +11,15 @@ import click
 from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import check_network, check_target, needs_network, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, is_nvidia_smi, named_network, network_names
-from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
+from jaxcoll.cli.quantities import (
+    BANDWIDTH_LIST,
+    SIZE,
+    TIMES,
+    bandwidth_text,
+    print_json,
+    time_text,
+)
 from jaxcoll.cli.schedules import as_json, described, workers_option
-from jaxcoll.cli.terminal import print_json
 from jaxcoll.executors import with_workers
 from jaxcoll.progress import working
 

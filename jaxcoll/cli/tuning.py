@@ -10,9 +10,8 @@ import click
 
 from jaxcoll.cli.files import check_target, write
 from jaxcoll.cli.networks import NetworkName, named_network
-from jaxcoll.cli.quantities import SIZE, SIZES, size_text, time_text
+from jaxcoll.cli.quantities import SIZE, SIZES, Group, one_line, print_json, size_text, time_text
 from jaxcoll.cli.schedules import KINDS, as_json
-from jaxcoll.cli.terminal import Group, one_line, print_json
 from jaxcoll.progress import working
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from jaxcoll import executors
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
-from jaxcoll.io.resumed_rows import completed
+from jaxcoll.io.files import completed
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import simulate

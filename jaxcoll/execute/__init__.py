@@ -3,7 +3,7 @@
 Read in this order: ``functions`` (the public functions), ``calls`` (from arguments to a primitive),
 ``axes``, ``choice/`` (which schedule runs, or ``jax.lax``, by ``native``), ``primitives`` (typing,
 transpose, batching), ``layout`` (operands as rows), ``lowerings/`` (schedules as JAX operations),
-``buckets`` (used by training), ``processes`` and ``xla_options``, and
+``buckets`` (used by training), ``xla_options``, and
 ``jax_internals``, the only file that touches JAX's internals.
 """
 

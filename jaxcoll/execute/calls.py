@@ -197,7 +197,7 @@ class Call:
         Groups, several axes, operands that Explicit axes shard and empty ones go by the primitives:
         ``jax.lax`` lacks some of their derivatives, batching rules and types, and its psum_scatter
         beside Explicit axes fails in JAX 0.12. With several processes all go by
-        the primitives, whose programs carry what the processes compare (``processes``).
+        the primitives, whose programs carry what the processes compare (``primitives``).
         """
         is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
         beside = jax_internals.explicit_sharding(x)[1]

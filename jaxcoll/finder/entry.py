@@ -20,8 +20,7 @@ from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_co
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.found import Found, FoundTopology
 from jaxcoll.finder.search import frontier, search
-from jaxcoll.io.files import load_text, write_text
-from jaxcoll.io.resumed_rows import completed
+from jaxcoll.io.files import completed, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 

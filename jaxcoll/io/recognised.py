@@ -22,7 +22,7 @@ from jaxcoll.io import (
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.graph_models import graph_files, infragraph
 from jaxcoll.io.nccl import conf, nccl_tests, ncclx
-from jaxcoll.io.nccl.rules import COLLECTIVES, NcclRule
+from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule
 from jaxcoll.io.research import forestcoll, sccl, teccl
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology

@@ -1,6 +1,6 @@
 """Numbers and arguments, below everything else.
 
-``rational`` and ``max_flow`` are exact; ``compiled`` decorates kernels, and runs them as Python on
-small problems; ``heap`` is the one binary heap of compiled kernels; ``highs`` runs linear and
+``rational`` and ``connectivity`` are exact; ``compiled`` decorates kernels, and runs them as Python
+on small problems; ``heap`` is the one binary heap of compiled kernels; ``highs`` runs linear and
 integer programs; ``checks`` validates arguments; ``ragged`` holds rows of unequal lengths.
 """

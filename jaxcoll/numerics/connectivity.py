@@ -1,6 +1,14 @@
-"""Which vertices reach which, and over how few arcs: checks that name the cut, and distances."""
+"""Which vertices reach which, over how few arcs, and with how much flow.
+
+Checks that name the cut, distances, and maximum flow with integer capacities, exact at any
+magnitude: Dinic's algorithm, written once. It runs compiled on int64 columns wherever no sum can
+reach 2**62, and uncompiled on Python integers otherwise: slower, never wrong.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy.sparse as sp
@@ -158,3 +166,165 @@ def _write(out, base, vertex, bits, distance, columns):
         bits >>= np.uint64(1)
         row += 1
     return count
+
+
+_SAFE = 2**62
+
+Capacities = Sequence[int] | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Shortfall:
+    """A target that a source cannot send enough to.
+
+    Attributes:
+        target: the vertex.
+        flow: the most it gets.
+        source_side: a least cut: whether each vertex is on the source's side, bool of shape
+            (vertices,); all vertices that cannot reach the target any more.
+    """
+
+    target: int
+    flow: int
+    source_side: np.ndarray
+
+
+class FlowNetwork:
+    """Arcs prepared for many flows: each with its reverse, listed by the vertex it leaves.
+
+    Attributes:
+        num_vertices: vertices are 0..num_vertices-1.
+        num_arcs: arcs, in the order given; capacities come in the same order with every call.
+    """
+
+    def __init__(self, num_vertices: int, src: np.ndarray, dst: np.ndarray):
+        src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        count = len(src)
+        leaves = np.concatenate([src, dst])
+        order = np.argsort(leaves, kind="stable")
+        position = np.empty(2 * count, np.int64)
+        position[order] = np.arange(2 * count)
+        self.num_vertices = num_vertices
+        self.num_arcs = count
+        self._ptr = np.searchsorted(leaves[order], np.arange(num_vertices + 1)).astype(np.int64)
+        self._head = np.concatenate([dst, src])[order]
+        reverse = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
+        self._mate = position[reverse[order]]
+        self._position = position[:count]
+        self._scratch = tuple(np.empty(num_vertices + 1, np.int64) for _ in range(4))
+
+    def flow(self, capacity: Capacities, source: int, sink: int, limit: int | None = None) -> int:
+        """The maximum flow from source to sink, or ``limit`` once that much is found."""
+        residual = self._residuals(capacity)
+        return self._run(residual, source, sink, _total(capacity) if limit is None else limit)
+
+    def carried(self, capacity: Capacities, source: int, sink: int) -> list[int]:
+        """The flow on each arc in one maximum flow."""
+        before = self._residuals(capacity)
+        after = before.copy()
+        self._run(after, source, sink, _total(capacity))
+        return [int(x) for x in (before - after)[self._position]]
+
+    def first_short(
+        self, capacity: Capacities, source: int, targets: Iterable[int], need: int
+    ) -> Shortfall | None:
+        """The first of the targets that the source can send less than ``need`` to, if any."""
+        full = self._residuals(capacity)
+        for target in targets:
+            flow = self._run(full.copy(), source, int(target), need)
+            if flow < need:
+                # The last search went backwards from the target and did not meet the source.
+                side = self._scratch[0][: self.num_vertices] == -1
+                return Shortfall(int(target), flow, side)
+        return None
+
+    def _run(self, residual: np.ndarray, source: int, sink: int, limit: int) -> int:
+        arcs = (self._ptr, self._head, self._mate)
+        if residual.dtype != object and limit < _SAFE:
+            return int(dinic(*arcs, residual, source, sink, limit, *self._scratch))
+        return int(
+            dinic.py_func(
+                *arcs, residual.astype(object, copy=False), source, sink, limit, *self._scratch
+            )
+        )
+
+    def _residuals(self, capacity: Capacities) -> np.ndarray:
+        """Residual capacity of each arc and each reverse arc: int64, or Python integers."""
+        exact = _total(capacity) >= _SAFE
+        residual = np.zeros(len(self._head), object if exact else np.int64)
+        residual[self._position] = [int(c) for c in capacity] if exact else capacity
+        return residual
+
+
+def _total(capacity: Capacities) -> int:
+    # No rounding of a float sum hides a factor of four.
+    if (
+        isinstance(capacity, np.ndarray)
+        and capacity.dtype != object
+        and capacity.sum(dtype=np.float64) < _SAFE / 4
+    ):
+        return int(capacity.sum(dtype=np.int64))
+    return sum(int(c) for c in capacity)
+
+
+@kernel(cache=True)
+def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path):
+    """Flow from source to sink, at most ``limit``; ``residual`` is updated in place.
+
+    Afterwards, if the limit was not reached, ``level`` is -1 on the source's side of a least cut.
+    """
+    flow = 0
+    while flow < limit:
+        level[:] = -1
+        level[sink] = 0
+        queue[0] = sink
+        first, last = 0, 1
+        while first < last and level[source] < 0:
+            v = queue[first]
+            first += 1
+            for e in range(ptr[v], ptr[v + 1]):
+                u = head[e]
+                if level[u] < 0 and residual[mate[e]] > 0:
+                    level[u] = level[v] + 1
+                    queue[last] = u
+                    last += 1
+        if level[source] < 0:
+            break
+        for u in range(len(at)):
+            at[u] = ptr[u]
+        depth, u = 0, source
+        while True:
+            if u == sink:
+                push = limit - flow
+                for i in range(depth):
+                    push = min(push, residual[path[i]])
+                full = -1
+                for i in range(depth):
+                    residual[path[i]] -= push
+                    residual[mate[path[i]]] += push
+                    if full < 0 and residual[path[i]] == 0:
+                        full = i
+                flow += push
+                if flow >= limit or full < 0:
+                    break
+                depth = full
+                u = head[mate[path[depth]]]
+                continue
+            found = False
+            while at[u] < ptr[u + 1]:
+                e = at[u]
+                if residual[e] > 0 and level[head[e]] >= 0 and level[head[e]] == level[u] - 1:
+                    path[depth] = e
+                    depth += 1
+                    u = head[e]
+                    found = True
+                    break
+                at[u] += 1
+            if not found:
+                if depth == 0:
+                    break
+                level[u] = -2
+                depth -= 1
+                u = head[mate[path[depth]]]
+                at[u] += 1
+    return flow

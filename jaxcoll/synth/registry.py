@@ -15,12 +15,10 @@ from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd
+from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
 from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
-from jaxcoll.synth.oblivious.swing import Swing, Trivance
-from jaxcoll.synth.routing.min_congestion import MinCongestion
+from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped
-from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees

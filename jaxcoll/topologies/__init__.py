@@ -7,7 +7,6 @@ Start with ``grids``: rings, meshes, tori, and ``product``, which builds most of
 """
 
 from jaxcoll.topologies import generative
-from jaxcoll.topologies.complete import fully_connected, star, switch
 from jaxcoll.topologies.gpu_clusters import (
     DGX1_CIRCLES,
     dgx1,
@@ -17,7 +16,16 @@ from jaxcoll.topologies.gpu_clusters import (
     mi250,
     nvswitch_hosts,
 )
-from jaxcoll.topologies.grids import hypercube, mesh, product, ring, torus
+from jaxcoll.topologies.grids import (
+    fully_connected,
+    hypercube,
+    mesh,
+    product,
+    ring,
+    star,
+    switch,
+    torus,
+)
 from jaxcoll.topologies.switch_tiers import (
     behind_routers,
     bigraph,

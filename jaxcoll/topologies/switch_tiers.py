@@ -31,8 +31,7 @@ from jaxcoll.topologies.arguments import (
     speed,
     speeds,
 )
-from jaxcoll.topologies.complete import fully_connected, switch
-from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, product, ring
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, fully_connected, product, ring, switch
 from jaxcoll.topology import Topology
 
 

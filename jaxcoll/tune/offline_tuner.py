@@ -28,8 +28,8 @@ from jaxcoll.configurations.config import Config, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import clock
 from jaxcoll.execute.buckets import BUCKET_BYTES
+from jaxcoll.execute.choice import measured_costs
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.tune.backend_space import jax_space
@@ -213,7 +213,7 @@ def _decide(
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
-    if winner and not clock.is_faster(times[:, winner], times[:, 0]):
+    if winner and not measured_costs.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
     table.choose(trial.task, default, config if winner else None, seconds, machine)
@@ -289,7 +289,7 @@ def bucket_bytes(
     checks.function(step_of, "step_of", TuneError)
     wanted = checks.integers(sizes, "sizes", TuneError, least=0)
     checks.integer(rounds, "rounds", TuneError, least=2)
-    calls: dict[int, clock.Call] = {}
+    calls: dict[int, measured_costs.Call] = {}
     programs: set[str] = set()
     usual = None
     for nbytes in dict.fromkeys([BUCKET_BYTES, *wanted]):
@@ -303,10 +303,10 @@ def bucket_bytes(
         if (text := lowered.as_text()) not in programs:
             programs.add(text)
             calls[nbytes] = functools.partial(lowered.compile(), *args)
-    together = [clock.calls_together(call) for call in calls.values()]
-    times = clock.in_alternation(list(calls.values()), together, rounds)
+    together = [measured_costs.calls_together(call) for call in calls.values()]
+    times = measured_costs.in_alternation(list(calls.values()), together, rounds)
     medians = np.median(times, axis=0)
     best = int(medians.argmin())
-    if best and not clock.is_faster(times[:, best], times[:, 0]):
+    if best and not measured_costs.is_faster(times[:, best], times[:, 0]):
         best = 0
     return BucketSizes(list(calls)[best], dict(zip(calls, medians.tolist(), strict=True)))

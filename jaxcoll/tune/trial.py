@@ -25,8 +25,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.configurations.config import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import clock, functions
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute import functions
+from jaxcoll.execute.choice import configured, measured_costs
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
@@ -236,8 +236,8 @@ class Trial:
         calls = [functools.partial(program.run, self.operand) for program in programs]
         for program, call in zip(programs, calls, strict=True):
             if program not in self._together:
-                self._together[program] = clock.calls_together(call)
-        return clock.in_alternation(calls, [self._together[p] for p in programs], rounds)
+                self._together[program] = measured_costs.calls_together(call)
+        return measured_costs.in_alternation(calls, [self._together[p] for p in programs], rounds)
 
     # ------------------------------------------------------------------ the collective
 

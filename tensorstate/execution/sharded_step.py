@@ -75,8 +75,11 @@ class ShardedStep:
         name = getattr(self.step, "__name__", "step")
         return f"ShardedStep({name}: {len(arguments)} arguments, {len(results)} results)"
 
-    def jit(self, donate: bool = True) -> Callable[..., Any]:
+    def jit(self, donate: bool = True) -> JittedStep:
         """The step, jitted with these shardings and options.
+
+        Called with arrays that an earlier call was donated, or with one array donated twice, it
+        raises ``PlanError``.
 
         Args:
             donate: whether ``donate_argnums`` are donated.
@@ -85,13 +88,15 @@ class ShardedStep:
             PlanError: ``donate`` is neither True nor False.
         """
         checks.flag(donate, "donate", PlanError)
-        return jax.jit(
+        donated = self.donate_argnums if donate else ()
+        jitted = jax.jit(
             self.step,
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
-            donate_argnums=self.donate_argnums if donate else (),
+            donate_argnums=donated,
             compiler_options=dict(self.compiler_options) or None,
         )
+        return JittedStep(jitted, donated)
 
     def put(self, arguments: Any) -> Any:
         """The arguments on the devices, as the plan shards them: padded where it pads them.
@@ -178,6 +183,64 @@ class ShardedStep:
             out_shardings=self.out_shardings,
             donate_argnums=self.donate_argnums if donate else (),
         )
+
+
+class JittedStep:
+    """A jitted step (``jax.stages.Wrapped``), whose errors name arguments that were donated.
+
+    Args:
+        jitted: the step under ``jax.jit``.
+        donated: the numbers of its donated arguments.
+    """
+
+    def __init__(self, jitted: jax.stages.Wrapped, donated: Sequence[int]):
+        self.jitted, self.donated = jitted, tuple(donated)
+
+    def __call__(self, *args):
+        try:
+            return self.jitted(*args)
+        except RuntimeError as error:
+            reason = _donated_before(args) or _donated_twice(args, self.donated)
+            if reason is None:
+                raise
+            raise PlanError(reason) from error
+
+    def trace(self, *args) -> jax.stages.Traced:
+        """As of ``jax.jit``."""
+        return self.jitted.trace(*args)
+
+    def lower(self, *args) -> jax.stages.Lowered:
+        """As of ``jax.jit``."""
+        return self.jitted.lower(*args)
+
+
+def _donated_before(args: Sequence[Any]) -> str | None:
+    """Which of the arguments is gone, if one is."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            return (
+                f"argument {_named(path)} was donated to an earlier call, which has reused its "
+                "memory: pass what that call returned in its place, or take jit(donate=False)"
+            )
+    return None
+
+
+def _donated_twice(args: Sequence[Any], donated: Sequence[int]) -> str | None:
+    """Which two arguments are one array, where one of them is donated."""
+    first: dict[int, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
+        other = first.setdefault(id(leaf), path)
+        if other is not path and {path[0].idx, other[0].idx} & set(donated):
+            return (
+                f"arguments {_named(other)} and {_named(path)} are one array, and donated: copy "
+                "one of them (jnp.copy), make them one argument, or take jit(donate=False)"
+            )
+    return None
+
+
+def _named(path: Sequence[Any]) -> str:
+    """The number of an argument, and the path in it."""
+    return f"{path[0].idx}{jax.tree_util.keystr(tuple(path[1:]))}"
 
 
 def apply(

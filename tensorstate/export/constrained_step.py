@@ -4,8 +4,8 @@ The operators of the step run on global arrays, in the order of the plan. Every 
 constrained to the placements in which the plan produces it. Products, reductions and elementwise
 operators are left to XLA's partitioner, whose operands and results have the plan's shardings.
 
-What the partitioner would do otherwise is an *island*: a small ``jax.shard_map`` around one reshard
-or one operator.
+Where the partitioner would run something else there is an *island*, a small ``jax.shard_map``
+around one reshard or one operator:
 
 - A reshard is one collective of ``jax.lax``. As a constraint, XLA for CPU makes an all-reduce of
   every reduce-scatter, of equal bytes and twice the time, and of a reshard between two axes

@@ -107,8 +107,13 @@ class PlanFile:
                     f"operator {number} is {_operator_text(given)} ({source}), the plan has "
                     f"{_operator_text(planned)} there"
                 )
-        if len(operators) != len(self.operators):
-            return f"it has {len(operators)} operators, the plan {len(self.operators)}"
+        common = min(len(operators), len(self.operators))
+        if len(operators) > common:
+            source = graph.operators[common].source
+            text = _operator_text(operators[common])
+            return f"operator {common} is {text} ({source}), with which the plan's step has ended"
+        if len(self.operators) > common:
+            return f"it ends before operator {common}, {_operator_text(self.operators[common])}"
         return None
 
     def check_decisions(self, problem: Problem) -> None:

@@ -213,7 +213,8 @@ class HloComparison:
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
             temporaries and results that take no argument's place.
         predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
-            several axes taken axis by axis, and permutes as exchanges. 0 without a network.
+            several axes taken axis by axis, permutes as exchanges, and those of pipeline stages as
+            sends. 0 without a network.
         by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
             has the collectives that no tensor of the plan asks for.
     """
@@ -303,6 +304,7 @@ def compare_with_hlo(
         )
         for key in sorted({*expected, *count})
     )
+    stages = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
     return HloComparison(
@@ -313,18 +315,29 @@ def compare_with_hlo(
         cost.memory.peak - cost.memory.inputs,
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
-        0.0 if network is None else network_seconds(program.collectives, network),
+        0.0 if network is None else network_seconds(program.collectives, network, stages),
         () if names is None else _by_tensor(program.collectives, cost, names),
     )
 
 
-def network_seconds(collectives: Iterable[HloCollective], network: CollectiveCostModel) -> float:
-    """Seconds of collectives on a network, one after the other."""
+def network_seconds(
+    collectives: Iterable[HloCollective],
+    network: CollectiveCostModel,
+    stages: frozenset[int] = frozenset(),
+) -> float:
+    """Seconds of collectives on a network, one after the other.
+
+    Args:
+        stages: mesh axes along which permutes are sends from stage to stage.
+    """
     every = tuple(axis for axis, size in enumerate(network.mesh.sizes) if size > 1)
-    return math.fsum(
-        c.times * _seconds(c.kind, every if c.axes is None else c.axes, c.nbytes, network)
-        for c in collectives
-    )
+
+    def seconds_of(c: HloCollective) -> float:
+        if c.kind == "permute" and c.axes and stages.issuperset(c.axes):
+            return network.send_seconds(c.axes[0], c.nbytes)
+        return _seconds(c.kind, every if c.axes is None else c.axes, c.nbytes, network)
+
+    return math.fsum(c.times * seconds_of(c) for c in collectives)
 
 
 def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveCostModel) -> float:

@@ -42,6 +42,7 @@ class Declaration(NamedTuple):
         operands, results: the label of every dimension.
         whole: labels that every device has as a whole; ``None`` where they are found by trying.
         tried: the declaration that is tried for them: of a gradient, its function's.
+        summed: labels of operands alone over which the function sums.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -49,10 +50,11 @@ class Declaration(NamedTuple):
     results: tuple[Names, ...]
     whole: frozenset[str] | None
     tried: Declaration | None = None
+    summed: frozenset[str] = frozenset()
 
 
 def declare(
-    function: Callable[..., Any], labels: str, *, whole: str | None = None
+    function: Callable[..., Any], labels: str, *, whole: str | None = None, summed: str = ""
 ) -> Callable[..., Any]:
     """The function, with a rule by which plans shard it.
 
@@ -65,10 +67,12 @@ def declare(
             they are.
         whole: labels that stay whole, as ``"k d"``. By default those along which the function
             returns something else on halves of small random arrays than on all of them.
+        summed: labels that no result has and that may be sharded: the results are the sums of those
+            on the parts of the operands, as over ``"k"`` of a product ``"m k, k n -> m n"``.
 
     Raises:
-        PlanError: labels that are no such pattern; and, while a step is traced, other numbers of
-            dimensions, or a function that does not run on small arrays.
+        PlanError: labels that are no such pattern, or are both whole and summed; and, while a step
+            is traced, other numbers of dimensions, or a function that does not run on small arrays.
     """
     checks.function(function, "the declared function", PlanError)
     operands, results = _parsed(labels)
@@ -77,12 +81,14 @@ def declare(
     if given is not None and not given <= known:
         raise PlanError(f"whole={whole!r} names {min(given - known)!r}, which {labels!r} lacks")
 
+    added = _summed(summed, operands, results, given or frozenset(), labels)
+
     @functools.wraps(function)
     def several(*arrays):
         made = function(*arrays)
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
-    forward = Declaration(several, operands, results, given)
+    forward = Declaration(several, operands, results, given, summed=added)
 
     @jax.custom_vjp
     def call(*arrays):
@@ -117,6 +123,25 @@ def _parsed(labels: object) -> tuple[tuple[Names, ...], tuple[Names, ...]]:
     if unknown:
         raise PlanError(f"the results of {text!r} have {min(unknown)!r}, which no operand has")
     return operands, results
+
+
+def _summed(
+    summed: object,
+    operands: Sequence[Names],
+    results: Sequence[Names],
+    whole: frozenset[str],
+    labels: str,
+) -> frozenset[str]:
+    """The labels that are summed over, checked."""
+    asked = frozenset(checks.text(summed, "summed", PlanError).split() if summed != "" else ())
+    of_operands, of_results = ({n for names in side for n in names} for side in (operands, results))
+    unfit = asked - (of_operands - of_results - whole)
+    if unfit:
+        raise PlanError(
+            f"summed={summed!r} must name labels of operands that no result of {labels!r} has and "
+            f"that do not stay whole, got {min(unfit)!r}"
+        )
+    return asked
 
 
 @functools.cache
@@ -200,7 +225,7 @@ def sharding_rule(
     names = dict.fromkeys(itertools.chain.from_iterable(declaration.operands))
     number = {name: k for k, name in enumerate(names)}
     missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
-    whole = whole | missing
+    whole = whole | (missing - tried.summed)
     summed = {n for n in names if any(n not in of_result for of_result in declaration.results)}
     sizes = {
         name: size

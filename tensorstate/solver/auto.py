@@ -3,7 +3,8 @@
 1. The step is searched without the limit: exactly on up to two mesh axes, by coordinate descent on
    more, or where the exact search has nothing in time. Where the plan fits it is the answer, and
    its bound the bound: no plan under a limit is faster than the best without one.
-2. Otherwise the exact search runs under the limit. A plan proved within the gap is the answer.
+2. Otherwise it is repaired (``repair``), and the exact search runs under the limit where the result
+   is not within the gap. A plan within the gap is the answer.
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
    best plan so far. The best plan that fits is the answer, under the highest bound.
 4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
@@ -34,13 +35,15 @@ from tensorstate.solver.exact import (
     solve_within_limit,
 )
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
+from tensorstate.solver.repair import Repaired, repair
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
 MAX_EXACT_AXES = 2
 
 # Parts of the time limit after which a stage yields to the next: the search without a limit, the
-# exact search within it, the named strategies, coordinate descent. The least memory has the rest.
-FREE_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.4, 0.65, 0.75, 0.9
+# repair, the exact search within it, the named strategies, coordinate descent. The least memory has
+# the rest.
+FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.4, 0.75, 0.85, 0.9, 0.95
 
 # Seconds of the exact search within a limit, and of a named strategy, whatever the time limit.
 EXACT_CAP_S, NAMED_CAP_S = 300.0, 10.0
@@ -87,12 +90,15 @@ class _Search:
         free = self._without_limit()
         if limit is None or free.cost.memory.fits(limit):
             return free
-        bound, found = free.bound, list[SearchResult]()
-        exact = self._exactly()
+        bound = free.bound
+        repaired = self._repaired(free)
+        found = [] if repaired.fitting is None else [repaired.fitting]
+        exact = None if self._is_close(found, bound) else self._exactly()
         if isinstance(exact, SearchResult):
-            bound, found = max(bound, exact.bound), [exact]
-        elif exact is not None and exact.proven:
-            raise self._refusal(exact, free)
+            bound, found = max(bound, exact.bound), [*found, exact]
+        elif exact is not None and exact.proven and not found:
+            least = exact.least_memory or repaired.least_memory
+            raise self._refusal(Infeasible(True, least), free)
         if not self._is_close(found, bound):
             found += self._named()
         if not self._is_close(found, bound):
@@ -100,7 +106,7 @@ class _Search:
             if descended is not None:
                 bound, found = max(bound, descended.bound), [*found, descended]
         if not found:
-            found = [self._least_memory()]
+            found = [self._least_memory(repaired.least_memory)]
         best = min(found, key=lambda result: result_order(result, limit))
         return dataclasses.replace(best, bound=min(bound, best.objective))
 
@@ -143,6 +149,17 @@ class _Search:
                 raise PlanError(infeasible_message(self.problem, self.candidates, result, options))
         descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         return descent.solve(self.problem, self.candidates, options, self.progress)
+
+    def _repaired(self, free: SearchResult) -> Repaired:
+        return repair(
+            self.problem,
+            self.candidates,
+            self.options,
+            free,
+            bound=free.bound,
+            gap=self.solver.gap,
+            until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
+        )
 
     def _exactly(self) -> SearchResult | Infeasible | None:
         """The exact search within the limit; ``None`` on meshes of more axes."""
@@ -191,8 +208,12 @@ class _Search:
         except PlanError:
             return None
 
-    def _least_memory(self) -> SearchResult:
-        """A plan of the least memory, if it fits."""
+    def _least_memory(self, known: SearchResult) -> SearchResult:
+        """A plan of the least memory, if it fits.
+
+        Args:
+            known: the plan with the least memory so far.
+        """
         least, nbytes = minimize_memory(
             self.problem,
             self.candidates,
@@ -201,8 +222,10 @@ class _Search:
             until=self._until(),
         )
         limit = self.options.memory_limit or math.inf
-        if least is None or not least.cost.memory.fits(limit):
-            proven = self._is_exact and least is not None and nbytes > limit
+        if least is None or least.cost.memory.peak > known.cost.memory.peak:
+            least = known
+        if not least.cost.memory.fits(limit):
+            proven = self._is_exact and limit < nbytes < math.inf
             raise self._refusal(Infeasible(proven, least))
         return least
 

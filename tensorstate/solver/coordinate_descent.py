@@ -371,7 +371,10 @@ def _merged_axes_start(
         return None
     pairs = zip(expanded, result.decisions.strategies, strict=True)
     decisions = Decisions(tuple(strategies[merged] for strategies, merged in pairs))
-    cost = estimate_cost(problem, decisions)
+    try:
+        cost = estimate_cost(problem, decisions)
+    except PlanError:  # nearest strategies that do not fit each other: replicated before partial
+        return None
     return dataclasses.replace(
         result, decisions=decisions, cost=cost, objective=options.value(cost)
     )

@@ -351,6 +351,18 @@ class Formulation:
         self.program.add_cost(self.peak, 1.0)
         self.program.set_low(self.peak, 0.0)
 
+    def make_limit_elastic(self, seconds: float) -> int:
+        """Let memory exceed its limit, for some seconds per thousandth; the excess, a variable.
+
+        The price is on the excess, not on the peak: that would be a constant in the objective, of
+        which the gap of the solver is a part.
+        """
+        limit = MEMORY_UNITS
+        self.program.set_high(self.peak, np.inf)
+        excess = self.program.add_variable(cost=MICROSECONDS * seconds)
+        self.program.add_constraint([(excess, 1.0), (self.peak, -1.0)], -limit, np.inf)
+        return excess
+
     def is_infeasible(self, seconds: float) -> bool:
         """Whether it is proved in some seconds that nothing fits into the memory limit."""
         if self.memory_constraints is None or not math.isfinite(self.memory_constraints.limit):

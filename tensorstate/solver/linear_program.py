@@ -143,6 +143,10 @@ class LinearProgram:
         """Another lower bound of a variable."""
         self._low[variable] = low
 
+    def set_high(self, variable: int, high: float) -> None:
+        """Another upper bound of a variable."""
+        self._high[variable] = self._implied_upper[variable] = high
+
     def set_lazy(self, rows: csr_matrix) -> None:
         """Rows ``row @ variables <= 0`` that are added when a solution exceeds them.
 

@@ -209,7 +209,7 @@ class _GraphBuilder:
         )
 
     def _form(self, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
-        """The form of an operator, found once for all that are alike."""
+        """The form of an operator, found once for all that are equal."""
         key = (
             sharding.arguments,
             sharding.results,
@@ -226,7 +226,7 @@ class _GraphBuilder:
         return known
 
     def _read_form(self, atom: FlatAtom) -> Hashable:
-        """What the form of an operator depends on in an operand."""
+        """The properties of an operand that the form of its operator depends on."""
         kind = getattr(atom.dtype, "kind", "O")
         if isinstance(atom, SplatConstant):
             return atom.shape, kind, bool(np.all(atom.value == 0))

@@ -110,7 +110,7 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, options, program)
 
-    # A call of its own: its garbage is freed before the collection that follows the pause.
+    # A call of its own, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():
         return traced()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.bounds.flows_over_time import Latencies, across, entering, least_times, leaving
+from jaxcoll.bounds.all_reduce_times import Latencies, across, entering, least_times, leaving
 from jaxcoll.bounds.times import arrival_over_time
 from jaxcoll.topology import Topology
 

@@ -21,7 +21,7 @@ from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import GroupNetwork
 from jaxcoll.topologies import torus
 from tests.execute.harness import integers, mesh_of, sharded
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 NETWORKS = {"torus": torus(4, 4), "circulant": GroupNetwork.circulant(16, (3, 4)).topology()}
 

@@ -19,7 +19,7 @@ from jaxcoll.configurations.config import Config
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import chakra, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text
-from jaxcoll.io.nccl.rules import NcclRule
+from jaxcoll.io.nccl.conf import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.tables.decision import Machine

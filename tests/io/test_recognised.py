@@ -10,7 +10,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import FormatError, io
 from jaxcoll.io.nccl import conf, ncclx
-from jaxcoll.io.nccl.rules import NcclRule
+from jaxcoll.io.nccl.conf import NcclRule
 from jaxcoll.trees import TreeFlow
 from tests.calibration.test_timings import MSCCLPP
 from tests.cli.calls import called, refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxcoll.errors import FormatError
-from jaxcoll.io.resumed_rows import completed
+from jaxcoll.io.files import completed
 
 COLUMNS = ("n", "square", "note")
 JOBS = {(str(n),): n for n in range(5)}

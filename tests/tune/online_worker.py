@@ -16,7 +16,7 @@ import random
 import sys
 import time
 
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 
 def main(port: int, processes: int, process: int, what: str, count: int, table: str) -> None:

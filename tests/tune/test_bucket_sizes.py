@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxcoll.tune
 from jaxcoll import optax
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import clock
+from jaxcoll.execute.choice import measured_costs
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 LEAVES = {name: jnp.arange(8.0) for name in "abcd"}
@@ -39,7 +39,7 @@ def speed(monkeypatch):
         noise = np.random.default_rng(0).normal(1, 0.01, (rounds, len(calls)))
         return np.array(seconds)[: len(calls)] * noise
 
-    monkeypatch.setattr(clock, "in_alternation", in_alternation)
+    monkeypatch.setattr(measured_costs, "in_alternation", in_alternation)
     return seconds
 
 

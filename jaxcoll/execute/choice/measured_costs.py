@@ -12,6 +12,8 @@ which every program pays):
 Collectives of few bytes run several times in a program, each on the result of the one before: that
 is what they cost in a training step, and the dispatch weighs less. All programs are called in
 alternation, so that other load on the machine meets all of them.
+
+The clock for programs is here too: calls in alternation, and which is faster beyond noise.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,7 +35,7 @@ from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
-from jaxcoll.execute import clock, functions
+from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.io.files import load_usable, write_text
@@ -42,6 +44,98 @@ from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
 from jaxcoll.synth import synthesize
+
+# Calls of a program are timed together until they take this long: a clock and a dispatch then weigh
+# less than a percent.
+_LEAST_ROUND = 2e-3
+# A program is faster than another when its paired times are lower by this many standard errors.
+_CONFIDENCE = 2.0
+
+# Rounds of a comparison after which medians settle, and the fewest that are taken.
+_ROUNDS, _FEWEST_ROUNDS = 40, 5
+
+Call = Callable[[], Any]
+
+
+def calls_together(call: Call) -> int:
+    """How many calls are timed together; two are made to find out."""
+    _timed(call, 1)
+    return max(1, round(_LEAST_ROUND / max(_timed(call, 1), 1e-6)))
+
+
+def in_alternation(calls: Sequence[Call], together: Sequence[int], rounds: int) -> np.ndarray:
+    """Seconds per call, a row per round and a column per program.
+
+    The programs of a round run one after another, each round in another order, so that
+    other load on the machine meets all of them.
+
+    Args:
+        calls: run a program each and return its arrays; all ran before.
+        together: calls of each that are timed together.
+
+    Raises:
+        TuneError: rounds below 1.
+    """
+    checks.integer(rounds, "rounds", TuneError, least=1)
+    times = np.empty((rounds, len(calls)))
+    for i in range(rounds):
+        for j in np.roll(np.arange(len(calls)), i).tolist():
+            times[i, j] = _timed(calls[j], together[j]) / together[j]
+    return times
+
+
+def is_faster(times: np.ndarray, others: np.ndarray) -> bool:
+    """Whether times are lower than others of the same rounds, beyond noise."""
+    ratios = np.log(times / others)
+    error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
+    return float(np.median(ratios)) < -_CONFIDENCE * error
+
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+def net_medians(calls: Mapping[Label, Call], nothing: Label, until: float) -> dict[Label, float]:
+    """Median seconds of programs beyond those of the one that does nothing, in alternation.
+
+    Args:
+        until: by ``time.monotonic``; the fewest rounds are taken after it too.
+    """
+    labels = list(calls)
+    together = [calls_together(calls[label]) for label in labels]
+    rows = []
+    while len(rows) < _FEWEST_ROUNDS or (len(rows) < _ROUNDS and time.monotonic() < until):
+        rows.append(in_alternation([calls[label] for label in labels], together, 1)[0])
+    medians = np.median(np.asarray(rows), axis=0)
+    dispatch = medians[labels.index(nothing)]
+    # A clock may see a program faster than one that does nothing.
+    least = 0.02 * dispatch
+    return {
+        label: float(max(median - dispatch, least))
+        for label, median in zip(labels, medians, strict=True)
+    }
+
+
+def repeated(body: Callable, times: int) -> Callable:
+    """A collective several times, each of a vector that the one before has changed."""
+
+    def run(v):
+        out = body(v)
+        for _ in range(times - 1):
+            shared = min(len(v), len(out))
+            v = lax.dynamic_update_slice(v, out[:shared], (0,))
+            out = body(v)
+        return out
+
+    return run
+
+
+def _timed(call: Call, calls: int) -> float:
+    started = time.perf_counter()
+    for _ in range(calls):
+        out = call()
+    jax.block_until_ready(out)
+    return time.perf_counter() - started
+
 
 FORMAT = "jaxcoll.execution-costs/1"
 _MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
@@ -141,13 +235,13 @@ def _measured(
         ("sums", "reduce_scatter", ring, _MANY, 1),
         ("swaps", "all_to_all", swap, _MANY, 1),
     ]
-    calls: dict[str, clock.Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
+    calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
-        body = clock.repeated(_body(_KINDS[kind], schedule), times)
+        body = repeated(_body(_KINDS[kind], schedule), times)
         calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
-    taken = clock.net_medians(calls, "nothing", until)
+    taken = net_medians(calls, "nothing", until)
     taken = {label: taken[label] / times for label, *_, times in wanted}
     shared = backend == "cpu"
     per = 1 / n if shared else 1.0
@@ -189,7 +283,7 @@ def _cut(kind: str, ranks: int) -> int:
     return ranks if kind == "all_gather" else 1
 
 
-def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> clock.Call:
+def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> Call:
     """A compiled program on an operand of so many bytes per rank, over ``cut``; it ran once."""
     spec = PartitionSpec(_AXIS)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))

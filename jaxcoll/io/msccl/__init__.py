@@ -1,7 +1,6 @@
 """MSCCL XML: schedules as the programs that MSCCL, its executor for NCCL and RCCL run.
 
-- ``runtimes``: who reads such programs, and their limits;
-- ``program``: a program as data, and its XML;
+- ``program``: a program as data, its XML, and the limits of the runtimes that read it;
 - ``lowering``: the program of a schedule;
 - ``replay``: a program run message by message, and the schedule that it carries out.
 """

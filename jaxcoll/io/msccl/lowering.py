@@ -9,8 +9,15 @@ import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io.msccl import program as form
-from jaxcoll.io.msccl.program import Block, Instruction, Program
-from jaxcoll.io.msccl.runtimes import MOST_CHARACTERS, MOST_ELEMENTS, Runtime, written_for
+from jaxcoll.io.msccl.program import (
+    MOST_CHARACTERS,
+    MOST_ELEMENTS,
+    Block,
+    Instruction,
+    Program,
+    Runtime,
+    written_for,
+)
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 

@@ -1,6 +1,6 @@
 """Rules of NCCL's tuners, and the files that hold them.
 
-In reading order: ``rules`` (what a rule says and which decides), ``conf`` (``nccl_tuner.conf`` of
-NCCL's example plugin), ``ncclx`` (CSV and JSON of Meta's NCCLX). ``jc.tune.nccl`` is their face.
+In reading order: ``conf`` (what a rule says and which decides, and ``nccl_tuner.conf`` of NCCL's
+example plugin), ``ncclx`` (CSV and JSON of Meta's NCCLX). ``jc.tune.nccl`` is their face.
 docs/tuner-tables.md describes the formats and their sources.
 """

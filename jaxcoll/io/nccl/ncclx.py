@@ -23,7 +23,7 @@ from typing import Literal
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
-from jaxcoll.io.nccl.rules import COLLECTIVES, NcclRule, checked_rules
+from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule, checked_rules
 from jaxcoll.numerics import checks
 
 _KINDS = {word: kind for kind, word in COLLECTIVES.items()}

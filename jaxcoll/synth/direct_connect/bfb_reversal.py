@@ -22,7 +22,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.max_flow import FlowNetwork
+from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule, concatenate

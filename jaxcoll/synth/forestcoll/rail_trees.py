@@ -23,8 +23,7 @@ import numpy as np
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
-from jaxcoll.numerics.connectivity import components
-from jaxcoll.numerics.max_flow import FlowNetwork
+from jaxcoll.numerics.connectivity import FlowNetwork, components
 from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

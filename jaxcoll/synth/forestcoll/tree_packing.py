@@ -24,9 +24,9 @@ import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.max_flow import FlowNetwork, dinic
+from jaxcoll.numerics.connectivity import FlowNetwork, dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.capacities import Pair
+from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import (
     Arcs,
     Packed,

@@ -7,7 +7,7 @@ docs/tuner-tables.md describes the formats and their sources.
 """
 
 from jaxcoll.io.nccl import conf, ncclx
-from jaxcoll.io.nccl.rules import NcclRule, answer
+from jaxcoll.io.nccl.conf import NcclRule, answer
 from jaxcoll.tune.nccl import environment, nccl_tests, shared_table
 from jaxcoll.tune.nccl.environment import rules_of
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from jaxcoll.configurations.config import Config, Task, Value
 from jaxcoll.errors import TuneError
-from jaxcoll.io.nccl.rules import ALGORITHMS, NcclRule
+from jaxcoll.io.nccl.conf import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jaxcoll.errors import TuneError
 from jaxcoll.io.files import write_bytes
-from jaxcoll.io.nccl.rules import (
+from jaxcoll.io.nccl.conf import (
     ALGORITHMS,
     COLLECTIVES,
     MAX_BYTES,

@@ -29,7 +29,6 @@ from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step import processes
-from jaxcoll.tune.training_step.interrupts import Held
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
@@ -45,7 +44,7 @@ from jaxcoll.tune.training_step.programs import (
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
 from jaxcoll.tune.training_step.state_machine import TIMED, TRANSITIONS, Event, State
-from jaxcoll.tune.training_step.timing import Timing, Turns
+from jaxcoll.tune.training_step.timing import Held, Timing, Turns
 
 log = logging.getLogger(__name__)
 

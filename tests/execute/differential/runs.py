@@ -23,7 +23,7 @@ from tests.execute.differential.comparison import (
     read,
 )
 from tests.execute.differential.programs import Run, first_line
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 
 def work(first: int, end: int, *modules: str) -> None:

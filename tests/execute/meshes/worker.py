@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 
-from tests.xla_flags import cpu_devices
+from tests.execute.meshes.xla_flags import cpu_devices
 
 
 def main(port: int, processes: int, process: int, devices: int, what: str) -> None:

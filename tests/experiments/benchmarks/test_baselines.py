@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from experiments.benchmarks.default import baselines
+from experiments.benchmarks.default import default
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
@@ -21,8 +21,8 @@ HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly", "dgx-h100"}
 
 
 def test_networks_are_those_of_table_iv_and_hosts():
-    assert len(baselines.NETWORKS) == 9 + 1
-    for name, make in baselines.NETWORKS.items():
+    assert len(default.NETWORKS) == 9 + 1
+    for name, make in default.NETWORKS.items():
         topology = make()
         assert topology.is_homogeneous == (name not in HETEROGENEOUS)
         assert topology.num_ranks <= 64
@@ -30,29 +30,29 @@ def test_networks_are_those_of_table_iv_and_hosts():
 
 def test_rows_and_reasons():
     topology = topologies.mesh(2, 3)
-    rows, refused = baselines.measure(topology, ["ring", "rhd", "tto", "bucket"], (1, 2), "astra")
+    rows, refused = default.measure(topology, ["ring", "rhd", "tto", "bucket"], (1, 2), "astra")
     assert [row["synthesizer"] for row in rows] == ["ring", "tto", "bucket"]
     assert list(refused) == ["rhd"]
     assert "power of two" in refused["rhd"]
     for row in rows:
-        for size in baselines.SIZES:
+        for size in default.SIZES:
             assert 0 < row[f"% at {size}"] <= 100
             assert row[size] > 0
         chunks = row["chunks"].split("/")
         assert len(chunks) == 3
         assert set(chunks) <= {"1", "2"}
-    assert baselines.winners(rows, "1 GB") == ["ring"]
-    assert baselines.winners([*rows[:2], rows[0]], "1 KB")
+    assert default.winners(rows, "1 GB") == ["ring"]
+    assert default.winners([*rows[:2], rows[0]], "1 KB")
 
 
 def test_variants_and_sizes():
     topology = topologies.hypercube(3)
-    results = baselines.results_of(topology, "double_binary_tree", (1, 8), "astra")
+    results = default.results_of(topology, "double_binary_tree", (1, 8), "astra")
     # One piece is best for small data, many for large.
     assert results["1 KB"].messages < results["1 GB"].messages
     with pytest.raises(TopologyError, match="DGX-1 only"):
-        baselines.results_of(topology, "c_cube", (1,), "astra")
-    assert len(baselines._variants("rhd", "astra")) == 4
+        default.results_of(topology, "c_cube", (1,), "astra")
+    assert len(default._variants("rhd", "astra")) == 4
 
 
 SMALL = (topologies.torus(4, 4), topologies.mesh(3, 4))
@@ -64,34 +64,34 @@ SMALL = (topologies.torus(4, 4), topologies.mesh(3, 4))
         *itertools.product(SMALL, MODELS),
         *(
             pytest.param(make(), "astra", marks=pytest.mark.slow)
-            for make in baselines.NETWORKS.values()
+            for make in default.NETWORKS.values()
         ),
     ],
     ids=str,
 )
 def test_nothing_is_quicker_than_auto(network, model):
     names = [name for name in SYNTHESIZERS if name not in SEARCHES]
-    rows, _ = baselines.measure(network, names, (1, 4), model)
+    rows, _ = default.measure(network, names, (1, 4), model)
     assert rows[-1]["synthesizer"] == "auto"
     tried = [r for r in rows if r["synthesizer"] == "auto" or REGISTRY[r["synthesizer"]].variants()]
     problem = Problem(network, Collective("all_reduce", network.num_ranks))
-    for size, nbytes in baselines.SIZES.items():
+    for size, nbytes in default.SIZES.items():
         wanted = [r for r in tried if r["synthesizer"] != "joint_trees"]
         if JointTrees(nbytes).may_win(problem):  # it is set aside where bounds say that it may not
             wanted = tried
-        assert "auto" in baselines.winners(wanted, size)
+        assert "auto" in default.winners(wanted, size)
         # What auto leaves out gains no more than it leaves to gain.
         assert all(row[size] >= rows[-1][size] * (1 - Portfolio().tolerance) for row in rows)
-    assert len(rows[-1]["took"].split(" / ")) == len(baselines.SIZES)
+    assert len(rows[-1]["took"].split(" / ")) == len(default.SIZES)
     assert "took" not in rows[0]
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(baselines, "NETWORKS", {"small": lambda: topologies.torus(2, 2)})
+    monkeypatch.setattr(default, "NETWORKS", {"small": lambda: topologies.torus(2, 2)})
     monkeypatch.setenv("COLUMNS", "200")
     names = [name for name in SYNTHESIZERS if name not in ("tacos", "auto")]
-    baselines.main(["--networks", "small", "--synthesizers", *names, "--chunks", "1", "2"])
+    default.main(["--networks", "small", "--synthesizers", *names, "--chunks", "1", "2"])
     printed = capsys.readouterr().out
     assert "torus 2x2, 1 GB: " in printed
     assert "torus 2x2: c_cube, hdrm" in printed

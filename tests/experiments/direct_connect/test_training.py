@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.config import configure
-from experiments.direct_connect import data_parallel
+from experiments.direct_connect import costs
 from experiments.direct_connect.moe import (
     Block,
     Case,
@@ -110,7 +110,7 @@ def test_a_switch_transformer_exchanges_before_and_after_its_experts(config):
 
 def test_data_parallel_operations_are_those_of_the_table():
     model = load_model("gpt_2_small")
-    work = data_parallel.operations(model, A100, 8, 4)
+    work = costs.operations(model, A100, 8, 4)
     assert sum(op.nbytes for op in work if isinstance(op, Gradient)) == 4 * model.parameters
     flops = 0
     for place, row in enumerate(model.rows):
@@ -235,4 +235,4 @@ def test_claims_name_what_was_run(config):
     with pytest.raises(ConfigError, match="model of a case"):
         dataclasses.replace(config, cases=(Case("Switch-Tiny", 16),))
     with pytest.raises(ConfigError, match="model of samples"):
-        data_parallel.Panel("K5", {"gpt_5": 1})
+        costs.Panel("K5", {"gpt_5": 1})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.forestcoll import fsdp
+from experiments.forestcoll import algorithms
 from experiments.forestcoll.algorithms import ClusterConfig
 from experiments.forestcoll.tables import PAPER_FIXED_K
 from experiments.study import ConfigError
@@ -159,7 +159,9 @@ def test_training_is_faster_where_communication_counts():
     ],
 )
 def test_models_have_the_published_parameters(table, billions):
-    assert load_model(table, fsdp.MODELS).parameters / 1e9 == pytest.approx(billions, rel=0.003)
+    assert load_model(table, algorithms.MODELS).parameters / 1e9 == pytest.approx(
+        billions, rel=0.003
+    )
 
 
 def layers(*sizes: int) -> Workload:
@@ -172,22 +174,22 @@ def layers(*sizes: int) -> Workload:
 def test_an_iteration_by_hand():
     times = {"all_gather": lambda n: Fraction(n), "reduce_scatter": lambda n: Fraction(2 * n)}
     work = layers(1, 3)
-    assert fsdp.iteration(work, times, overlap=False) == 12 + 2 * (1 + 3) + 2 * (1 + 3)
+    assert algorithms.iteration(work, times, overlap=False) == 12 + 2 * (1 + 3) + 2 * (1 + 3)
     # Gathered at 1; forward to 3, while 1..4 gathers the next; forward 4..6, again gathered 4..7;
     # backward 7..11, gathered 7..8, summed 11..17; backward 11..15, summed 17..19.
-    assert fsdp.iteration(work, times, overlap=True) == 19
+    assert algorithms.iteration(work, times, overlap=True) == 19
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_iterations_of_one_kind_of_work(overlap):
     work = layers(5, 0, 7)
-    free = dict.fromkeys(fsdp.KINDS, lambda n: Fraction(0))
-    assert fsdp.iteration(work, free, overlap) == work.compute == 18
+    free = dict.fromkeys(algorithms.GATHERED, lambda n: Fraction(0))
+    assert algorithms.iteration(work, free, overlap) == work.compute == 18
     none = dict.fromkeys(("forward", "input_gradient", "weight_gradient"), Fraction(0))
     idle = Workload("", tuple(dataclasses.replace(layer, **none) for layer in work.layers))
-    times = dict.fromkeys(fsdp.KINDS, lambda n: Fraction(n))
-    assert fsdp.iteration(idle, times, overlap) == 3 * 12
-    total = fsdp.iteration(work, times, overlap)
+    times = dict.fromkeys(algorithms.GATHERED, lambda n: Fraction(n))
+    assert algorithms.iteration(idle, times, overlap) == 3 * 12
+    total = algorithms.iteration(work, times, overlap)
     assert max(18, 36) <= total <= 18 + 36
     assert overlap or total == 18 + 36
 

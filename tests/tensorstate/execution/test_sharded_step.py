@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
@@ -25,6 +26,7 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
+from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted
 
@@ -266,3 +268,54 @@ def test_other_arguments_are_refused():
             name = problem.traced.tensors[problem.traced.inputs[number]].name
             with pytest.raises(PlanError, match=rf"{re.escape(name)} is .* cast it"):
                 jax.eval_shape(applied.step, *changed)
+
+
+def test_donated_arrays_that_are_passed_again_are_named():
+    """After a call that took them, and twice in one call: a tied table with two names."""
+
+    def step(params, x):
+        total = (x @ params["embed"]).sum() + params["head"].sum()
+        return jax.tree.map(lambda p: p - total, params), total
+
+    row = np.ones((8, 4), np.float32)
+    args = {"embed": row, "head": row}, np.ones((2, 8), np.float32)
+    mesh = {"data": 2}
+    network = AlphaBetaCosts(MeshShape.of(mesh), (1.0,), (1e9,))
+    plan = search(step, jax.eval_shape(lambda: args), mesh=mesh, network=network, hardware="CPU")
+    applied = plan.apply()
+    run = applied.jit()
+    params, x = jax.device_put(args, applied.in_shardings)
+    with pytest.raises(PlanError, match=r"0\['embed'\] and 0\['head'\] are one array.*jnp.copy"):
+        run({"embed": params["head"], "head": params["head"]}, x)
+    params, x = jax.device_put(args, applied.in_shardings)
+    again, _ = run(params, x)
+    with pytest.raises(PlanError, match=r"0\['\w+'\] was donated to an earlier call.*donate=False"):
+        run(params, x)
+    assert float(run(again, x)[1]) != 0
+
+
+def test_tied_arguments_have_their_own_placements():
+    """One array as two arguments, pinned apart, in every form of the plan."""
+
+    def step(params, tokens):
+        def loss(params):
+            return jnp.square(params["embed"][tokens] @ params["head"].T).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, gradients), value
+
+    table = jnp.linspace(-1.0, 1.0, 128).reshape(16, 8)
+    args = {"embed": table, "head": table}, jnp.arange(8).reshape(2, 4)
+    plan = search(
+        step,
+        jax.eval_shape(lambda: args),
+        mesh=PLANE,
+        network=AlphaBetaCosts(MeshShape.of(PLANE), (1e-9,) * 2, (1e11,) * 2),
+        hardware="CPU",
+        pin={"params/embed": PartitionSpec("model"), "params/head": PartitionSpec(None, "model")},
+    )
+    for applied in (plan.apply(collectives=lax_collectives), plan.constrain()):
+        placed = jax.device_put(args, applied.in_shardings)
+        specs = [placed[0][name].sharding.spec for name in ("embed", "head")]
+        assert specs == [PartitionSpec("model", None), PartitionSpec(None, "model")]
+        assert_alike(jax.device_get(jitted(applied)(*placed)), jax.jit(step)(*args), 1e-5)

@@ -140,13 +140,22 @@ def longer(params, x):
         (lambda params, y: step(params, y), ARGS, "argument y of .* is not in the plan"),
         (lambda params, x: step(params, x)[0], ARGS, "result|no result"),
         (other, ARGS, r"operator \d+ is sin of .*test_plan_file.py.*the plan has tanh"),
-        (longer, ARGS, r"operator \d+|operators"),
+        (longer, ARGS, r"operator \d+ is neg of .*longer.*with which the plan's step has ended"),
     ],
 )  # fmt: skip
 def test_the_difference_of_another_step_is_named(function, args, message):
     saved = ts.SavedPlan(loads(text(searched())))
     with pytest.raises(PlanError, match=f"made for another step: .*({message})"):
         saved.on(function, args)
+
+
+def test_a_shorter_step_ends_before_the_plan():
+    plan = searched()
+    planned = plan_file(plan.problem, plan.result, plan.options)
+    shorter = dataclasses.replace(planned, operators=(*planned.operators, planned.operators[-1]))
+    difference = shorter.operator_difference(GRAPH)
+    assert difference is not None
+    assert difference.startswith(f"it ends before operator {len(planned.operators)}, ")
 
 
 class Own(ts.CollectiveCostModel):

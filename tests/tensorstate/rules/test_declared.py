@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.megablox import gmm
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash_kernel,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 import tensorstate as ts
 from tensorstate.errors import PlanError
@@ -97,6 +103,101 @@ def test_a_pallas_kernel_is_sharded():
     assert not declared.replicated
 
 
+def grouped(lhs, rhs, sizes):
+    return gmm(
+        lhs,
+        rhs,
+        sizes,
+        preferred_element_type=jnp.float32,
+        tiling=(32, 32, 32),
+        interpret=True,
+    )
+
+
+@pytest.mark.slow
+def test_megablox_is_sharded_by_columns_and_by_terms():
+    """Two grouped products as Megatron shards them: the second sums over what the first split."""
+
+    def experts(product, p, x, sizes):
+        def loss(p):
+            return jnp.square(product(jax.nn.relu(product(x, p["up"], sizes)), p["down"], sizes))
+
+        value, gradients = jax.value_and_grad(lambda p: loss(p).mean())(p)
+        return jax.tree.map(lambda w, g: w - g, p, gradients), value
+
+    product = ts.declare(grouped, "m k, g k n, g -> m n", whole="m g", summed="k")
+    args = tuple(arguments(({"up": s(2, 32, 64), "down": s(2, 64, 32)}, s(64, 32))))
+    args = (*args, jnp.array([24, 40], jnp.int32))
+    plan = ts.search(
+        functools.partial(experts, product),
+        jax.eval_shape(lambda: args),
+        mesh={"model": 4},
+        network=ts.AlphaBetaCosts(ts.MeshShape.of({"model": 4}), (1e-9,), (1e11,)),
+        hardware="CPU",
+        pin={"p/up": (None, None, "model")},
+    )
+    assert plan.specs.arguments[0]["down"] == jax.P(None, "model", None)
+    applied = plan.constrain()
+    assert plan.check(step=applied).agrees
+    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    assert_alike(
+        jax.device_get(found), experts(jax.lax.ragged_dot, args[0], args[1], args[2]), 1e-4
+    )
+
+
+def splash(q, k, v):
+    heads, length = q.shape[1:3]
+    mask = splash_mask.MultiHeadMask([splash_mask.CausalMask((length, length))] * heads)
+    return jax.vmap(splash_kernel.make_splash_mha_single_device(mask, interpret=True))(q, k, v)
+
+
+@pytest.mark.slow
+def test_splash_attention_is_sharded_by_batch_and_heads():
+    declared = ts.declare(splash, "b h q d, b h k d, b h k d -> b h q d", whole="q k d")
+    shape = s(2, 4, 128, 128)
+    plan = ts.search(
+        lambda x: jax.grad(lambda x: jnp.square(declared(x, x, x)).sum())(x),
+        (shape,),
+        mesh={"data": 2, "model": 2},
+        network=ts.AlphaBetaCosts(ts.MeshShape.of({"data": 2, "model": 2}), (1.0,) * 2, (1e9,) * 2),
+        hardware="CPU",
+        pin={"x": ("data", "model")},
+    )
+    assert plan.cost.communication == 0
+    (x,) = arguments((shape,))
+    applied = plan.constrain()
+    found = jitted(applied)(jax.device_put(x, *applied.in_shardings))
+
+    def plain(x):
+        return jax.nn.dot_product_attention(*[x.swapaxes(1, 2)] * 3, scale=1.0, is_causal=True)
+
+    expected = jax.grad(lambda x: jnp.square(plain(x)).sum())(x)
+    assert_alike(jax.device_get(found), expected, 1e-4)
+
+
+def test_cudnn_attention_is_lowered_for_its_shards(monkeypatch):
+    """For GPUs that are not here: the call of cuDNN has the heads of a device."""
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+    kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    attention = ts.declare(kernel, ATTENTION, whole="q k d")
+    shape = s(4, 64, 8, 64, dtype=jnp.bfloat16)
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(PLANE), (1.0,) * 2, (1e9,) * 2)
+    plan = ts.search(
+        lambda x: attention(x, x, x),
+        (shape,),
+        mesh=PLANE,
+        network=network,
+        hardware="CPU",
+        pin={"x": ("data", None, "model")},
+    )
+    applied = plan.constrain()
+    jitted_step = jax.jit(applied.step, in_shardings=applied.in_shardings)
+    text = jitted_step.trace(shape).lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = [line for line in text.splitlines() if "__cudnn$fmhaSoftmax(" in line]
+    assert call.count("tensor<2x64x2x64xbf16>") == 3
+
+
 def test_a_declared_function_is_the_function():
     """Called, jitted, differentiated and batched, with integers among its operands."""
 
@@ -126,6 +227,13 @@ def test_a_declared_function_is_the_function():
 def test_labels_that_say_nothing_are_refused(labels, whole, message):
     with pytest.raises(PlanError, match=message):
         ts.declare(jnp.sin, labels, whole=whole)
+
+
+@pytest.mark.parametrize("summed", ["m", "q", "g", "n"])
+def test_labels_that_are_not_summed_are_refused(summed):
+    """One of the results, an unknown one, and one that stays whole."""
+    with pytest.raises(PlanError, match=f"summed='{summed}' must name labels of operands"):
+        ts.declare(grouped, "m k, g k n, g -> m n", whole="m g", summed=summed)
 
 
 def test_calls_that_do_not_fit_are_refused():

@@ -18,6 +18,7 @@ from tensorstate.solver import exact
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.linear_program import LinearProgram, Solution
+from tensorstate.solver.repair import Repaired
 from tests.tensorstate.solvers import (
     coordinate_descent,
     solve_auto,
@@ -77,6 +78,7 @@ def decided(monkeypatch, free, exact_one, named, descended):
             raise descended
         return descended
 
+    monkeypatch.setattr(searches, "repair", lambda *_args, **_options: Repaired(None, free))
     monkeypatch.setattr(searches, "solve_within_limit", solve)
     monkeypatch.setattr(CoordinateDescent, "descend", descend)
 

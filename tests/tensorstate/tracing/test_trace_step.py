@@ -307,6 +307,14 @@ def printing(x):
     return x
 
 
+COUNT = jax.new_ref(jnp.zeros(()))
+
+
+def counting(x):
+    COUNT[...] += 1
+    return x
+
+
 def endless(x):
     return jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=10**9)[0]
 
@@ -323,6 +331,7 @@ def selecting(x):
     ("function", "shapes", "message"),
     [
         (printing, [s(4)], "side effect.*debug_print.*remove prints"),
+        (counting, [s(4)], r"side effect Read in 'get', expected a pure function.*counting"),
         (branching, [s(4)], "depend on the values"),
         (selecting, [s(4)], "depend on the values"),
         (lambda x, w: x @ w, [s(4, 6), s(4, 2)], r"does not take.*float32\[4, 6\]"),

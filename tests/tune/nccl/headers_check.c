@@ -39,7 +39,7 @@ SAME((int)LOG_WARN, (int)NCCL_LOG_WARN);
 SAME((int)LOG_INFO, (int)NCCL_LOG_INFO);
 SAME((int)LOG_TUNING, (int)NCCL_TUNING);
 
-/* The orders of words in jaxcoll/tune/nccl/rules.py. */
+/* The orders of words in jaxcoll/io/nccl/conf.py. */
 SAME(0, (int)ncclFuncBroadcast);
 SAME(1, (int)ncclFuncReduce);
 SAME(2, (int)ncclFuncAllGather);

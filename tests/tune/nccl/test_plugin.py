@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import TuneError
-from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, PROTOCOLS
+from jaxcoll.io.nccl.conf import ALGORITHMS, COLLECTIVES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer
 from jaxcoll.tune.nccl.shared_table import SOURCES, SharedTable, build
 

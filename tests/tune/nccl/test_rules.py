@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.configurations.config import Task, nccl_config
 from jaxcoll.errors import FormatError, TuneError
-from jaxcoll.io.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
+from jaxcoll.io.nccl.conf import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of
 from jaxcoll.tune.tables.decision import Machine
 from jaxcoll.tune.tables.table import Table

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jaxcoll.tune.training_step.interrupts import Held
+from jaxcoll.tune.training_step.timing import Held
 from tests.numerics.test_signals import in_another_process
 
 # Trains with a tuned step that donates its parameters, under interrupts at random moments of what

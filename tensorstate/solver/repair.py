@@ -1,0 +1,184 @@
+"""Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
+
+A large neighbourhood search (Shaw, 1998). First all strategies stay, and only what is saved and
+what is recomputed is decided again. Then the classes around the tensors that are live at the peak,
+the largest first, may also change their strategy along one mesh axis; the axes take turns. A
+neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds where
+that has no solution in minutes.
+
+The limit is elastic: bytes above it have a price that is higher than all that they may save, so
+that every neighbourhood has a solution and leads towards the limit. Once a plan fits, further
+neighbourhoods make it faster, until none of a turn of all axes does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.memory import bytes_by_group
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import Strategy
+from tensorstate.solver.base import CandidateStrategies
+from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.linear_program import remaining_time
+
+# Further strategies in a neighbourhood: 80 classes of a model with mixture-of-experts layers, whose
+# program takes 4 to 5 CPU s. Where no neighbourhood of a turn helps, there are twice as many.
+MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD = 300, 1200
+
+# Seconds and relative gap of a neighbourhood.
+NEIGHBOURHOOD_TIME_S, GAP = 15.0, 0.03
+
+# The price of a thousandth of the limit, in steps of the first plan.
+PRICE = 0.1
+
+# The program may split a tensor among several ways to be resharded, which takes less memory than
+# the one that a plan takes. So where it fits and its plan does not, it aims lower by the
+# difference, down to this part of the limit.
+LOWEST_AIM = 0.8
+
+# A plan is better from this relative difference on.
+MIN_IMPROVEMENT = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repaired:
+    """What a repair found.
+
+    Attributes:
+        fitting: the fastest plan within the limit; ``None`` if none was found.
+        least_memory: of the plans on the way, that with the least memory.
+    """
+
+    fitting: SearchResult | None
+    least_memory: SearchResult
+
+
+def repair(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    start: SearchResult,
+    *,
+    bound: float = -np.inf,
+    gap: float = 0.0,
+    until: float = np.inf,
+) -> Repaired:
+    """Plans within the memory limit near a plan that exceeds it.
+
+    Args:
+        options: with a memory limit.
+        start: the plan.
+        bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
+        until: time of ``time.perf_counter`` at which to stop.
+    """
+    limit = options.memory_limit or np.inf
+    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
+    now, aim, most = start, limit, MOST_STRATEGIES
+    found = Repaired(None, start)
+    turn = unimproved = 0
+    is_whole = False
+    while most <= LARGEST_NEIGHBOURHOOD and time.perf_counter() < until:
+        choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
+        if turn:
+            axis = axes[turn % len(axes)]
+            choices, is_whole = _neighbourhood(problem, candidates, now, axis, most)
+        turn += 1
+        solved = _solve(problem, choices, options, aim, start.objective, until)
+        is_better = False
+        if solved is not None:
+            result, excess = solved
+            peak = result.cost.memory.peak
+            is_better = _is_better(result, found, limit)
+            if is_better:
+                now, found = result, _with(found, result, limit)
+            if peak > limit and excess < MIN_IMPROVEMENT * limit:
+                aim = max(LOWEST_AIM * limit, aim - max(peak - limit, MIN_IMPROVEMENT * limit))
+        if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
+            break
+        unimproved = 0 if is_better else unimproved + 1
+        if unimproved > len(axes):
+            if found.fitting is not None or is_whole:
+                break
+            most, unimproved = 2 * most, 0
+    return found
+
+
+def _is_better(result: SearchResult, found: Repaired, limit: float) -> bool:
+    if result.cost.memory.fits(limit):
+        best = found.fitting
+        return best is None or result.objective < best.objective * (1 - MIN_IMPROVEMENT)
+    least = found.least_memory.cost.memory.peak
+    return found.fitting is None and result.cost.memory.peak < least * (1 - MIN_IMPROVEMENT)
+
+
+def _with(found: Repaired, result: SearchResult, limit: float) -> Repaired:
+    least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
+    return Repaired(result if result.cost.memory.fits(limit) else found.fitting, least)
+
+
+def _neighbourhood(
+    problem: Problem, candidates: CandidateStrategies, now: SearchResult, axis: int, most: int
+) -> tuple[list[list[Strategy]], bool]:
+    """The present strategies; and along an axis, others of the classes around the live tensors.
+
+    Args:
+        most: how many others.
+
+    Returns:
+        The choices of every class, and whether all of these classes have others.
+    """
+    parts = bytes_by_group(problem, now.decisions, now.cost.reshards, now.cost.recomputed_nodes)
+    by_group = {number: inputs + others.sum(0) for number, inputs, others in parts}
+    peak = int(sum(by_group.values(), start=np.zeros(())).argmax())
+    choices = [[strategy] for strategy in now.decisions.strategies]
+    left, is_whole = most, True
+    for number in sorted(by_group, key=lambda n: (-by_group[n][peak], n)):
+        if by_group[number][peak] <= 0:
+            break
+        group = problem.tensor_groups[number]
+        readers = (consumer.class_id for consumer in group.consumer_classes)
+        around = {group.class_id, *(c for c in readers if c is not None)}
+        along = {
+            c: [w for w in candidates[c] if _differ_along(w, choices[c][0], axis)]
+            for c in around
+            if len(choices[c]) == 1
+        }
+        more = sum(map(len, along.values()))
+        if more > left:
+            is_whole = False
+            continue
+        left -= more
+        for class_id, others in along.items():
+            choices[class_id] += others
+    return choices, is_whole
+
+
+def _differ_along(strategy: Strategy, other: Strategy, axis: int) -> bool:
+    """Whether two strategies differ along this mesh axis and no other."""
+    differing = [a for a, (x, y) in enumerate(zip(strategy, other, strict=True)) if x != y]
+    return differing == [axis]
+
+
+def _solve(
+    problem: Problem,
+    choices: Sequence[Sequence[Strategy]],
+    options: SearchOptions,
+    aim: float,
+    step: float,
+    until: float,
+) -> tuple[SearchResult, float] | None:
+    """The best plan of a neighbourhood, and the bytes by which its program exceeds the aim."""
+    aimed = dataclasses.replace(options, memory_limit=aim)
+    formulation = Formulation(problem, choices, aimed, prune_placements=True)
+    excess = formulation.make_limit_elastic(PRICE * step)
+    seconds = min(NEIGHBOURHOOD_TIME_S, remaining_time(until))
+    solution = formulation.program.solve(gap=GAP, time_limit=seconds)
+    if not len(solution.values):
+        return None
+    return formulation.result(solution, options), formulation.nbytes(solution.values[excess])

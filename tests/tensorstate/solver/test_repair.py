@@ -1,0 +1,80 @@
+"""Repaired plans against the exact search of the same small step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tensorstate.cost.cost import SearchOptions
+from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.problem.problem import Problem
+from tensorstate.solver import coordinate_descent
+from tensorstate.solver.exact import minimize_memory
+from tensorstate.solver.repair import repair
+from tests.tensorstate.solvers import solve_milp
+from tests.tensorstate.tiny import MESHES, graph
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["saved", "recomputed"])
+def searched(request):
+    """A problem with its strategies, the fastest plan without a limit, and the least memory."""
+    network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
+    problem = Problem(graph("tanh"), network, HARDWARE["CPU"])
+    candidates = [strategies.all for strategies in problem.strategies]
+    options = SearchOptions(recompute=request.param)
+    free = solve_milp(problem, candidates, gap=1e-7)
+    least, nbytes = minimize_memory(problem, candidates, options)
+    assert least is not None
+    assert least.cost.memory.peak < free.cost.memory.peak
+    return problem, candidates, options, free, nbytes
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
+    problem, candidates, options, free, least = searched
+    limit = least + share * (free.cost.memory.peak - least)
+    options = dataclasses.replace(options, memory_limit=limit)
+    found = repair(problem, candidates, options, free).fitting
+    best = solve_milp(problem, candidates, gap=1e-7, **dataclasses.asdict(options))
+    assert found is not None
+    assert found.cost.memory.peak <= limit
+    assert best.objective * (1 - 1e-6) <= found.objective <= 1.1 * best.objective
+
+
+def test_below_the_least_memory_nothing_fits_and_the_least_is_found(searched):
+    problem, candidates, options, free, least = searched
+    options = dataclasses.replace(options, memory_limit=0.9 * least)
+    found = repair(problem, candidates, options, free)
+    assert found.fitting is None
+    assert least * (1 - 1e-6) <= found.least_memory.cost.memory.peak < free.cost.memory.peak
+
+
+def test_a_repair_ends_within_the_gap_of_the_bound(searched):
+    """And without time it returns the plan that it was given."""
+    problem, candidates, options, free, least = searched
+    limit = (free.cost.memory.peak + least) / 2
+    options = dataclasses.replace(options, memory_limit=limit)
+    first = repair(problem, candidates, options, free, bound=0.0, gap=1.0)
+    assert first.fitting is not None
+    last = repair(problem, candidates, options, free)
+    assert last.fitting is not None
+    assert last.fitting.objective <= first.fitting.objective
+    late = repair(problem, candidates, options, free, until=0.0)
+    assert (late.fitting, late.least_memory) == (None, free)
+
+
+def test_plans_of_merged_axes_that_do_not_fit_each_other_are_no_start(monkeypatch, searched):
+    """Nearest strategies may ask a replicated tensor to be partial: the descent starts without."""
+    problem, candidates, options, free, _ = searched
+    calls: list[int] = []
+
+    def refused(*_args):
+        calls.append(1)
+        raise PlanError("no collectives lead from there")
+
+    monkeypatch.setattr(coordinate_descent, "estimate_cost", refused)
+    found = coordinate_descent.CoordinateDescent().solve(problem, candidates, options)
+    assert calls
+    assert found.objective >= free.objective * (1 - 1e-6)
