@@ -73,8 +73,7 @@ class Plan:
     @property
     def microbatches(self) -> int:
         """Number of microbatches, of a loop or of pipeline stages; 1 without either."""
-        staged = self.problem.pipeline
-        return self.problem.microbatches if staged is None else staged.microbatches
+        return self.problem.num_parts
 
     @property
     def memory_limit(self) -> float | None:
@@ -93,10 +92,7 @@ class Plan:
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """The predicted schedule of a step: what computes and what each mesh axis sends, when.
-
-        Its ``seconds`` are the time of the step.
-        """
+        """The predicted schedule of compute and of each mesh axis; its ``seconds`` are a step's."""
         return self.cost.timeline(self.memory_limit)
 
     @property
@@ -192,8 +188,8 @@ class Plan:
         checks.optional(collectives, checks.function, "collectives", PlanError)
         # XLA joins the collectives of ``jax.lax`` itself.
         buckets = self.timeline.buckets if collectives is None else ()
-        mesh = self._mesh(mesh)
-        return apply(self.problem, self.decisions, self.cost, mesh, collectives, buckets)
+        decided = self.problem, self.decisions, self.cost
+        return apply(*decided, self._mesh(mesh), collectives, buckets)
 
     def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
         """The mesh that was given, checked, or else the plan's own."""
@@ -247,8 +243,7 @@ class Plan:
             mesh: as for ``apply``.
 
         Raises:
-            PlanError: as for ``apply``; a plan in microbatches or in pipeline stages; or another
-                step, with the first difference.
+            PlanError: as for ``apply``; a plan in microbatches or in stages; or another step.
         """
         self._check_step(step_fn)
         return constrained_step(self.problem, self.decisions, self.cost, self._mesh(mesh))

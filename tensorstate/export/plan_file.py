@@ -194,7 +194,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         result.decisions,
         options,
         {name: getattr(result, name) for name in ("objective", "bound", "method", "seconds")},
-        problem.microbatches if staged is None else staged.microbatches,
+        problem.num_parts,
         problem.batch,
         problem.hardware,
         problem.network,

@@ -128,11 +128,16 @@ class Problem:
             self.traced,
             network,
             hardware or self.hardware,
-            staged.microbatches if staged else self.microbatches,
+            self.num_parts,
             self.batch,
             staged.axis if staged else None,
             staged.stages if staged else None,
         )
+
+    @property
+    def num_parts(self) -> int:
+        """Number of microbatches, of the loop over them or of the pipeline's stream."""
+        return self.microbatches if self.pipeline is None else self.pipeline.microbatches
 
     def without_stages(self) -> Problem:
         """The problem of the same step without pipeline stages."""

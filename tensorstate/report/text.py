@@ -407,9 +407,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
     full = problem.traced.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
-        staged = problem.pipeline
-        count = problem.microbatches if staged is None else staged.microbatches
-        lines.append(f"split into {count} microbatches of {size(tensor.nbytes)}")
+        lines.append(f"split into {problem.num_parts} microbatches of {size(tensor.nbytes)}")
     for reshard in result.cost.reshards:
         if tensor.index not in reshard.tensors:
             continue
