@@ -20,7 +20,13 @@ from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.execution.sharded_step import (
+    ShardedStep,
+    abstract_args,
+    apply,
+    check_axes,
+    check_unpadded,
+)
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
@@ -40,7 +46,7 @@ from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.overlap import retimed
-from tensorstate.tracing.trace_step import trace
+from tensorstate.tracing.trace_step import graph_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -209,15 +215,21 @@ class Plan:
             solver: that searches the best plan under the rules; ``Auto`` by default.
 
         Raises:
-            PlanError: names of no argument, or of more dimensions than it has.
+            PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        check_unpadded(self.graph.padding, "code with logical axis rules")
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
     @property
     def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
-        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        """The sharding of every argument by patterns of paths, for code that shards by path.
+
+        Raises:
+            PlanError: a padded plan, whose shardings do not divide the arguments.
+        """
+        check_unpadded(self.graph.padding, "code with shardings by path")
         return path_rules(self.problem, self.result)
 
     def constrain(
@@ -263,8 +275,10 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        loops = "keep" if self.graph.loops else "unroll"
-        graph = trace(step_fn, abstract_args(self.graph), loops=loops)
+        unroll = not self.graph.loops
+        padding = self.graph.padding
+        sizes = {} if padding is None else padding.sizes
+        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), unroll, sizes)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

@@ -234,6 +234,11 @@ def fixed_k(
     k = checks.integer(k, "k", TopologyError, least=1)
     best = optimum(topology, weights) if best is None else best
     checks.instance(best, Optimum, "best", TopologyError)
+    return scaled_to(best, topology, k)
+
+
+def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
+    """``fixed_k`` of checked arguments, where the optimum is known."""
     whole, (links, unit) = best.weights, _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     network = network_with_source(topology)

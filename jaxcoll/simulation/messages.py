@@ -98,6 +98,7 @@ def _starts(tree_ptr, edge, path_ptr, path_link, link_src, capable, seen, start)
             start[j] = first
             for h in range(first, last):
                 v = link_src[path_link[h]]
+                # The last such switch on the path: data need not pass again what lies before it.
                 if capable[v] and seen[v] == i:
                     start[j] = h
             for h in range(start[j], last):
@@ -205,6 +206,7 @@ def simulate_messages(
     sizes = [as_fraction(message.nbytes) for message in messages]
     releases = [as_fraction(message.release) for message in messages]
     hop_ptr, hop_link = _route_links(topology, messages)
+    # Durations are rational numbers, which are costly: computed once per size, not per message.
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
     clock, case, busy, delay = durations(
@@ -249,6 +251,8 @@ def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndar
                 raise ScheduleError(f"message {i} waits for message {other}, which does not exist")
             pairs.append((other, i))
         pending[i] = len(set(message.after))
+    # By the message waited for, then by the one that waits: those that it releases are known as
+    # listed.
     pairs.sort()
     column = np.asarray(pairs, np.int64).reshape(-1, 2)
     ptr = np.searchsorted(column[:, 0], np.arange(len(messages) + 1))

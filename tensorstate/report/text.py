@@ -19,7 +19,7 @@ from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
-from tensorstate.report.inputs import input_lines
+from tensorstate.report.inputs import input_lines, padding_lines
 from tensorstate.report.units import seconds, size
 
 # Of a kind of activations: the least part of its bytes that is listed, and the most lines.
@@ -222,6 +222,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
             *_memory(problem, result, memory_limit),
             *_replicated(problem),
             *_changed(problem),
+            *padding_lines(problem),
             "",
             *input_lines(problem, result),
             "",

@@ -95,14 +95,19 @@ def _spanned(topology: Topology) -> np.ndarray | None:
     moves = [np.asarray(generator)[:n] for generator in topology.generators]
     ranks = np.zeros((), np.int64)
     for move in moves:
+        # Ranks spanned so far, and their images under this generator until it comes back to them:
+        # one more dimension. The ranks are read off and never guessed, so any numbering will do.
         turn = [ranks]
         while not np.array_equal(move[turn[-1]], ranks):
+            # A turn that visits more ranks than there are would not be a shift of a grid.
             if len(turn) * ranks.size > n:
                 return None
             turn.append(move[turn[-1]])
         ranks = np.stack(turn, axis=-1)
     if not moves or not np.array_equal(np.sort(ranks, axis=None), np.arange(n)):
         return None
+    # A generator may also act on the other dimensions (a twist), which the turn alone does not
+    # show.
     shifts = (np.roll(ranks, -1, axis=axis) for axis in range(ranks.ndim))
     if not all(np.array_equal(m[ranks], s) for m, s in zip(moves, shifts, strict=True)):
         return None
@@ -120,6 +125,7 @@ def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> t
     """
     grid = rank_grid.grid
     coordinates = np.empty_like(grid.coordinates())
+    # By rank, where ``grid.coordinates`` is by index: groups name ranks.
     coordinates[rank_grid.ranks] = grid.coordinates()
     group_of = collective.group_of_rank
     sample = coordinates[list(collective.groups[0])]
@@ -132,6 +138,8 @@ def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> t
         if across
         else np.zeros(grid.size, np.int64)
     )
+    # As many pairs as subgrids and as groups: each subgrid is one group, and each group one
+    # subgrid.
     pairs = np.unique(np.stack([subgrid_of, group_of]), axis=1)
     subgrids = int(subgrid_of.max()) + 1
     if (group_of < 0).any() or pairs.shape[1] != subgrids or len(collective.groups) != subgrids:
@@ -160,6 +168,8 @@ def dimension_patterns(
     for dim in dims:
         side = rank_grid.grid.shape[dim]
         hops = _routes(topology, rank_grid, dim, direct(side)).hops
+        # Hops, and not the name of the construction: a line behind one switch is like a fully
+        # connected one, whatever made the network.
         if (hops == hops[0]).all():
             found[dim] = direct(side)
         elif close or rank_grid.grid.wrap[dim]:
@@ -187,6 +197,7 @@ def dimension_seconds(
         here = np.flatnonzero(move.to >= 0)
         src.append(ranks[here])
         dst.append(ranks[move.to[here]])
+        # Counted in half blocks, so that loads are whole numbers.
         halves.append(np.full(len(here), 2 if move.half < 0 else 1))
     edges = shortest_routes(topology, np.concatenate(src), np.concatenate(dst))
     load = np.zeros(topology.num_links, np.int64)

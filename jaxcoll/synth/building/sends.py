@@ -140,13 +140,16 @@ def gather_along(
         turn: odd to swap the directions of chunks in the middle, which alternate between both.
     """
     coordinates = grid.coordinates()
+    # Row-major strides: the last dimension is the innermost, as in ``Grid``.
     stride = np.cumprod((1, *grid.shape[:0:-1]))[::-1]
     block = np.zeros(1, np.int64)
     for d in gathered:
         block = (block[:, None] + np.arange(grid.shape[d]) * stride[d]).ravel()
+    # In the order of indices, so that a message is a run of chunks wherever it can be one.
     block.sort()
     place = np.arange(grid.size)
     here = coordinates[:, dim]
+    # The first index of the block that holds this place before the phase.
     base = place - sum(coordinates[:, d] * stride[d] for d in (*gathered, dim))
     sends = []
     for move in pattern:
@@ -251,6 +254,8 @@ def exchanges(partners: Sequence[np.ndarray]) -> Pattern:
     held = np.arange(len(partners[0]))[:, None] if partners else np.zeros((1, 1), np.int64)
     moves = []
     for step, partner in enumerate(partners):
+        # A column per block held: each index sends all its blocks in this step, one message
+        # together.
         moves += [Move(step, partner, block) for block in held.T]
         held = np.concatenate([held, held[partner]], axis=1)
     return moves
@@ -271,12 +276,15 @@ def tripling(side: int, *, far_first: bool) -> Pattern:
     """
     here = np.arange(side)
     distances = [1]
+    # The last distance may overlap what is reached already; such places are left out below.
     while distances[-1] * 3 < side:
         distances.append(distances[-1] * 3)
     if side == 1:
         return []
     reached, moves = [0], []
     for step, distance in enumerate(distances[::-1] if far_first else distances):
+        # From the last place back, so that where two places lead to one, that reached earlier
+        # stays.
         fresh = {way: {(at + way * distance) % side: at for at in reached[::-1]} for way in (1, -1)}
         known = set(reached)
         for half, way in enumerate((1, -1)):
@@ -299,6 +307,8 @@ def bruck(side: int) -> Pattern:
     moves = []
     for step in range((side - 1).bit_length()):
         reach = 1 << step
+        # The last step sends only what the receiver lacks: all of it would be a second copy of
+        # some.
         for ahead in range(min(reach, side - reach)):
             moves.append(Move(step, (here - reach) % side, (here + ahead) % side))
     return moves

@@ -74,6 +74,8 @@ def unwind(topology: Topology, degree: int) -> Unwound:
     switches is taken as one switch whose ports are the ranks.
     """
     wires = _Wires(topology)
+    # Port by port first: a link then stands for one way through one switch. The wider ways only
+    # where ranks would be left apart.
     paths = _through_ports(topology, wires, degree)
     if not _connects(topology, paths):
         paths = _through_all(topology, wires, degree)
@@ -105,6 +107,7 @@ class _Wires:
             links = self.between[ends]
             link = links[0]
             if len(links) > 1:
+                # By load over bandwidth: the first of the links would get everything.
                 link = min(links, key=lambda i: self.load[i])
                 self.load[link] += 1 / self.topology.exact_bandwidth[link]
             taken.append(link)
@@ -154,6 +157,7 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
             for p, senders in enumerate(ports):
                 receivers = ports[(p + turn) % len(ports)]
                 for i, u in enumerate(senders):
+                    # The i-th rank behind a port to the i-th behind the other: rails stay rails.
                     v = receivers[i % len(receivers)]
                     if u != v and u in up and v in down:
                         paths[wires.along(up[u][::-1] + down[v][1:])] = None
@@ -186,6 +190,8 @@ def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, 
                 for v in wires.out[w]:
                     if v not in way and (v >= n or w >= n):
                         way[v] = [*way[w], v]
+                        # Ranks end a way: what goes on beyond them is another link of the unwound
+                        # network.
                         if v >= n:
                             following.append(v)
             layer = following
@@ -220,6 +226,7 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
     latency = _latencies(topology, every)
     alpha, bandwidth = float_column(latency, "alpha"), float_column(share, "bandwidth")
+    # A ``Topology`` sorts its links; the edges must stand in the same order.
     order = canonical_order(src, dst, alpha, bandwidth, exact_column(share, "bandwidth"))
     return Unwound(
         Topology(n, src, dst, alpha, share, name=f"{topology.name} unwound"),  # type: ignore[arg-type]
@@ -251,6 +258,8 @@ def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:
     left = {link: topology.exact_bandwidth[link] for link in users}
     share = [Fraction(0)] * len(paths)
     while users:
+        # Bertsekas and Gallager's progressive filling, in exact numbers: links that are full at the
+        # same level are found as equal.
         least = min(left[link] / len(rising) for link, rising in users.items())
         full = [link for link, rising in users.items() if left[link] == least * len(rising)]
         done = {p for link in full for p in users[link]}

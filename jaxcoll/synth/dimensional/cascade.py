@@ -105,6 +105,8 @@ class Cascade(Synthesizer):
             return gather
         back = topology.transpose()
         scatter = gather if topology == back else self._gather(back, gather.collective)
+        # Reversed, the chunk that gathers last is summed first. Counted backwards, the chunk that
+        # the all_gather starts with is the first that is complete, and the phases overlap.
         return concatenate(_last_chunk_first(scatter).reverse(), gather)
 
     def _gather(self, topology: Topology, collective: Collective) -> Schedule:
@@ -139,6 +141,8 @@ def least_load_orders(
     orders = []
     for _ in range(chunks):
         loads = [_loaded(load, order, side, seconds) for order in choice]
+        # The busiest dimension decides the time; of equal ones, less work in all leaves more to
+        # choose.
         much = [(max(each.values()), sum(each.values())) for each in loads]
         least = much.index(min(much))
         load = loads[least]
@@ -203,6 +207,7 @@ def _over_shortest_routes(
     n = topology.num_ranks
     pair, edge = np.unique(src * n + dst, return_inverse=True)
     edges = shortest_routes(topology, pair // n, pair % n)
+    # In an all_gather every rank receives a chunk once, so the send that brought it is one number.
     brought = np.full((n, collective.num_chunks), -1, np.int64)
     brought[dst, chunk] = np.arange(len(chunk))
     before = brought[src, chunk]
@@ -273,6 +278,7 @@ class BlueConnect(_Phases):
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
+        # All phases take a slot of the longest pattern, so that chunks never meet in a dimension.
         slot = max(steps(pattern) for pattern in patterns.values())
         phases = []
         for chunk in range(collective.chunks_per_shard):
@@ -378,6 +384,8 @@ def served(
     phases = []
     while any(todo):
         waiting = [chunk for chunk, left in enumerate(todo) if left]
+        # The earliest start; of equals the one that was ready first, then the lower number: every
+        # run is the same.
         chunk = min(waiting, key=lambda c: (max(ready[c], free[todo[c][0][0]]), ready[c], c))
         dim, seconds = todo[chunk].pop(0)
         start = max(ready[chunk], free[dim])

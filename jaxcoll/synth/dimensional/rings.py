@@ -71,6 +71,8 @@ class Ring2D(Synthesizer):
                 f"{'x'.join(map(str, rank_grid.grid.shape))}; take bucket or blueconnect"
             )
         dims = group_dimensions(rank_grid, collective, self.name)
+        # Every dimension is taken to be closed: on an open border the pattern of a circle is kept,
+        # and its last link becomes a route back along the line.
         circles = Grid(rank_grid.grid.shape, (True,) * len(rank_grid.grid.shape))
         sends = gather_by_dimension(circles, dims, collective.chunks_per_shard, both_ways=True)
         return schedule_of(topology, collective, on_ranks(sends, rank_grid.ranks))
@@ -125,6 +127,8 @@ class HierarchicalRing(Synthesizer):
                     f"{len(group)}; give another inner="
                 )
             shape = (len(group) // inner, inner)
+            # Dimension 0 goes across blocks, dimension 1 inside one. The all_gather goes across
+            # first, so that the reduce_scatter made of it starts inside the blocks.
             rings = {d: circle(side, both_ways=True) for d, side in enumerate(shape)}
             return group, gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
 
@@ -200,6 +204,7 @@ def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
     """The (first) link between neighbours of the grid."""
     pairs = topology.src.astype(np.int64) * topology.num_vertices + topology.dst
     wanted = src * topology.num_vertices + dst
+    # Links are sorted by source and then by end (canonical order), so the first of parallel ones.
     link = np.searchsorted(pairs, wanted)
     found = pairs[np.minimum(link, len(pairs) - 1)] == wanted
     if not found.all():

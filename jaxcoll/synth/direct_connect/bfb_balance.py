@@ -27,6 +27,7 @@ def fill(jobs, unit, capacity, flow, tight):
         tight: if the answer is no, becomes which groups have too few links, bool of (groups,).
     """
     room = capacity.copy()
+    # Equal parts mostly leave little or nothing over: the flow proper starts from them.
     short = _split_evenly(jobs, unit, room, flow)
     missing = short.sum()
     return missing == 0 or _augment(jobs, short, room, flow, tight) == missing
@@ -49,6 +50,7 @@ def _split_evenly(jobs, unit, room, flow):
             for i in range(a + 1, b):
                 if room[jobs.link[i]] > room[jobs.link[best]]:
                     best = i
+            # A share at a time and not all of it: the emptiest link may not be that after it.
             more = min(max(rest // (b - a), 1), room[jobs.link[best]], rest)
             if more == 0:
                 break
@@ -74,6 +76,7 @@ def _augment(jobs, short, room, flow, tight):
         arcs[:, at] = 0, 1 + g, short[g], 0
         at += 1
         for i in range(jobs.ptr[g], jobs.ptr[g + 1]):
+            # Room for the missing amount is room enough; flow of the arc may be taken back.
             arcs[:, at] = 1 + g, 1 + groups + jobs.link[i], missing, flow[i]
             entry[i] = at
             at += 1
@@ -103,6 +106,8 @@ def _augment(jobs, short, room, flow, tight):
     queue, path = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
     got = dinic(ptr, head, mate, left, 0, sink, missing, level, current, queue, path)
     flow[:] = left[back[entry]]
+    # Groups that the last search did not reach: all that they need and the links they may use are
+    # on the far side of the cut. Those are the J that has too few links.
     tight[:] = level[1 : 1 + groups] < 0
     return got
 
@@ -141,6 +146,7 @@ def least_share(jobs, links, top, bottom, tight, used):
         tight[: len(found)] = found
         used[:], size = _tight_links(jobs, found, links)
         width = used.sum()
+        # In lowest terms, so that amounts multiplied by them stay small.
         common = _gcd(size, width)
         top, bottom = size // common, width // common
     return top, bottom, size
@@ -150,6 +156,8 @@ def least_share(jobs, links, top, bottom, tight, used):
 def _enough(amount, used, delay, pace, above):
     """The least time after ``above`` in which some links take an amount (A.12 in integers)."""
     low, high = above, above + 1
+    # Doubling steps and then halving: the time is not bounded beforehand, since a delay may be
+    # long.
     while True:  # low is too early; high may be
         total = 0
         for j in range(len(used)):

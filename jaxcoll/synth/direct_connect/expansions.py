@@ -127,6 +127,8 @@ class Expansion(abc.ABC):
         checks.instance(schedule, Schedule, "schedule", ScheduleError)
         if schedule.collective.kind != "reduce_scatter":
             raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
+        # Run backwards, a reduce_scatter of G is an all_gather of its transpose; expanded there and
+        # turned back, its ranks are numbered as the transposed expansion has them.
         _, gather = self.all_gather(base.transpose(), schedule.reverse())
         return self.digraph(base), rename_ranks(gather.reverse(), self.vertices_of_transpose(base))
 
@@ -174,6 +176,8 @@ class Bidirectional(Expansion):
         digraph, send = base.digraph, base.sends
         image = find_reversal(digraph)
         number = arc_numbers(*both_ways_arcs(digraph))
+        # The isomorphism sends arc (u, v) of G to an arc of the transpose: as an arc of G, from the
+        # image of v to that of u.
         reversed_arc = arc_numbers(image[digraph.heads], image[digraph.tails])
         there = Sends(send.step, number[send.arc], send.owner, send.index)
         back = Sends.of(

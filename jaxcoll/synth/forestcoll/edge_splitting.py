@@ -4,34 +4,49 @@ Splitting off c of the links (u, w) and (w, t) replaces c of both by c of a dire
 network in which all capacity of every switch is split off has ranks only, and as long as
 every rank still gets all trees from an added source, trees exist in it (Theorem 25). Switches are
 split off tier by tier, those nearest to the ranks first. How the capacities of a tier are paired is
-guessed (``pairing``), and a guess counts only once flows have verified it. Where none holds, the
+guessed (``pairings``), and a guess counts only once flows have verified it. Where none holds, the
 splits that a flow objects to are taken back until the others hold, and the rest is paired again;
 what no guess pairs is split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
 
-Three ranks at one switch, with ports for two trees each way: splitting (0, w), (w, 1), then
-(1, w), (w, 2) and (2, w), (w, 0) leaves a ring of capacity 2, and splitting one tree of each port
-towards each other rank leaves all six links of capacity 1. Both keep the optimum, and the second
-keeps trees low. Splitting (0, w), (w, 0) would not: rank 0 would have lost a tree in and out.
-
-Guesses: capacity into higher switches comes from below, and capacity out of them goes below
-("levels"). Ports are grouped by the ranks that are connected without switches (a host, say), and
-put on a circle, group by group, in segments as long as their capacity. Rotated by the largest
-group, every port into the switch meets the port out of it at the same index of the next group (a
-rail). "spread" shares the capacity out among rotations by 1, 2, ... groups, which keeps trees low;
-"rotated" takes one rotation.
+``Capacities`` is the network meanwhile: capacities from vertex to vertex, with the paths that make
+them up, the paper's ``routing``. Whether every rank still gets every tree after a split, one flow
+per rank tells.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling, check_balanced
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.capacities import Capacities, Pair, PathCapacity, Split
+from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
+from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
 from jaxcoll.topology import Topology
+
+Pair = tuple[int, int]
+Path = tuple[int, ...]
+Split = tuple[int, int, int, int]  # u, w, t and an amount of (u, w) and (w, t)
+
+# Sums of capacities stay exact in 64 bits below this, with two bits to spare for a flow and its
+# residual; above it NumPy would wrap around in silence, and Python's integers take over.
+_SAFE = 2**61
+
+
+@dataclasses.dataclass
+class PathCapacity:
+    """Part of a capacity from vertex to vertex that runs over one path.
+
+    Attributes:
+        path: links of the topology in the order they are crossed.
+        amount: trees.
+    """
+
+    path: Path
+    amount: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,125 +248,180 @@ class _Cuts:
         return amount
 
 
-Ports = Mapping[int, int]
-Pairing = list[tuple[int, int, int]]  # port in, port out, amount
-
-NAMES = ("spread", "rotated", "spread singly", "rotated singly")
+# ---------------------------------------------------------------------- the network meanwhile
 
 
-def pairing(
-    name: str, into: Ports, out: Ports, group: Ports, level: Ports, own: int, place: int
-) -> Pairing:
-    """All of a switch's capacity, paired.
+class Capacities:
+    """The remaining network while its switches are split off.
 
-    Args:
-        name: one of ``NAMES``; "singly": every port is a group of its own.
-        into, out: capacity from each vertex into the switch, and out of it.
-        group: of each port.
-        level: hops from each vertex to the nearest rank; ``own`` those of the switch.
-        place: of the switch among those of its tier, which differ where narrow ports cannot take
-            part in every rotation.
+    Attributes:
+        topology: the network at first.
+        trees: trees each rank is the root of.
+        capacity: trees from vertex to vertex, above 0.
+        paths: the paths that make up each capacity.
     """
-    upper = {v for v in {*into, *out} if level[v] > own}
-    down_in, up_in = _parted(into, upper)
-    down_out, up_out = _parted(out, upper)
-    rising, down_in, up_out = transported(down_in, up_out)
-    falling, up_in, down_out = transported(up_in, down_out)
-    pairs = rising + falling
-    if name.endswith("singly"):
-        group = {v: v for v in group}
-    for left_in, left_out in ((down_in, down_out), (up_in, up_out)):
-        if left_in:
-            ways = len({group[v] for v in left_in}) - 1
-            ways = max(1, ways) if name.startswith("spread") else 1
-            pairs += list(_spread(left_in, left_out, group, ways, place))
-    return pairs
 
-
-def _parted(ports: Ports, upper: set[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Ports to what lies below the switch, and above."""
-    below = {v: c for v, c in ports.items() if v not in upper}
-    return below, {v: c for v, c in ports.items() if v in upper}
-
-
-def transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
-    """As much as possible from some ports to others, evenly; and the rest of both."""
-    most = min(sum(into.values()), sum(out.values()))
-    if not most:
-        return [], dict(into), dict(out)
-    senders, receivers = share_of(into, most), share_of(out, most)
-    left_in = {v: c - senders[v] for v, c in into.items() if c > senders[v]}
-    left_out = {v: c - receivers[v] for v, c in out.items() if c > receivers[v]}
-    pairs = []
-    for place, (t, wanted) in enumerate(receivers.items()):
-        if not wanted:
-            continue
-        for u, amount in share_of(senders, wanted, place).items():
+    def __init__(self, topology: Topology, scaling: Scaling):
+        self.topology = topology
+        self.trees = scaling.trees
+        self.capacity: dict[Pair, int] = {}
+        self.paths: dict[Pair, list[PathCapacity]] = {}
+        self._ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+        for link, (pair, amount) in enumerate(zip(self._ends, scaling.capacity, strict=True)):
             if amount:
-                pairs.append((u, t, amount))
-                senders[u] -= amount
-    return pairs, left_in, left_out
+                self.capacity[pair] = self.capacity.get(pair, 0) + amount
+                self.paths.setdefault(pair, []).append(PathCapacity((link,), amount))
 
+    def ports(self, switches: Iterable[int]) -> dict[int, tuple[dict[int, int], dict[int, int]]]:
+        """Per switch the capacity from each vertex into it, and from it to each."""
+        found: dict[int, tuple[dict[int, int], dict[int, int]]] = {w: ({}, {}) for w in switches}
+        touching = [pair for pair in self.capacity if pair[0] in found or pair[1] in found]
+        for u, v in sorted(touching):
+            if v in found:
+                found[v][0][u] = self.capacity[u, v]
+            if u in found:
+                found[u][1][v] = self.capacity[u, v]
+        return found
 
-def share_of(ports: Ports, amount: int, start: int = 0) -> dict[int, int]:
-    """An amount shared out among ports in proportion to their capacity, in whole numbers.
+    def groups(self) -> dict[int, int]:
+        """For each rank the least rank of its component among the ranks; a switch is its own."""
+        n, vertices = self.topology.num_ranks, range(self.topology.num_vertices)
+        ends = np.asarray([pair for pair in self.capacity if max(pair) < n]).reshape(-1, 2)
+        shape = len(vertices), len(vertices)
+        direct = sp.coo_matrix((np.ones(len(ends), np.int8), tuple(ends.T)), shape)
+        part = sp.csgraph.connected_components(direct, directed=False)[1]
+        least: dict[int, int] = {}
+        return {v: least.setdefault(int(part[v]), v) for v in vertices}
 
-    What rounding leaves goes to ports in order from ``start`` on, round.
-    """
-    total = sum(ports.values())
-    share = {v: c * amount // total for v, c in ports.items()}
-    left, vertices = amount - sum(share.values()), list(ports)
-    i = start
-    while left:
-        v = vertices[i % len(vertices)]
-        if share[v] < ports[v]:
-            share[v] += 1
-            left -= 1
-        i += 1
-    return share
+    def first_short(self, targets: Sequence[int] | range) -> Shortfall | None:
+        """The first rank that cannot get every tree from a source linked to all roots (D_k)."""
+        return self._with_source(list(self.capacity)).first_short(
+            [*self.capacity.values(), *self.trees],
+            self.topology.num_vertices,
+            targets,
+            sum(self.trees),
+        )
 
+    def _with_source(self, pairs: Sequence[Pair]) -> FlowNetwork:
+        """The pairs, then an arc from one more vertex to each rank."""
+        source, n = self.topology.num_vertices, len(self.trees)
+        ends = np.asarray(pairs, np.int64).reshape(-1, 2)
+        src = np.concatenate([ends[:, 0], np.full(n, source)])
+        return FlowNetwork(source + 1, src, np.concatenate([ends[:, 1], np.arange(n)]))
 
-def _spread(
-    into: Ports, out: Ports, group: Ports, ways: int, place: int
-) -> Iterator[tuple[int, int, int]]:
-    """Shares of all capacity, rotated by 1, 2, ... groups; by one if they cannot be equal."""
-    widest = max(*into.values(), *out.values())
-    first = place * widest if widest < ways else 0
-    nonempty = range(min(ways, widest))  # all further parts are empty
-    shares = [(_part(into, ways, j), _part(out, ways, j)) for j in nonempty]
-    if any(sum(a.values()) != sum(b.values()) for a, b in shares):
-        shares = [(dict(into), dict(out))]
-    for j, (a, b) in enumerate(shares):
-        yield from _rotated(a, b, group, 1 + (first + j) % ways)
+    def holds(self, splits: Sequence[Split]) -> bool:
+        """Whether every rank still gets every tree after some splits."""
+        before = dict(self.capacity)
+        for split in splits:
+            self.change(*split)
+        short = self.first_short(range(len(self.trees)))
+        self.capacity = before
+        return short is None
 
+    def most_of(self, splits: Sequence[Split]) -> list[Split]:
+        """As much of some splits as leaves every rank every tree, or nearly the most.
 
-def _part(ports: Ports, ways: int, j: int) -> dict[int, int]:
-    """The j-th of nearly equal parts of every port's capacity."""
-    return {v: c // ways + (j < c % ways) for v, c in ports.items()}
+        All are made tentatively. A rank that falls short by d names a cut, which only splits whose
+        switch lies on the other side than both its ports have narrowed: d of these are taken back
+        (Theorem 28 for many pairs at once). One flow per rank, and one per cut that is found.
+        """
+        n, before = len(self.trees), self.capacity
+        after = dict(before)
+        self.capacity = after
+        for split in splits:
+            self.change(*split)
+        self.capacity = before
+        pairs = list(dict.fromkeys([*before, *after]))
+        number = {pair: i for i, pair in enumerate(pairs)}
+        columns = np.asarray([split[:3] for split in splits], np.int64).reshape(-1, 3)
+        whole = sum(before.values()) + sum(self.trees) < _SAFE
+        dtype = np.int64 if whole else object
+        amount = np.asarray([split[3] for split in splits], dtype)
+        # Room of each pair, of the loops (u = t), which count nowhere, and of the roots.
+        room = np.asarray([after.get(p, 0) for p in pairs] + [0, *self.trees], dtype)
+        loop = len(pairs)
+        arcs = np.asarray(
+            [[number[u, w], number[w, t], number.get((u, t), loop)] for u, w, t, _ in splits],
+            np.int64,
+        ).reshape(-1, 3)
+        counted = np.delete(np.arange(len(room)), loop)
+        network = self._with_source(pairs)
+        need, checked = sum(self.trees), 0
+        while True:
+            short = network.first_short(
+                room[counted], self.topology.num_vertices, range(checked, n), need
+            )
+            if short is None:
+                break
+            checked = short.target
+            side = short.source_side[columns]
+            narrowing = np.flatnonzero((side[:, 0] == side[:, 2]) & (side[:, 0] != side[:, 1]))
+            narrowing = narrowing[::-1]  # the last first
+            total = np.cumsum(amount[narrowing])
+            rest = np.maximum(need - short.flow - (total - amount[narrowing]), 0)
+            back = np.minimum(amount[narrowing], rest)
+            amount[narrowing] -= back
+            np.add.at(room, arcs[narrowing, 0], back)
+            np.add.at(room, arcs[narrowing, 1], back)
+            np.subtract.at(room, arcs[narrowing, 2], back)
+        return [
+            (u, w, t, int(a))
+            for (u, w, t), a in zip(columns.tolist(), amount.tolist(), strict=True)
+            if a
+        ]
 
+    def change(self, u: int, w: int, t: int, amount: int) -> None:
+        """Split off an amount of (u, w) and (w, t); give it back if negative. Capacities only.
 
-def _rotated(into: Ports, out: Ports, group: Ports, groups: int) -> Iterator[tuple[int, int, int]]:
-    """Pairs of ports that meet when the circle is rotated by a number of largest groups."""
-    ring_in = sorted(((v, c) for v, c in into.items() if c), key=lambda p: (group[p[0]], p[0]))
-    ring_out = sorted(((v, c) for v, c in out.items() if c), key=lambda p: (group[p[0]], p[0]))
-    size: dict[int, int] = {}
-    for v, c in ring_in:
-        size[group[v]] = size.get(group[v], 0) + c
-    total = sum(size.values())
-    if not total:
-        return
-    # The port out that the first port in meets, and where in it.
-    place, turn = 0, groups * max(size.values()) % total
-    while turn >= ring_out[place][1]:
-        turn -= ring_out[place][1]
-        place += 1
-    room = ring_out[place][1] - turn
-    for u, left in ring_in:
-        while left:
-            both = min(left, room)
-            yield u, ring_out[place][0], both
-            left -= both
-            room -= both
-            if not room:
-                place = (place + 1) % len(ring_out)
-                room = ring_out[place][1]
+        A way back to where it came from (u = t) carries nothing new, and is dropped.
+        """
+        for pair, more in (((u, w), -amount), ((w, t), -amount), ((u, t), amount)):
+            if pair[0] != pair[1]:
+                self.capacity[pair] = self.capacity.get(pair, 0) + more
+                if not self.capacity[pair]:
+                    del self.capacity[pair]
+
+    def split(self, splits: Sequence[Split]) -> None:
+        """Make splits, paths and all."""
+        for split in splits:
+            self.change(*split)
+            self.route(*split)
+
+    def route(self, u: int, w: int, t: int, amount: int) -> None:
+        """Join the paths behind two split edges: the routing table, as paths."""
+        into, out = self.paths[u, w], self.paths[w, t]
+        while amount:
+            first, second = into[-1], out[-1]
+            both = min(first.amount, second.amount, amount)
+            amount -= both
+            for paths, part in ((into, first), (out, second)):
+                part.amount -= both
+                if not part.amount:
+                    paths.pop()
+            if u != t:
+                self._add(u, t, self._without_loops(first.path + second.path), both)
+        for pair in ((u, w), (w, t)):
+            if not self.paths[pair]:
+                del self.paths[pair]
+
+    def _add(self, u: int, t: int, path: Path, amount: int) -> None:
+        paths = self.paths.setdefault((u, t), [])
+        same = next((part for part in paths if part.path == path), None)
+        if same is None:
+            paths.append(PathCapacity(path, amount))
+        else:
+            same.amount += amount
+
+    def _without_loops(self, path: Path) -> Path:
+        """The path without the loops it makes through a switch that it crosses twice."""
+        kept: list[int] = []
+        reached = {self._ends[path[0]][0]: 0}
+        for link in path:
+            end = self._ends[link][1]
+            if end in reached:
+                del kept[reached[end] :]
+                reached = {v: count for v, count in reached.items() if count <= len(kept)}
+            else:
+                kept.append(link)
+                reached[end] = len(kept)
+        return tuple(kept)

@@ -25,8 +25,8 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.capacities import Capacities
-from jaxcoll.synth.forestcoll.edge_splitting import levels, share_of, transported
+from jaxcoll.synth.forestcoll.edge_splitting import Capacities, levels
+from jaxcoll.synth.forestcoll.pairings import share_of, transported
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

@@ -1,8 +1,8 @@
 """ForestColl: schedules whose throughput no schedule can beat, on any network.
 
-The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it
-(``capacities``); 2. switches removed; 3. spanning trees packed into the rest; 4. low trees with
-even loads (all in ``stages``); 5. the schedule, in which the pieces of a tree follow each other
+The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it; 2. switches
+removed; 3. spanning trees packed into the rest; 4. low trees with even loads (all in ``stages``);
+5. the schedule, in which the pieces of a tree follow each other
 down (``TreeFlow``). Every step takes the frozen value of the one before: ``Rates``, ``Logical``,
 ``Trees``, ``TreeFlow``, ``Schedule``.
 
@@ -33,6 +33,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
+from jaxcoll.progress import Report
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import (
@@ -44,14 +45,14 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     mean_hops,
 )
-from jaxcoll.synth.forestcoll.capacities import (
-    PathCapacity,
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, PathCapacity
+from jaxcoll.synth.forestcoll.stages import (
+    assemble,
+    known_forest,
     known_optimum,
     numbers_of_trees,
     rates_for_chunks,
 )
-from jaxcoll.synth.forestcoll.edge_splitting import Logical
-from jaxcoll.synth.forestcoll.stages import assemble, known_forest
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import ORDERS, TreeFlow, edge_before
@@ -102,7 +103,7 @@ class ForestColl(Synthesizer):
 
     name: ClassVar[str] = "forestcoll"
     takes_shares: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast", "all_reduce"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
     put_off: ClassVar[float] = SOON
 
     def __post_init__(self) -> None:
@@ -116,10 +117,6 @@ class ForestColl(Synthesizer):
     def granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_gather are best a multiple of this: its trees per rank."""
         return known_optimum(topology, None).k if self.k is None else self.k
-
-    def solves(self, kind: str) -> bool:
-        """Whether ``solve`` makes schedules of a kind: of an all_reduce in joint phases."""
-        return kind in self.kinds and (kind != "all_reduce" or self.phases == "joint")
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
@@ -160,8 +157,6 @@ class ForestColl(Synthesizer):
             TopologyError: switches that let out more or less than they let in; see ``fast``.
         """
         weights = _weights(topology, collective)
-        if collective.kind == "all_reduce":
-            return self._all_reduce(topology, collective, seed)
         if self.fast:
             _check_quick(topology)
         rates = rates_for_chunks(topology, weights, collective.chunks_per_shard, self.k)  # step 1
@@ -176,11 +171,14 @@ class ForestColl(Synthesizer):
         bound = _known_bound(topology)
         return 1 if bound.shared is None else granularity(topology, bound)
 
-    def _all_reduce(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        bound = _known_bound(topology)
-        if bound.shared is not None:
-            return joint_all_reduce(topology, collective, bound, self.pieces)
-        return self.two_phases(Problem(topology, collective, seed=seed))
+    def answer(self, problem: Problem, report: Report | None) -> Schedule:
+        """As every synthesizer's, but for an all_reduce in joint phases where those are faster."""
+        if problem.collective.kind == "all_reduce" and self.phases == "joint":
+            _weights(problem.topology, problem.collective)
+            bound = _known_bound(problem.topology)
+            if bound.shared is not None:
+                return joint_all_reduce(problem.topology, problem.collective, bound, self.pieces)
+        return super().answer(problem, report)
 
     def _in_pieces(self, flow: TreeFlow, collective: Collective) -> Schedule:
         """The trees as a pipeline of the pieces asked for.

@@ -26,7 +26,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import FlowNetwork, dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.capacities import Pair
+from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import (
     Arcs,
     Packed,

@@ -196,6 +196,7 @@ def rank_mapping(ranks: int, switches: int) -> np.ndarray:
     half = switches // 2
     position = np.arange(ranks * switches)
     ones = np.zeros_like(position)
+    # Parity of the ones: an exchange flips one bit, so partners have unlike parity.
     for bit in range(int(position[-1]).bit_length()):
         ones += position >> bit & 1
     upper, lower = position % half, half + position // (2 * ranks)
@@ -260,6 +261,7 @@ class Halving(Synthesizer):
         gather = collective.with_kind("all_gather")
         if collective.kind == "all_gather":
             return self._gathered(topology, gather)
+        # Of the transposed network, so that the reversed sends run over links that there are.
         scatter = self._gathered(topology.transpose(), gather).reverse()
         if collective.kind == "reduce_scatter":
             return scatter
@@ -296,6 +298,7 @@ def _exchanges(
     if end - start < 2:
         return
     middle = start + (end - start + 1) // 2
+    # The half that a chunk is in already needs no message; the other half gets it at one place.
     is_first = holder < middle
     across = np.where(
         is_first,
@@ -303,6 +306,7 @@ def _exchanges(
         start + (holder - middle) % (middle - start),
     )
     yield step, holder, across
+    # In each half the chunk now has one holder, and the halves go on apart in the same steps.
     yield from _exchanges(np.where(is_first, holder, across), start, middle, step + 1)
     yield from _exchanges(np.where(is_first, across, holder), middle, end, step + 1)
 
@@ -353,6 +357,8 @@ class Swing(InPieces):
         grid = _torus(topology)
         check_everyone(collective, self.name)
         dims = [d for d, side in enumerate(grid.shape) if side > 1]
+        # Parts one way first: with few chunks different dimensions matter more than both
+        # directions.
         ways = [(first, sign) for sign in (1, -1) for first in range(len(dims))]
         everyone = Grid((grid.size,), (False,))
         parts = []
@@ -383,8 +389,11 @@ def _partners(grid: Grid, dims: list[int], sign: int) -> list[np.ndarray]:
     bits = {d: grid.shape[d].bit_length() - 1 for d in dims}
     partners = []
     for s in range(max(bits.values())):
+        # The Jacobsthal numbers 1, -1, 3, -5, 11, ...: even ranks go one way and odd ones the
+        # other.
         rho = (1 - (-2) ** (s + 1)) // 3
         for d in dims:
+            # Shorter dimensions are done earlier; the longer ones go on alone.
             if s >= bits[d]:
                 continue
             here = coordinates[:, d]

@@ -155,9 +155,13 @@ def gather_around(
         ranks, chunks = np.asarray(group), collective.chunks_per_shard
         found = circles(ranks)
         for turn, around in enumerate(found):
+            # Chunks are dealt to the circles one by one: with fewer chunks than circles some
+            # circles idle.
             index = np.arange(turn, chunks, len(found))
             part = _around(topology, around, index, both_ways).in_pieces(chunks, pieces)
             parts.append(part)
+            # A circle that joins the same two ranks as one before takes the next parallel link
+            # there.
             lanes.append(lane[part.src, part.dst])
             ends = around, np.roll(around, -1)
             lane[ends] += 1
@@ -170,6 +174,8 @@ def gather_around(
 
 def _around(topology: Topology, ranks: np.ndarray, index: np.ndarray, both_ways: bool) -> Sends:
     backwards = ranks[::-1]
+    # One way round, the shorter one: on a network with links in one direction the other way would
+    # follow routes round everything.
     if not both_ways and _links(topology, backwards) < _links(topology, ranks):
         ranks = backwards
     pattern = circle(len(ranks), both_ways=both_ways)
@@ -241,11 +247,13 @@ class NcclRing(Synthesizer):
             root = group[collective.root or 0]
             channels = _channels(topology, np.asarray(group))
             chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+            # Links of a pair that earlier channels have taken, as in ``gather_around``.
             used: Counter[tuple[int, int]] = Counter()
             for turn, around in enumerate(channels):
                 mine = chunks[turn :: len(channels)]
                 count = len(mine) if self.pieces is None else min(self.pieces, len(mine))
                 piece = np.arange(len(mine)) * count // max(1, len(mine))
+                # Every channel starts at the root and ends before it comes round to it again.
                 way = np.roll(around, -int(np.flatnonzero(around == root)[0]))
                 pairs = [*itertools.pairwise(way.tolist())]
                 lane = [used[pair] for pair in pairs]
@@ -267,6 +275,8 @@ def _channels(topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
         return circles
     joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     ends = [zip(np.roll(c, -1).tolist(), c.tolist(), strict=True) for c in circles]
+    # Where links go both ways, each circle is one more channel backwards: over links the first one
+    # leaves idle.
     returns = [c[::-1] for c, pairs in zip(circles, ends, strict=True) if joined.issuperset(pairs)]
     return circles + returns
 
@@ -300,6 +310,8 @@ class Direct(Synthesizer):
         chunk, dst = _deliveries(collective)
         holder = collective.target if collective.kind == "scatter" else collective.owner
         src = holder[chunk].astype(np.int64)
+        # Sends of a step are served in order on a link. By distance first, so that in every turn
+        # all ranks send to different ones; by destination, all would queue for rank 0 first.
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]
         return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)

@@ -74,6 +74,8 @@ def flow_classes(
     backward = fewest_hops(size, heads, tails)
     pair = _first_colours(forward.ravel(), backward.ravel()).reshape(size, size)
     arc = _first_colours(capacity, capacity)
+    # Stable after two rounds without a new class: arcs see what pairs were a round earlier, so one
+    # round may pass without a change and the next still bring one.
     before, stable = (0, 0, 0), 0
     while stable < 2:
         pair, arc = _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc)
@@ -94,6 +96,7 @@ def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     first = np.unique(flow_class.ravel(), return_index=True)[1]
     row, e = first // len(tails), first % len(tails)
     at_source = np.zeros(len(pair_of), bool)
+    # The pair of a source with itself is where its flow starts.
     at_source[pair_id[np.arange(len(sources)), sources]] = True
     return FlowClasses(
         sources=sources,
@@ -155,11 +158,15 @@ def _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc):
     factor = np.empty_like(arc)
     for e in range(len(arc)):
         new_arc[e] = _mix(arc[e] + np.uint64(2))
+        # Odd, so that multiplying by it loses nothing modulo 2**64: arcs of other classes weigh the
+        # pairs behind them by other factors, and sums over neighbours do not depend on their order.
         factor[e] = arc[e] << np.uint64(1) | np.uint64(1)
     ahead, behind = np.empty(size, np.uint64), np.empty(size, np.uint64)
     for s in range(size):
         row = pair[s]
         for u in range(size):
+            # Pairs ahead and behind are mixed with other constants: a graph and its reverse must
+            # differ.
             ahead[u] = _mix(row[u] + np.uint64(4))
             behind[u] = _mix(row[u] + np.uint64(5))
         for u in range(size):

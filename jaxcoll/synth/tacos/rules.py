@@ -67,6 +67,8 @@ def rule_named(name: str) -> Rule:
 def keep_highest(candidates, planes, block, count):
     """Keeps the candidates whose binary number, written down a block's planes, is largest."""
     words = len(candidates)
+    # From the highest plane down: whoever lacks a digit that another has is out, unless all lack
+    # it.
     for p in range(count - 1, -1, -1):
         found = _ZERO
         for q in range(words):
@@ -84,6 +86,8 @@ def keep_most_needed(candidates, net, lack, v, block, planes, carry):
         planes, carry: scratch, of shape (1, planes, words) and (words,).
     """
     words, count = len(candidates), planes.shape[1]
+    # Counters of all chunks at once, a plane of bits per binary digit: adding a rank's lacks is a
+    # few words of carries instead of a loop over chunks.
     near_ptr, near = net.near_ptr, net.near
     for p in range(count):
         for q in range(words):
@@ -229,6 +233,7 @@ def faster_ranks(net: Network, cost):
         for i in range(in_ptr[v], in_ptr[v + 1]):
             fastest = min(fastest, cost[in_link[i]])
             slowest = max(slowest, cost[in_link[i]])
+        # No slow link ends here: most networks leave at this line for every rank.
         if slowest <= _SLOWER * fastest:
             continue
         known, done = _measure_back(net, cost, v, slowest, distance, near)
@@ -265,6 +270,8 @@ def _measure_back(net, cost, target, limit, distance, near):
     distance[target], near[0] = 0, target
     known, done = np.int64(1), np.int64(0)
     while done < known and done <= _MOST:
+        # Dijkstra's, with the nearest found by looking through: at most ``_MOST`` ranks are ever
+        # done.
         nearest = done
         for j in range(done + 1, known):
             if distance[near[j]] < distance[near[nearest]]:

@@ -49,6 +49,7 @@ def read_network(topology: Topology) -> tables.Network:
     in_ptr, in_link = topology.in_links
     ranks = np.arange(topology.num_ranks + 1)
     joined = np.ones(topology.num_links, bool)
+    # The first of parallel links: neighbours are counted once, however many links lead to them.
     joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
     return tables.Network(
         src=topology.src,
@@ -150,8 +151,10 @@ def prepare_lockstep(
 ) -> Lockstep:
     """A search in lockstep, by the rule random or downstream-need."""
     ranks, links = collective.num_ranks, len(network.src)
+    # Binary digits of the most neighbours that may lack a chunk.
     planes = None if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
     chunk_of_slot, slot = _slots(collective, random)
+    # Where every rank wants every chunk, it lacks all that it does not have: no second table.
     some = not _everyone(collective)
     now = _holdings(links, collective, kernel.WORDS, some, some)
     wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
@@ -183,6 +186,8 @@ def search_in_lockstep(
         done = wanted == 0
     ptr = np.asarray(step_ptr, np.int64)
     if done and len(now.relay):
+        # Chunks were passed on by ranks that do not want them; sends that led nowhere are taken
+        # out.
         ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
     return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
@@ -245,6 +250,7 @@ def search_by_events(
     """
     chunk_of_slot, slot = _slots(collective, random)
     copied = collective.kind in _COPIED
+    # A chunk for one rank is passed on towards it and never copied, so that nothing is left over.
     relay = copied and not _everyone(collective)
     now = _holdings(len(network.src), collective, event_state.WORDS, True, relay)
     costs = _costs(network, times, chunk_of_slot, copied and not relay and rule == Rule.PATIENT)
@@ -270,6 +276,8 @@ def search_by_events(
     if done and relay:
         step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
         edge, chunk = edge[: step_ptr[-1]], chunk[: step_ptr[-1]]
+        # Without the sends that were taken out others may start earlier, in the same order on each
+        # link.
         available = np.zeros((collective.num_ranks, collective.num_chunks), np.int64)
         start = np.empty(len(edge), np.int64)
         finish = events.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
@@ -292,6 +300,7 @@ def _expand(
     at[event_state.WANTED], at[event_state.WAITING] = wanted, len(work.waiting)
     sent = event_state.Sends(*(np.empty(1024, dtype) for dtype in (np.int64, np.int32, np.int32)))
     while rows := events.expand(network, now, direct, costs, work, goal, sent, at):
+        # The kernel asks for more rows, or only gave Python a moment for signals.
         if rows > len(sent.slot):
             more = max(int(rows), 2 * len(sent.slot)) - len(sent.slot)
             sent = event_state.Sends(
@@ -383,6 +392,8 @@ def ingress_ticks(
             wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
         else:
             wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
+    # The smallest chunks, on all links into a rank at once and without any gap: a bound, not a
+    # plan.
     least = times.serial[:, 0]
     once, each = (times.alpha, least) if aggregated else (np.zeros_like(least), times.alpha + least)
     low, high = np.zeros(n, np.int64), wanted * int((once + each).max())

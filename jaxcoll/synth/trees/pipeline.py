@@ -66,6 +66,7 @@ class Tree:
             depth += at >= 0
             at = np.where(at >= 0, above[at], -1)
         height = np.zeros(len(above), np.int64)
+        # From the lowest up: a vertex is done before its parent looks at it.
         for v in np.argsort(-depth, kind="stable"):
             if above[v] >= 0:
                 height[above[v]] = max(height[above[v]], height[v] + 1)
@@ -100,6 +101,8 @@ def all_reduce(
         share = trees(len(group))
         count = -(-len(chunks) // len(share))
         count = count if pieces is None else min(pieces, count)
+        # Over the chunks of the group and not of a tree, so that a piece is a run of the buffer
+        # that all trees work on at the same time.
         piece_of = np.arange(len(chunks)) * count // len(chunks)
         for turn, tree in enumerate(share):
             mine = slice(turn, None, len(share))
@@ -129,7 +132,10 @@ def _up_and_down(
 
     chunks = np.tile(chunk, len(below))
     message = (np.arange(len(below))[:, None] * (piece.max(initial=0) + 1) + piece).ravel()
+    # A rank of height h has all of its children's sums after step h - 1, and adds its own. Pieces
+    # come one step apart.
     up = (tree.height[below][:, None] + piece).ravel()
+    # The root, of the greatest height, is done in the step before.
     down = (tree.height.max() + tree.depth[above][:, None] + piece).ravel()
     child, parent = spread(ranks[below]), spread(ranks[above])
     return [
@@ -154,6 +160,7 @@ def by_arrival(
     """
     order = np.lexsort((columns[5], columns[0]))
     step, src, dst, chunk, reduce, message = (column[order] for column in columns)
+    # The first send of each message stands for all of it: they share step, ends and piece.
     first = np.flatnonzero(np.append(True, (message[1:] != message[:-1]) | (step[1:] != step[:-1])))
     sizes = np.diff(np.append(first, len(step)))
     pair, edge = np.unique(src[first] * topology.num_ranks + dst[first], return_inverse=True)
@@ -174,6 +181,8 @@ def by_arrival(
     free = defaultdict(int)  # the first step at which a link has no message yet
     for m in np.argsort(start, kind="stable").tolist():
         path = paths[edge[m]]
+        # By starting time, so that the order on every link of the path is that of the simulated
+        # run.
         at = max([free[link] for link in path] + [step_of[i] + 1 for i in waits[m]])
         step_of[m] = at
         free.update(dict.fromkeys(path, at + 1))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.synth.forestcoll.capacities import Capacities
-from jaxcoll.synth.forestcoll.edge_splitting import NAMES, pairing, remove_switches
+from jaxcoll.synth.forestcoll.edge_splitting import Capacities, remove_switches
+from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
 from jaxcoll.topologies import fat_tree, leaf_spine
 from tests.synth.forestcoll.networks import random_switched
 

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll.bounds.throughput import optimum
+from jaxcoll.bounds.throughput import bottleneck, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl, capacities, stages
+from jaxcoll.synth.forestcoll import ForestColl, stages
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -167,10 +167,10 @@ def test_the_bottleneck_is_found_once(monkeypatch):
 
     def counted(topology, weights=None):
         searched.append(topology)
-        return optimum(topology, weights)
+        return bottleneck(topology, weights)
 
-    for module in (capacities, stages):
-        monkeypatch.setattr(module, "optimum", counted)
+    for search in ("optimum", "bottleneck"):
+        monkeypatch.setattr(stages, search, counted)
     topology = dgx_a100(2, network=24.5e9)
     chunks = ForestColl().granularity(topology)
     ForestColl().synthesize(topology, Collective("all_gather", 16, chunks))
