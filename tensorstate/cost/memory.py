@@ -5,7 +5,7 @@ resharded). Each is one linear term: a share of the group times bytes at every p
 (``problem.liveness`` says how many of the group's tensors are live there, and why). The terms stand
 here once, and the shares come from a ``Shares``:
 
-- of given decisions they are numbers, and ``estimate_memory`` sums the terms;
+- of given decisions they are numbers, and ``live_bytes`` sums the terms;
 - in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
   the sum of the terms at every program point by the memory limit.
 
@@ -241,13 +241,13 @@ class Memory:
         return limit is None or self.peak <= limit
 
 
-def estimate_memory(
+def live_bytes(
     problem: Problem,
     decisions: Decisions,
     reshards: Sequence[ReshardPlan],
     recomputed_nodes: frozenset[int],
-) -> Memory:
-    """The memory that decisions take.
+) -> tuple[int, np.ndarray]:
+    """The bytes of inputs, and all others by category and program point.
 
     Args:
         reshards: the reshard plans of all tensors.
@@ -258,7 +258,7 @@ def estimate_memory(
     for _, own_inputs, others in bytes_by_group(problem, decisions, reshards, recomputed_nodes):
         inputs += own_inputs
         nbytes += others
-    return peak_memory(inputs, nbytes)
+    return inputs, nbytes
 
 
 def bytes_by_group(
@@ -270,7 +270,7 @@ def bytes_by_group(
     """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
 
     Args:
-        reshards, recomputed_nodes: as for ``estimate_memory``.
+        reshards, recomputed_nodes: as for ``live_bytes``.
     """
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
