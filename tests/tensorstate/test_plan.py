@@ -324,7 +324,7 @@ def test_a_limit_below_the_arguments_is_refused_before_a_search(graph, monkeypat
 
 
 def test_limits_that_only_pins_exceed_say_so(graph):
-    """More devices would not help: what is forbidden is replicated on all."""
+    """More devices would not help: a forbidden tensor is replicated on all."""
     given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
     inputs = sum(graph.tensors[i].nbytes for i in graph.inputs)
     with pytest.raises(PlanError, match=r"or without pin= and forbid= the arguments take"):
