@@ -102,7 +102,7 @@ class SavedPlan:
         return (
             f"a plan of {len(content.operators)} operators and {len(content.inputs)} arguments on "
             f"{content.mesh.num_devices} x {device}, mesh {sizes}: "
-            f"{report.seconds(predicted['compute'] + predicted['communication'])} per step, "
+            f"{report.seconds(content.found['objective'])} per step, "
             f"{report.size(predicted['memory'])} per device. saved.on(step, abstract_args) is it"
         )
 

@@ -35,9 +35,10 @@ from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
+from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def search(
     stages: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
-    objective: str = "sum",
+    objective: str = "overlap",
     solver: Solver = Auto(),  # noqa: B008  (frozen)
     progress: Wanted = None,
 ) -> Plan:
@@ -101,7 +102,8 @@ def search(
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
-        objective: minimize the "sum" of compute and communication, or the larger ("max").
+        objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
+            communication, or the larger ("max"). Devices that overlap nothing take the sum.
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a
@@ -250,7 +252,9 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        refuse_below_inputs(problem, candidates, self.options)
+        refuse_below_least(problem, candidates, self.options)
+        if self.options.objective == "overlap":
+            return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 
@@ -260,9 +264,11 @@ class _Question:
         """What no plan is faster than, with whatever memory; 0 where none was found in time."""
         options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
         try:
-            return solver.solve(problem, candidates, options).bound
+            found = solver.solve(problem, candidates, options.linear)
         except PlanError:
             return 0.0
+        is_linear = options == options.linear
+        return found.bound if is_linear else retimed(problem, candidates, options, found).bound
 
     def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.

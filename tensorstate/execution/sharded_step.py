@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.step_tasks import Sent
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
@@ -186,7 +187,7 @@ class ShardedStep:
 
 
 class JittedStep:
-    """A jitted step (``jax.stages.Wrapped``), whose errors name arguments that were donated.
+    """A jitted step (``jax.stages.Wrapped``) that refuses arrays which were donated, by name.
 
     Args:
         jitted: the step under ``jax.jit``.
@@ -197,13 +198,13 @@ class JittedStep:
         self.jitted, self.donated = jitted, tuple(donated)
 
     def __call__(self, *args):
-        try:
-            return self.jitted(*args)
-        except RuntimeError as error:
-            reason = _donated_before(args) or _donated_twice(args, self.donated)
-            if reason is None:
-                raise
-            raise PlanError(reason) from error
+        # Before the call: JAX 0.10 crashes on an array that is gone, or that is donated twice.
+        leaves = jax.tree.leaves(args)
+        if len(set(map(id, leaves))) < len(leaves) or any(
+            getattr(x, "is_deleted", bool)() for x in leaves
+        ):
+            self._refuse(args)
+        return self.jitted(*args)
 
     def trace(self, *args) -> jax.stages.Traced:
         """As of ``jax.jit``."""
@@ -213,29 +214,27 @@ class JittedStep:
         """As of ``jax.jit``."""
         return self.jitted.lower(*args)
 
+    def _refuse(self, args: tuple[Any, ...]) -> None:
+        """Refuse arrays that are gone, and one array that is two arguments of which one is donated.
 
-def _donated_before(args: Sequence[Any]) -> str | None:
-    """Which of the arguments is gone, if one is."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            return (
-                f"argument {_named(path)} was donated to an earlier call, which has reused its "
-                "memory: pass what that call returned in its place, or take jit(donate=False)"
-            )
-    return None
-
-
-def _donated_twice(args: Sequence[Any], donated: Sequence[int]) -> str | None:
-    """Which two arguments are one array, where one of them is donated."""
-    first: dict[int, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
-        other = first.setdefault(id(leaf), path)
-        if other is not path and {path[0].idx, other[0].idx} & set(donated):
-            return (
-                f"arguments {_named(other)} and {_named(path)} are one array, and donated: copy "
-                "one of them (jnp.copy), make them one argument, or take jit(donate=False)"
-            )
-    return None
+        Raises:
+            PlanError: naming them.
+        """
+        seen: dict[int, Any] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+            if not isinstance(leaf, jax.Array):
+                continue
+            if getattr(leaf, "is_deleted", bool)():
+                raise PlanError(
+                    f"argument {_named(path)} was donated to an earlier call, which has reused its "
+                    "memory: pass what that call returned in its place, or take jit(donate=False)"
+                )
+            other = seen.setdefault(id(leaf), path)
+            if other is not path and {path[0].idx, other[0].idx} & set(self.donated):
+                raise PlanError(
+                    f"arguments {_named(other)} and {_named(path)} are one array, and donated: "
+                    "copy one (jnp.copy), make them one argument, or take jit(donate=False)"
+                )
 
 
 def _named(path: Sequence[Any]) -> str:
@@ -249,6 +248,7 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
+    buckets: Sequence[tuple[Sent, ...]] = (),
 ) -> ShardedStep:
     """The training step of a problem, run as decided.
 
@@ -258,12 +258,13 @@ def apply(
         cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
+        buckets: collectives that are joined on devices that overlap them (``Timeline.buckets``).
 
     Raises:
         PlanError: for a mesh of other axes.
     """
     check_axes(problem, mesh)
-    table = PlacementTable(problem, decisions, cost)
+    table = PlacementTable(problem, decisions, cost, buckets)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 

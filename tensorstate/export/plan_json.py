@@ -112,6 +112,7 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "flops": sorted([size, float(rate)] for size, rate in hardware.flops.items()),
         "memory_bandwidth": float(hardware.memory_bandwidth),
         "memory": float(hardware.memory),
+        **({} if hardware.overlaps else {"overlaps": False}),
     }
 
 
@@ -275,8 +276,10 @@ def _read_hardware(value: object, where: str) -> Hardware:
     if any(len(pair) != 2 or not pair[0].is_integer() for pair in pairs):
         raise FormatError(f"{where}.flops must be pairs of bytes and rate")
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
+    overlaps = fields.optional("overlaps", readers.flag) is not False
     fields.end()
-    return Hardware(name, {int(size): rate for size, rate in pairs}, bandwidth, memory)
+    rates = {int(size): rate for size, rate in pairs}
+    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps)
 
 
 def _read_network(

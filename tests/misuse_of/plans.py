@@ -33,6 +33,7 @@ def _zeros(abstract):
 GRAPH = ts.trace(step, ARGS)
 MESH = ts.MeshShape.of({"data": 2})
 NETWORK = ts.AlphaBetaCosts(MESH, (1e-6,), (1e9,))
+PAIR = topologies.ring(2, alpha=1e-6, bandwidth=1e9)
 SEARCH: dict[str, Any] = {
     "mesh": {"data": 2}, "topology": None, "network": NETWORK, "hardware": "CPU",
     "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "stages": None,
@@ -58,6 +59,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.search.pins": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "pin": {"w": given["spec"]}}),
         {"spec": P(None, "data")},
+    ),
+    "ts.search.devices": (
+        lambda **given: ts.search(
+            GRAPH, **{**SEARCH, **given, "mesh": None, "network": None, "topology": PAIR}
+        ),
+        {"devices": 2},
     ),
     "ts.search.forbidden": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "forbid": {"w": given["axes"]}}),
