@@ -26,3 +26,17 @@ def test_a_plan_compiles_with_either_kind_of_collectives(name, platform, sides):
     assert native["collective-permute"] == 0
     assert scheduled["all-reduce"] == 0
     assert scheduled["collective-permute"] > native["all-reduce"]
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"), [("v5e:2x4", "tpu"), ("h100:8", "gpu")], ids=["v5e:2x4", "h100:8"]
+)
+def test_products_are_covered_by_what_the_schedule_hides_under_them(name, platform):
+    """Of FSDP; products at both ends of the step have nothing to cover."""
+    if not aot.is_available(platform):
+        pytest.skip(f"the compiler for {name} is not installed; scripts/test --targets does so")
+    worker = Path(__file__).with_name("compile_overlap.py")
+    (found,) = compiled_elsewhere(worker, name)
+    assert found["hidden"] > 0.2
+    assert found["covered"] >= found["matmuls"] / 2
+    assert found["in flight"] >= (2 if platform == "tpu" else 1)
