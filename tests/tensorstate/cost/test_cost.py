@@ -159,7 +159,8 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
 @given(data=st.data())
 def test_no_decisions_take_fewer_bytes_than_the_least(data):
     """Of any group, at any program point, in microbatches or not; a plan may be the least."""
-    problem = data.draw(problems(microbatches=(1, 2)))
+    splittable = ("linear", "greatest")
+    problem = data.draw(problems() | problems(splittable, LINES[:1], microbatches=(2, 4)))
     strategies = tuple(data.draw(st.sampled_from(each.all)) for each in problem.strategies)
     nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
     recomputed = frozenset(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else frozenset()
