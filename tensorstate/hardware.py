@@ -43,6 +43,7 @@ class Hardware:
             pay, or the backend whose shipped ones are meant; none when None.
         network: costs of collectives that were measured with the device: those of a search on their
             mesh that is given neither a topology nor a network.
+        overlaps: whether collectives run beside compute. CPU devices do one thing at a time.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Hardware:
     memory: float
     execution: ExecutionCosts | str | None = None
     network: CollectiveCostModel | None = None
+    overlaps: bool = True
 
     @classmethod
     def measure(
@@ -84,7 +86,9 @@ class Hardware:
         """
         found = measured(mesh, cache, seconds, progress)
         network = MeasuredCosts(MeshShape.of(found.axes), found.collectives)
-        return cls(found.name, found.flops, found.memory_bandwidth, found.memory, network=network)
+        overlaps = mesh.devices.flat[0].platform != "cpu"
+        rates = found.flops, found.memory_bandwidth, found.memory
+        return cls(found.name, *rates, network=network, overlaps=overlaps)
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -99,6 +103,7 @@ class Hardware:
         if not self.flops:
             raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
+        checks.flag_fields(self, PlanError, "overlaps")
         if self.network is not None:
             checks.instance(self.network, CollectiveCostModel, "network", PlanError)
 
@@ -121,8 +126,8 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9),
         # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
         # topology alone, "CPU devices" for those of one host, which share its memory and cores.
-        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9),
-        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu"),
+        Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9, overlaps=False),
+        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu", overlaps=False),
     )
 }
 
@@ -171,6 +176,10 @@ class CollectiveCostModel:
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """The schedule behind ``collective_seconds``; ``None`` if the cost has no schedule."""
         raise NotImplementedError
+
+    def link_groups(self) -> tuple[int, ...]:
+        """By mesh axis a number, the same for axes whose collectives share links."""
+        return tuple(range(len(self.mesh.sizes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +248,9 @@ class MeasuredCosts(CollectiveCostModel):
         return None
 
 
+# Bytes of the all-reduce whose links tell which mesh axes share some.
+PROBE_BYTES = 1 << 24
+
 # Synthesizers and chunks per shard, of which each collective takes the fastest. Synthesizers that
 # are not defined for the replica groups of an axis are skipped.
 CANDIDATES: tuple[tuple[Synthesizer, int], ...] = (
@@ -301,6 +313,7 @@ class ScheduleCosts(CollectiveCostModel):
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
         self._in_order = functools.cache(self._around_ranks)
+        self._groups = functools.cache(self._find_groups)
         self._send = functools.cache(self._simulate_send)
         self.execution = costs_of(execution, PlanError)
 
@@ -337,6 +350,27 @@ class ScheduleCosts(CollectiveCostModel):
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return None
         return self._fastest(kind, axis, nbytes)[1]
+
+    def link_groups(self) -> tuple[int, ...]:
+        """See ``CollectiveCostModel``."""
+        return self._groups()
+
+    def _find_groups(self) -> tuple[int, ...]:
+        groups, links = [*range(len(self.mesh.sizes))], list[frozenset[int]]()
+        for axis, size in enumerate(self.mesh.sizes):
+            links.append(self._links_of(axis) if size > 1 else frozenset())
+            for other in range(axis):
+                if not links[other].isdisjoint(links[axis]):
+                    groups = [groups[axis] if g == groups[other] else g for g in groups]
+        return tuple(groups)
+
+    def _links_of(self, axis: int) -> frozenset[int]:
+        """The links that an all-reduce along an axis uses, both ways."""
+        schedule = self._fastest("all_reduce", axis, PROBE_BYTES)[1]
+        schedule = self._in_order("all_reduce", axis) if schedule is None else schedule
+        ptr, links = schedule.edges.path_ptr, schedule.edges.path_link
+        used = np.unique(schedule.edge).tolist()
+        return frozenset(link for e in used for link in links[ptr[e] : ptr[e + 1]].tolist())
 
     def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule | None]:
         schedules = self._schedules(kind, axis)

@@ -197,7 +197,11 @@ class MeshChoice:
         groups = candidate.groups[axis]
         if groups not in self._bounds:
             problem, strategies = self.problem(candidate.network)
-            bound = lower_bound_on_axes(problem, strategies, self.options, (axis,))
+            options = self.options
+            if options.objective == "overlap":  # a schedule takes at least the larger
+                larger = "max" if self.device.overlaps else "sum"
+                options = dataclasses.replace(options, objective=larger)
+            bound = lower_bound_on_axes(problem, strategies, options, (axis,))
             self._bounds[groups] = bound
         return self._bounds[groups]
 

@@ -14,7 +14,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import SearchResult
+from tensorstate.cost.cost import SearchResult, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph
@@ -120,7 +120,9 @@ def _plans(
         else:
             options, *parts = plan
             network = costs(assignment.mesh, device_order=assignment.device_order)
-            yield Plan(Problem(graph, network, *parts), result, options)
+            problem = Problem(graph, network, *parts)
+            cost = estimate_cost(problem, result.decisions)
+            yield Plan(problem, dataclasses.replace(result, cost=cost), options)
 
 
 def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | PlanError, tuple]:

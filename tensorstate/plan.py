@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,17 @@ from jaxcoll.numerics import checks
 from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
+from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
+from tensorstate.execution.sharded_step import (
+    ShardedStep,
+    abstract_args,
+    apply,
+    check_axes,
+    check_unpadded,
+)
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
@@ -37,7 +45,8 @@ from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
-from tensorstate.tracing.trace_step import trace
+from tensorstate.solver.overlap import retimed
+from tensorstate.tracing.trace_step import graph_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -82,6 +91,14 @@ class Plan:
         """The predicted time and memory of a step."""
         return self.result.cost
 
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The predicted schedule of a step: what computes and what each mesh axis sends, when.
+
+        Its ``seconds`` are the time of the step.
+        """
+        return self.cost.timeline(self.memory_limit)
+
     @property
     def gap(self) -> float:
         """Largest possible distance from the optimum, relative to the objective."""
@@ -92,8 +109,8 @@ class Plan:
         axes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
         return (
             f"Plan({len(self.problem.graph.operators)} operators on mesh {axes}, "
-            f"{report.seconds(cost.serial_seconds)} per step, {report.size(cost.memory.peak)} per "
-            f"device, by {self.result.method})"
+            f"{report.seconds(self.timeline.seconds)} per step, "
+            f"{report.size(cost.memory.peak)} per device, by {self.result.method})"
         )
 
     def __str__(self) -> str:
@@ -103,9 +120,10 @@ class Plan:
         cost, mesh, options = self.cost, self.problem.mesh, self.options
         rows = {
             "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
-            "time of a step": report.seconds(cost.serial_seconds),
+            "time of a step": report.seconds(self.timeline.seconds),
             "compute": report.seconds(cost.compute),
             "communication": report.seconds(cost.communication),
+            "of it exposed": report.seconds(self.timeline.exposed_seconds),
             "memory": report.size(cost.memory.peak),
             "gap": "no bound" if math.isinf(self.result.bound) else f"{100 * self.gap:.2g} %",
             "as a page": "plan.html()",
@@ -172,7 +190,10 @@ class Plan:
             PlanError: a mesh of other axes, or too few devices.
         """
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        return apply(self.problem, self.decisions, self.cost, self._mesh(mesh), collectives)
+        # XLA joins the collectives of ``jax.lax`` itself.
+        buckets = self.timeline.buckets if collectives is None else ()
+        mesh = self._mesh(mesh)
+        return apply(self.problem, self.decisions, self.cost, mesh, collectives, buckets)
 
     def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
         """The mesh that was given, checked, or else the plan's own."""
@@ -194,15 +215,21 @@ class Plan:
             solver: that searches the best plan under the rules; ``Auto`` by default.
 
         Raises:
-            PlanError: names of no argument, or of more dimensions than it has.
+            PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        check_unpadded(self.graph.padding, "code with logical axis rules")
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
     @property
     def path_rules(self) -> dict[str, jax.sharding.PartitionSpec]:
-        """The sharding of every argument by patterns of paths, for code that shards by path."""
+        """The sharding of every argument by patterns of paths, for code that shards by path.
+
+        Raises:
+            PlanError: a padded plan, whose shardings do not divide the arguments.
+        """
+        check_unpadded(self.graph.padding, "code with shardings by path")
         return path_rules(self.problem, self.result)
 
     def constrain(
@@ -248,8 +275,10 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        loops = "keep" if self.graph.loops else "unroll"
-        graph = trace(step_fn, abstract_args(self.graph), loops=loops)
+        unroll = not self.graph.loops
+        padding = self.graph.padding
+        sizes = {} if padding is None else padding.sizes
+        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), unroll, sizes)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")
@@ -328,18 +357,18 @@ class Comparison:
         return f"Comparison({len(self.plans)} plans: {names})"
 
     def __str__(self) -> str:
-        first = next(iter(self.plans.values())).cost.serial_seconds
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
-            f"{'memory':>9}"
+            f"{'exposed':>9} {'memory':>9}"
         ]
+        first = next(iter(self.plans.values())).timeline.seconds
         for name, plan in self.plans.items():
-            cost = plan.cost
+            cost, timeline = plan.cost, plan.timeline
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(cost.serial_seconds):>9} "
-                f"{cost.serial_seconds / first:>6.2f} "
+                f"{name:24} {report.seconds(timeline.seconds):>9} {timeline.seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
+                f"{report.seconds(timeline.exposed_seconds):>9} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
         return "\n".join(lines)
@@ -353,7 +382,7 @@ def solve_baseline(
     problem: Problem,
     name: str,
     *,
-    objective: str = "sum",
+    objective: str = "overlap",
     memory_limit: float | str | None = None,
     recompute: bool = False,
     solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
@@ -364,7 +393,7 @@ def solve_baseline(
         problem: the training step on a mesh: ``plan.problem`` of any plan for it.
         name: a baseline of ``tensorstate.BASELINES``, or one for data and one for model parallelism
             joined by ``+``.
-        objective: "sum" or "max", as for ``search``.
+        objective: "overlap", "sum" or "max", as for ``search``.
         memory_limit: bytes per device, as for ``search``, but without a limit by default.
         recompute: as for ``search``.
         solver: as for ``search``.
@@ -378,9 +407,9 @@ def solve_baseline(
     options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
     strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
     fitting = _fitting(
-        problem, name, options, lambda options: solver.solve(problem, strategies, options)
+        problem, name, options.linear, lambda options: solver.solve(problem, strategies, options)
     )
-    return Plan(problem, fitting, options)
+    return Plan(problem, retimed(problem, strategies, options, fitting), options)
 
 
 def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
@@ -394,10 +423,11 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
         return found
 
     try:
-        return Plan(problem, _fitting(problem, name, options, solve), options)
+        found = _fitting(problem, name, options.linear, solve)
     except PlanError:
-        free = dataclasses.replace(options, memory_limit=None, recompute=False)
-        return Plan(problem, _fitting(problem, name, free, solve), options)
+        free = dataclasses.replace(options.linear, memory_limit=None, recompute=False)
+        found = _fitting(problem, name, free, solve)
+    return Plan(problem, retimed(problem, strategies, options, found), options)
 
 
 def _fitting(

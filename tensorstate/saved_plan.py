@@ -67,7 +67,7 @@ class SavedPlan:
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content
-        graph = graph_of(step, abstract_args, unroll=not content.has_loops)
+        graph = graph_of(step, abstract_args, not content.has_loops, content.pad_to)
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
         if network is None or hardware is None:
@@ -102,7 +102,7 @@ class SavedPlan:
         return (
             f"a plan of {len(content.operators)} operators and {len(content.inputs)} arguments on "
             f"{content.mesh.num_devices} x {device}, mesh {sizes}: "
-            f"{report.seconds(predicted['compute'] + predicted['communication'])} per step, "
+            f"{report.seconds(content.found['objective'])} per step, "
             f"{report.size(predicted['memory'])} per device. saved.on(step, abstract_args) is it"
         )
 

@@ -23,6 +23,7 @@ from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, h
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.mesh_choice import MeshChoice
+from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
 from tensorstate.problem.constraints import (
     Spec,
@@ -34,9 +35,10 @@ from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.exact import refuse_below_inputs
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.overlap import retimed, search_overlapped
 from tensorstate.solver.plain import simplify
+from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
@@ -58,10 +60,11 @@ def search(
     recompute: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
+    padding: bool | float | Mapping[int, int] = False,
     stages: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
-    objective: str = "sum",
+    objective: str = "overlap",
     solver: Solver = Auto(),  # noqa: B008  (frozen)
     progress: Wanted = None,
 ) -> Plan:
@@ -87,6 +90,11 @@ def search(
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
             2 while they improve the plan.
         batch: name of an input whose first dimension is the batch, if that is ambiguous.
+        padding: whether dimensions of arguments that mesh axes do not divide may be padded with
+            zeros, as a vocabulary of 50,257 to 50,264 on 8 devices; ``True`` where that adds an
+            eighth at most, a number for another part, sizes by sizes to decide it yourself. The
+            better of the plans with and without padding is taken, so the search takes up to three
+            times as long. A padded plan takes arguments by ``ShardedStep.put``.
         stages: a mesh axis along which the layers of scans are placed as pipeline stages, or "auto"
             for the best of all axes and of no stages. ``microbatches`` then says how many are
             streamed through them; by default, and with "auto", the best of some divisors of the
@@ -94,7 +102,8 @@ def search(
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
-        objective: minimize the "sum" of compute and communication, or the larger ("max").
+        objective: minimize the time of the schedule ("overlap"), the "sum" of compute and
+            communication, or the larger ("max"). Devices that overlap nothing take the sum.
         solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
             stop.
         progress: True for a line in the terminal, or a function called during the search with a
@@ -131,14 +140,25 @@ def search(
             progress=report,
         )
         costs = None if sizes is None else _network(sizes, topology, network, device)
+        padding = checked_padding(padding, step)
+
+        def find(graph: Graph) -> Plan:
+            if costs is not None:
+                return ask(network=costs, graph=graph).plan()
+            wires = checks.instance(topology, Topology, "topology", PlanError)
+            return _on_best_mesh(ask, graph, wires)
+
         # Last: it traces, others are refused at once.
-        graph = graph_of(step, abstract_args, unrolls(recompute, microbatches, stages))
-        if costs is not None:
-            plan = ask(network=costs, graph=graph).plan()
+        unroll = unrolls(recompute, microbatches, stages)
+        traced = functools.partial(graph_of, step, abstract_args, unroll)
+        if not padding:
+            plan = find(traced())
+        elif isinstance(padding, Mapping):
+            plan = find(traced(pad_to=padding, strict=True))
         else:
-            plan = _on_best_mesh(
-                ask, graph, checks.instance(topology, Topology, "topology", PlanError)
-            )
+            wires = topology.num_ranks if topology is not None else 1
+            axes = (wires,) if sizes is None else sizes.sizes
+            plan = padded_or_not(find, traced, axes, padding)
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
         len(plan.graph.operators), plan.problem.mesh, plan.cost.serial_seconds, plan.gap,
@@ -232,7 +252,9 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
-        refuse_below_inputs(problem, candidates, self.options)
+        refuse_below_least(problem, candidates, self.options)
+        if self.options.objective == "overlap":
+            return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
 
@@ -242,9 +264,11 @@ class _Question:
         """What no plan is faster than, with whatever memory; 0 where none was found in time."""
         options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
         try:
-            return solver.solve(problem, candidates, options).bound
+            found = solver.solve(problem, candidates, options.linear)
         except PlanError:
             return 0.0
+        is_linear = options == options.linear
+        return found.bound if is_linear else retimed(problem, candidates, options, found).bound
 
     def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.

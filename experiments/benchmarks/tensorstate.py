@@ -37,8 +37,10 @@ from tensorstate import (
     PlanError,
     lax_collectives,
     search,
+    solve_baseline,
     trace,
 )
+from tensorstate.report.text import parallelism_name
 from tensorstate.solver.base import Solver
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
@@ -338,6 +340,39 @@ def _mesh(layers: int | None) -> Iterator[Row]:
     yield {**chosen, "ratio": chosen["CPU s"] / one["CPU s"]}
 
 
+def _overlap(layers: int | None) -> Iterator[Row]:
+    """Schedules of the plans of both objectives, and of the named strategies that a person takes.
+
+    On two hosts of four H100s tensor parallelism across hosts would show as collectives of
+    activations over "data".
+    """
+    graph = _decoder(layers or DECODER["layers"])
+    first = None
+    for objective in ("sum", "overlap"):
+        asked = {"memory_limit": math.inf, "objective": objective, **_network("2x4")}
+        start = cpu_seconds()
+        plan = search(graph, **asked)
+        spent = cpu_seconds() - start
+        first = first or spent
+        yield {
+            "target": "2 x the sum", "CPU s": spent, "ratio": spent / first, **_scheduled(plan),
+        }  # fmt: skip
+    for name in ("fsdp", "fsdp + megatron-sp", "ddp + megatron", "zero1"):
+        yield {"target": "slower", **_scheduled(solve_baseline(plan.problem, name), name)}  # pyright: ignore
+
+
+def _scheduled(plan: Plan, name: str | None = None) -> Row:
+    timeline, problem = plan.timeline, plan.problem
+    return {
+        "found": name or parallelism_name(problem, plan.decisions, plan.cost),
+        "step ms": 1e3 * timeline.seconds,
+        "exposed ms": 1e3 * timeline.exposed_seconds,
+        "communication ms": 1e3 * plan.cost.communication,
+        "gap %": 100 * min(1.0, plan.gap),
+        "memory GB": plan.cost.memory.peak / 1e9,
+    }
+
+
 QUESTIONS: Mapping[str, Callable[[int | None], Iterator[Row]]] = {
     "trace": _traced,
     "free": _free,
@@ -347,4 +382,5 @@ QUESTIONS: Mapping[str, Callable[[int | None], Iterator[Row]]] = {
     "refused": _refused,
     "compare": _compared,
     "mesh": _mesh,
+    "overlap": _overlap,
 }

@@ -1,7 +1,8 @@
 """The cost of decisions: compute, communication and memory of a training step per device.
 
 Compute and communication are totals. The step takes their sum if they do not overlap, and the
-larger of the two if they overlap perfectly (Zhao's dissertation, section 5.4); both are reported.
+larger of the two if they overlap perfectly (Zhao's dissertation, section 5.4). In between is the
+time of its schedule (``timeline``), which is the one that is reported.
 A solver's question and its answer stand here too: options, and decisions with their cost and a
 lower bound.
 """
@@ -9,18 +10,20 @@ lower bound.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.memory import Memory, estimate_memory
+from tensorstate.cost.memory import Memory, live_bytes, peak_memory
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
     find_recomputed_nodes,
     reshard_plans,
 )
+from tensorstate.cost.timeline import Timeline, schedule_step
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 
@@ -37,6 +40,7 @@ class Cost:
         memory: bytes per device.
         reshards: the reshard plans of all tensors.
         recomputed_nodes: nodes that are recomputed after the forward pass.
+        schedule: makes the step's schedule within a memory limit; see ``timeline``.
     """
 
     compute: float
@@ -46,6 +50,20 @@ class Cost:
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
     recomputed_nodes: frozenset[int]
+    schedule: Callable[[float | None], Timeline]
+
+    def __getstate__(self) -> dict:
+        """Without the schedules, which belong to a problem: another process has its own."""
+        return {**self.__dict__, "schedule": None}
+
+    def timeline(self, memory_limit: float | None = None) -> Timeline:
+        """The step's schedule, whose makespan is the time of the step.
+
+        Args:
+            memory_limit: bytes per device, of which collectives ahead of their readers take what is
+                free; the device's memory by default.
+        """
+        return self.schedule(None if memory_limit == math.inf else memory_limit)
 
     @property
     def serial_seconds(self) -> float:
@@ -95,15 +113,22 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         (problem.multiplicity(g) + num_recomputed[g]) * problem.seconds(g, strategy)
         for g, strategy in enumerate(decisions.strategies)
     )
-    memory = estimate_memory(problem, decisions, reshards, recomputed_nodes)
+    inputs, nbytes = live_bytes(problem, decisions, reshards, recomputed_nodes)
+    live = inputs + nbytes.sum(0)
+
+    @functools.cache
+    def schedule(memory_limit: float | None) -> Timeline:
+        return schedule_step(problem, decisions, reshards, recomputed_nodes, live, memory_limit)
+
     return Cost(
         compute,
         math.fsum(communication),
         bytes_by_collective,
         count_by_collective,
-        memory,
+        peak_memory(inputs, nbytes),
         tuple(reshards),
         recomputed_nodes,
+        schedule,
     )
 
 
@@ -130,7 +155,8 @@ class SearchOptions:
     Attributes:
         recompute: whether activations may be recomputed in the backward pass.
         memory_limit: bytes of memory per device, or a text such as "80GB"; ``None`` for no limit.
-        objective: minimize the "sum" of compute and communication seconds, or the larger ("max").
+        objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
+            communication, or the larger ("max").
 
     Raises:
         PlanError: an unknown objective, a limit that is not above 0, or ``recompute`` that is no
@@ -142,14 +168,21 @@ class SearchOptions:
     objective: str = "sum"
 
     def __post_init__(self) -> None:
-        checks.choice(self.objective, ("sum", "max"), "objective", PlanError)
+        checks.choice(self.objective, ("overlap", "sum", "max"), "objective", PlanError)
         checks.flag_fields(self, PlanError, "recompute")
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
             limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
             checks.put(self, memory_limit=None if limit is None else float(limit))
 
+    @property
+    def linear(self) -> SearchOptions:
+        """The options of the programs that are solved: a schedule is timed, not minimized."""
+        return dataclasses.replace(self, objective="sum") if self.objective == "overlap" else self
+
     def value(self, cost: Cost) -> float:
         """The seconds that are minimized."""
+        if self.objective == "overlap":
+            return cost.timeline(self.memory_limit).seconds
         return cost.serial_seconds if self.objective == "sum" else cost.overlapped_seconds
 
 
@@ -160,7 +193,7 @@ class SearchResult:
     Attributes:
         decisions: the best ones.
         cost: the cost of these decisions.
-        objective: the minimized seconds: the sum of compute and communication, or the larger.
+        objective: the minimized seconds (see ``SearchOptions``).
         bound: lower bound of the objective over all decisions; ``-inf`` where none was proved.
         method: "milp" or "descent".
         seconds: wall-clock seconds of the search.

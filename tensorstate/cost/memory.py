@@ -5,7 +5,7 @@ resharded). Each is one linear term: a share of the group times bytes at every p
 (``problem.liveness`` says how many of the group's tensors are live there, and why). The terms stand
 here once, and the shares come from a ``Shares``:
 
-- of given decisions they are numbers, and ``estimate_memory`` sums the terms;
+- of given decisions they are numbers, and ``live_bytes`` sums the terms;
 - in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
   the sum of the terms at every program point by the memory limit.
 
@@ -15,6 +15,7 @@ So the solver's memory and the reported one cannot differ but by rounding.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.ir.placements import Placements
+from tensorstate.ir.placements import MeshShape, Placements, all_placements
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
@@ -240,13 +241,13 @@ class Memory:
         return limit is None or self.peak <= limit
 
 
-def estimate_memory(
+def live_bytes(
     problem: Problem,
     decisions: Decisions,
     reshards: Sequence[ReshardPlan],
     recomputed_nodes: frozenset[int],
-) -> Memory:
-    """The memory that decisions take.
+) -> tuple[int, np.ndarray]:
+    """The bytes of inputs, and all others by category and program point.
 
     Args:
         reshards: the reshard plans of all tensors.
@@ -257,7 +258,7 @@ def estimate_memory(
     for _, own_inputs, others in bytes_by_group(problem, decisions, reshards, recomputed_nodes):
         inputs += own_inputs
         nbytes += others
-    return peak_memory(inputs, nbytes)
+    return inputs, nbytes
 
 
 def bytes_by_group(
@@ -269,7 +270,7 @@ def bytes_by_group(
     """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
 
     Args:
-        reshards, recomputed_nodes: as for ``estimate_memory``.
+        reshards, recomputed_nodes: as for ``live_bytes``.
     """
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
@@ -325,6 +326,42 @@ def bytes_by_point(
     for category, share, at_points in memory_terms(problem, number, shares):
         nbytes[CATEGORIES.index(category)] += share * at_points
     return nbytes
+
+
+def least_bytes_by_point(
+    problem: Problem, number: int, strategies: Iterable[Strategy], recompute: bool
+) -> np.ndarray:
+    """Bytes of a tensor group at every program point below which no decisions come.
+
+    Each of the terms whose shares are 1 together, in the placements with the most shards: the
+    tensors are produced, wait for their last consumer, and are saved unless they are recomputed.
+    Copies in other placements come on top. Of inputs ``input_bytes`` are counted apart.
+
+    Args:
+        number: number of the tensor group.
+        strategies: those of the class that produces it.
+        recompute: whether operators may be recomputed.
+    """
+    group, live = problem.tensor_groups[number], problem.live_ranges(number)
+    produced = {problem.produced_placements(group, strategy) for strategy in strategies}
+    at_source = min(problem.local_bytes(group, placements) for placements in produced)
+    anywhere = group.nbytes // _most_shards(group.sizes, problem.mesh)
+    nbytes = at_source * live.producing
+    if group.is_input:
+        return nbytes
+    if not group.in_forward:
+        return nbytes + anywhere * live.awaiting_backward_use
+    if not group.needed_after_forward:
+        return nbytes + anywhere * live.awaiting_forward_use
+    saved = anywhere * live.saved
+    if recompute and problem.can_recompute(group.class_id):
+        saved = np.minimum(saved, at_source * (live.recomputed + live.awaiting_forward_use))
+    return nbytes + saved
+
+
+@functools.cache
+def _most_shards(sizes: tuple[int, ...], mesh: MeshShape) -> int:
+    return max(mesh.num_shards(placements) for placements in all_placements(sizes, mesh))
 
 
 class _DecidedShares(Shares[float]):

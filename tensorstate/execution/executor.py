@@ -2,10 +2,10 @@
 
 Recomputed operators and repeated all-gathers depend on the preceding matrix product; otherwise
 XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
-the forward pass depend on its end only, so that they can overlap with compute. XLA on CPU overlaps
-nothing, and starts every operator as early as possible, whatever memory that takes. There, products
-depend on each other in order, gathers wait until their result is read, and reductions and
-transposes of the backward pass are materialized in it.
+the forward pass depend on its end only, so that they overlap with compute, and buckets are gathered
+and reduced as one. XLA on CPU overlaps nothing, and starts every operator as early as possible,
+whatever memory that takes. There, products depend on each other in order, gathers wait until their
+result is read, and reductions and transposes of the backward pass are materialized in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.execution.buckets import gather_together, send
 from tensorstate.execution.microbatch_loop import (
     Copies,
     ExecutionOrder,
@@ -36,7 +37,6 @@ from tensorstate.execution.placement_table import (
     all_gathers,
     apply_reshard_step,
     local_shard,
-    shard_index,
 )
 from tensorstate.execution.stage_loop import run_stages
 from tensorstate.execution.step_loop import by_loop, run_loop
@@ -76,6 +76,9 @@ class LocalExecutor:
         self.in_forward: dict[int, Copies] = {}
         self.after_forward: dict[int, Copies] = {}
         self.pending: dict[int, Copies] = {}  # to be resharded at the first read
+        self.arrived: dict[tuple[int, str], Copies] = {}  # by a bucket, before they are read
+        self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
+        self.done: set[int] = set()  # casts that ran early, for a bucket
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -124,6 +127,8 @@ class LocalExecutor:
                 in_forward = operator.phase == "forward" and not after_forward
                 if not in_forward and self.forward_done is None:
                     self.end_forward()
+                if operator.index in self.done:
+                    continue
                 if loop is None:
                     self.execute(operator, in_forward)
                 else:
@@ -193,6 +198,7 @@ class LocalExecutor:
         child = copy.copy(self)
         copies = {tensor: dict(of_tensor) for tensor, of_tensor in given.items()}
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
+        child.arrived, child.unsent, child.done = {}, {}, set()
         child.in_forward = copies if in_forward else {}
         child.after_forward = {} if in_forward else copies
         child.forward_done = None if in_forward else []
@@ -257,13 +263,16 @@ class LocalExecutor:
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
         else:
-            self.after_forward[tensor] = self.reshard(
-                {reshard.produced_placements: made}, reshard.after_forward.steps
-            )
+            self.unsent[tensor] = {reshard.produced_placements: made}
+            bucket = self.table.buckets.get((tensor, "after_forward"), ()) if self.overlap else ()
+            if self.unsent.keys() >= {sent.tensor for sent in bucket}:
+                send(self, [sent.tensor for sent in bucket] or [tensor])
 
     def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, each of which starts from an existing copy."""
         for step in steps:
+            if step.target in copies:  # by a bucket
+                continue
             x = copies[step.source]
             copies[step.target] = apply_reshard_step(step, x, self.mesh, self.collectives)
         return copies
@@ -279,6 +288,8 @@ class LocalExecutor:
             )
         if in_forward:
             return self.in_forward[tensor]
+        if tensor in self.unsent:
+            send(self, [tensor])
         if tensor not in self.after_forward:
             reshard = self.reshards.get(tensor)
             producer = self.graph.tensors[tensor].producer
@@ -317,7 +328,9 @@ class LocalExecutor:
                 arrays, ready_at = self.order.delay(arrays), self.order.num_events
             elif not in_forward:
                 arrays = wait_for(arrays, *self.forward_done or ())
-            copies = dict(zip(copies, arrays, strict=True))
+            copies = dict(zip(copies, arrays, strict=True)) | gather_together(
+                self, tensor, in_forward
+            )
         self.env(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
 
@@ -437,26 +450,7 @@ class LocalExecutor:
 
     def shard(self, operator: Operator) -> LocalShard:
         """The shard of an operator's labels on this device."""
-        strategy, labels = (
-            self.table.strategy(operator.index),
-            self.table.positions[operator.index].labels,
-        )
-        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
-        indices = {
-            k: shard_index(strategy, label, self.mesh)
-            for k, label in enumerate(labels)
-            if counts[k] > 1
-        }
-        problem, microbatch = self.table.problem, self.microbatch
-        split = problem.microbatch_split or problem.pipeline
-        batch = None if split is None else split.labels[operator.index]
-        sizes = self.table.traced.operators[operator.index].sizes
-        if microbatch is None or batch is None:
-            return LocalShard(sizes, counts, indices)
-        counts = tuple(
-            n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
-        )
-        return LocalShard(sizes, counts, indices, microbatch, batch)
+        return self.table.shard(operator.index, self.microbatch)
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""

@@ -17,11 +17,13 @@ from jax.sharding import PartitionSpec
 import jaxcoll as jc
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy
+from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 
 ScheduleFor = Callable[[str, int, int], Any]
 """A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""
@@ -145,9 +147,20 @@ class NodePosition:
 
 
 class PlacementTable:
-    """The placements of all tensors: produced, read, and returned."""
+    """The placements of all tensors: produced, read, and returned; and the buckets of collectives.
 
-    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
+    Args:
+        buckets: collectives that are joined, where they overlap with compute.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        decisions: Decisions,
+        cost: Cost,
+        buckets: Sequence[tuple[Sent, ...]] = (),
+    ):
+        self.buckets = {(sent.tensor, sent.when): bucket for bucket in buckets for sent in bucket}
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.traced
         self.strategies: Sequence[Strategy] = decisions.strategies
@@ -166,6 +179,25 @@ class PlacementTable:
     def strategy(self, operator: int) -> Strategy:
         """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
+
+    def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
+        """The shard of an operator's labels on this device, in a microbatch."""
+        strategy, labels = self.strategy(number), self.positions[number].labels
+        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
+        indices = {
+            k: shard_index(strategy, label, self.mesh)
+            for k, label in enumerate(labels)
+            if counts[k] > 1
+        }
+        split = self.problem.microbatch_split or self.problem.pipeline
+        batch = None if split is None else split.labels[number]
+        sizes = self.traced.operators[number].sizes
+        if microbatch is None or batch is None:
+            return LocalShard(sizes, counts, indices)
+        counts = tuple(
+            n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
+        )
+        return LocalShard(sizes, counts, indices, microbatch, batch)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""

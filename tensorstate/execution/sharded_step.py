@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.step_tasks import Sent
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
@@ -30,6 +33,7 @@ from tensorstate.execution.placement_table import (
     to_partition_spec,
 )
 from tensorstate.ir.graph import Graph
+from tensorstate.ir.padded import PaddedArray, Padding
 from tensorstate.problem.problem import Problem
 
 # Without these options XLA on CPU uses more memory than planned. One pass removes optimization
@@ -56,6 +60,7 @@ class ShardedStep:
         compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned.
         not_expressible: decisions that shardings of arguments and results cannot express, one
             phrase per kind.
+        padding: the arguments and results that are longer than in the traced function.
     """
 
     step: Callable[..., Any]
@@ -64,6 +69,7 @@ class ShardedStep:
     donate_argnums: tuple[int, ...]
     compiler_options: Mapping[str, str | bool]
     not_expressible: tuple[str, ...]
+    padding: Padding | None = None
 
     def __repr__(self) -> str:
         arguments, results = map(jax.tree.leaves, (self.in_shardings, self.out_shardings))
@@ -93,6 +99,66 @@ class ShardedStep:
         )
         return JittedStep(jitted, donated)
 
+    def put(self, arguments: Any) -> Any:
+        """The arguments on the devices, as the plan shards them: padded where it pads them.
+
+        Without padding it is ``jax.device_put(arguments, step.in_shardings)``.
+
+        Args:
+            arguments: those of the step, as a tuple, of their traced shapes; arrays that are padded
+                already, as a state that the step returned, stay as they are.
+
+        Raises:
+            PlanError: arguments of another structure; a padded one of another shape.
+        """
+        arrays = self._padded_leaves(arguments, self.in_shardings, "inputs")
+        leaves = [
+            x
+            if array is None or np.shape(x) == array.padded_shape
+            else array.pad(x, jnp if isinstance(x, jax.Array) else np)
+            for x, array in arrays
+        ]
+        tree = jax.tree.structure(self.in_shardings)
+        return jax.device_put(jax.tree.unflatten(tree, leaves), self.in_shardings)
+
+    def get(self, results: Any) -> Any:
+        """The results of the step in their traced shapes, without the rows that the plan adds.
+
+        They stay on the devices; dimensions that lose rows are not sharded then.
+
+        Raises:
+            PlanError: results of another structure; a padded one of another shape.
+        """
+        arrays = self._padded_leaves(results, self.out_shardings, "outputs")
+        shardings = jax.tree.leaves(self.out_shardings)
+        leaves = [
+            x
+            if array is None or np.shape(x) == array.shape
+            else array.unpad(jax.device_put(x, _unsharded(sharding, array)))
+            for (x, array), sharding in zip(arrays, shardings, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(self.out_shardings), leaves)
+
+    def _padded_leaves(
+        self, tree: Any, like: Any, which: str
+    ) -> list[tuple[Any, PaddedArray | None]]:
+        """The leaves of a tree, each with how it is padded."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != jax.tree.structure(like):
+            raise PlanError(
+                f"the {'arguments' if which == 'inputs' else 'results'} are "
+                f"{jax.tree.structure(like)}, got {structure}"
+            )
+        padded = {} if self.padding is None else getattr(self.padding, which)
+        for number, array in padded.items():
+            given = np.shape(leaves[number])
+            if given not in (array.shape, array.padded_shape):
+                raise PlanError(
+                    f"{array.name} is {list(array.shape)}, padded to {list(array.padded_shape)} by "
+                    f"the plan, got {list(given)}"
+                )
+        return [(x, padded.get(number)) for number, x in enumerate(leaves)]
+
     def jit_with_io_shardings(
         self, step_fn: Callable[..., Any], donate: bool = True
     ) -> Callable[..., Any]:
@@ -105,6 +171,7 @@ class ShardedStep:
             donate: as for ``jit``.
         """
         checks.flag(donate, "donate", PlanError)
+        check_unpadded(self.padding, "the step with shardings of its arguments and results alone")
         if self.not_expressible:
             warnings.warn(
                 f"input and output shardings do not express {'; '.join(self.not_expressible)}: XLA "
@@ -181,6 +248,7 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
+    buckets: Sequence[tuple[Sent, ...]] = (),
 ) -> ShardedStep:
     """The training step of a problem, run as decided.
 
@@ -190,12 +258,13 @@ def apply(
         cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
+        buckets: collectives that are joined on devices that overlap them (``Timeline.buckets``).
 
     Raises:
         PlanError: for a mesh of other axes.
     """
     check_axes(problem, mesh)
-    table = PlacementTable(problem, decisions, cost)
+    table = PlacementTable(problem, decisions, cost, buckets)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
@@ -225,7 +294,32 @@ def sharded_step(
         _donatable_args(graph),
         CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {},
         _not_expressible(table),
+        table.traced.padding,
     )
+
+
+def check_unpadded(padding: Padding | None, what: str) -> None:
+    """Refuse padded arguments where the code of the user runs on them.
+
+    Raises:
+        PlanError: naming the first, with the remedy.
+    """
+    if padding is not None:
+        array = next(iter(padding.inputs.values()))
+        raise PlanError(
+            f"{what} cannot pad {array.name} from {list(array.shape)} to "
+            f"{list(array.padded_shape)}: search with padding=False, or make the model's own "
+            "arrays that long; plan.apply(), plan.constrain() and plan.explicit() run padded plans"
+        )
+
+
+def _unsharded(sharding: NamedSharding, array: PaddedArray) -> NamedSharding:
+    """A sharding without the axes of padded dimensions; replicated if several factors are one."""
+    spec = [*sharding.spec, *(None for _ in array.shape[len(sharding.spec) :])]
+    sizes = zip(array.shape, array.padded_shape, spec, strict=True)
+    kept = [None if n != longer else axes for n, longer, axes in sizes]
+    several = any(len(factors) > 1 for factors in array.sizes)
+    return NamedSharding(sharding.mesh, PartitionSpec() if several else PartitionSpec(*kept))
 
 
 def check_axes(problem: Problem, mesh: jax.sharding.Mesh) -> None:
@@ -280,6 +374,13 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
     ):
         given = jax.typeof(leaf)
         is_weak = getattr(given, "weak_type", False)
+        padded = graph.padding.inputs.get(index) if graph.padding is not None else None
+        if padded is not None and given.shape == padded.shape:
+            raise PlanError(
+                f"{padded.name} is {list(given.shape)}, and the plan pads it to "
+                f"{list(padded.padded_shape)}: give arguments by ShardedStep.put(arguments), and "
+                "see results of their own shapes by ShardedStep.get(results)"
+            )
         if given.shape != wanted.shape or (given.dtype != wanted.dtype and not is_weak):
             raise PlanError(
                 f"{graph.tensors[index].name} is {given.dtype}{list(given.shape)}, and the plan is "
@@ -325,10 +426,16 @@ def _donatable_args(graph: Graph) -> tuple[int, ...]:
     return tuple(donatable)
 
 
-def abstract_args(graph: Graph) -> tuple[Any, ...]:
-    """The arguments with which a step was traced, as ``jax.ShapeDtypeStruct``."""
+def abstract_args(graph: Graph, padded: bool = True) -> tuple[Any, ...]:
+    """The arguments of a step as ``jax.ShapeDtypeStruct``.
+
+    Args:
+        padded: as they are on the devices; otherwise as the step was traced.
+    """
     leaves = []
-    for tensor in (graph.tensors[index] for index in graph.inputs):
+    for number, tensor in enumerate(graph.tensors[index] for index in graph.inputs):
         shape = tuple(math.prod(tensor.sizes[p] for p in dim) for dim in tensor.array_dims or ())
+        if not padded and graph.padding is not None and number in graph.padding.inputs:
+            shape = graph.padding.inputs[number].shape
         leaves.append(jax.ShapeDtypeStruct(shape, tensor.dtype))
     return jax.tree.unflatten(graph.in_tree, leaves)

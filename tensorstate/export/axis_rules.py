@@ -66,14 +66,14 @@ class AxisRules:
     @property
     def loss(self) -> float:
         """Time of the best plan under the rules, over that of the plan."""
-        return self.cost.serial_seconds / max(self.planned.serial_seconds, 1e-300)
+        return self.cost.timeline().seconds / max(self.planned.timeline().seconds, 1e-300)
 
     def __str__(self) -> str:
         lines = [f"{name:24} {_spec_text(axes)}" for name, axes in self.rules]
         before, after = self.planned, self.cost
         lines.append(
-            f"time {units.seconds(after.serial_seconds)} against the plan's "
-            f"{units.seconds(before.serial_seconds)} ({self.loss:.3g}), communication "
+            f"time {units.seconds(after.timeline().seconds)} against the plan's "
+            f"{units.seconds(before.timeline().seconds)} ({self.loss:.3g}), communication "
             f"{units.seconds(after.communication)} against {units.seconds(before.communication)}, "
             f"memory {units.size(after.memory.peak)} against {units.size(before.memory.peak)}"
         )
@@ -234,7 +234,7 @@ def _best_under(
                 yield strategy
 
     candidates = [tuple(allowed(k)) for k in range(len(problem.strategies))]
-    free = dataclasses.replace(options, memory_limit=None)
+    free = dataclasses.replace(options.linear, memory_limit=None)
     return solver.solve(problem, candidates, free).cost
 
 

@@ -15,6 +15,7 @@ from jax import lax
 from tensorstate.execution.microbatch_loop import read_view
 from tensorstate.execution.step_loop import flat_view
 from tensorstate.ir.graph import Operator
+from tensorstate.rules.padding import BY_DIMENSION
 from tensorstate.rules.sharding_rule import LocalEqn, LocalShard, bind
 
 _SUMS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
@@ -33,6 +34,8 @@ def run_on_factors(operator: Operator, arrays: Sequence[Any]) -> list[Any] | Non
     if operator.primitive in _SUMS:
         return _sum(operator, arrays)
     if operator.kind != "elementwise" or len(operator.results) != 1:
+        return None
+    if operator.primitive in BY_DIMENSION:
         return None
     call = operator.eqn
     out = call.output_labels[0]

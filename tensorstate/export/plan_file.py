@@ -64,6 +64,7 @@ class PlanFile:
         microbatches, batch, stages: as for ``search``.
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
+        pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
     """
 
     mesh: MeshShape
@@ -80,6 +81,7 @@ class PlanFile:
     network: CollectiveCostModel | None
     predicted: Mapping[str, float]
     stages: str | None = None
+    pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -182,6 +184,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
     """The content of a plan's file."""
     table, staged = PlacementTable(problem, result.decisions, result.cost), problem.pipeline
     inputs, outputs = _leaves(problem.traced, *partition_specs(table))
+    padding = problem.traced.padding
     return PlanFile(
         problem.mesh,
         inputs,
@@ -201,6 +204,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
             "memory": result.cost.memory.peak,
         },
         None if staged is None else staged.axis,
+        {} if padding is None else padding.sizes,
     )
 
 

@@ -62,7 +62,8 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        # Without stages the same bytes as before there were any.
+        # Without padding and stages the same bytes as before there were any.
+        **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
@@ -111,6 +112,7 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
         "flops": sorted([size, float(rate)] for size, rate in hardware.flops.items()),
         "memory_bandwidth": float(hardware.memory_bandwidth),
         "memory": float(hardware.memory),
+        **({} if hardware.overlaps else {"overlaps": False}),
     }
 
 
@@ -198,6 +200,7 @@ def _read(fields: readers.Fields) -> PlanFile:
             fields.take("saved", _copies(axes)),
             fields.take("loop_resident", _copies(axes)),
         ),
+        pad_to=fields.optional("pad_to", _read_padding) or {},
         stages=fields.optional("stages", readers.text),
     )
     fields.end()
@@ -252,6 +255,16 @@ def _read_found(value: object, where: str) -> dict[str, Any]:
     return found
 
 
+def _read_padding(value: object, where: str) -> dict[int, int]:
+    rows = readers.list_of(readers.list_of(readers.whole(2, MOST)))(value, where)
+    if any(len(row) != 2 or not row[0] < row[1] <= 2 * row[0] for row in rows):
+        raise FormatError(f"{where} must be pairs of a size and a larger one, of at most twice it")
+    sizes = dict(rows)
+    if len(sizes) < len(rows):
+        raise FormatError(f"{where} names a size twice")
+    return sizes
+
+
 def _read_hardware(value: object, where: str) -> Hardware:
     if isinstance(value, str):
         if value not in HARDWARE:
@@ -263,8 +276,10 @@ def _read_hardware(value: object, where: str) -> Hardware:
     if any(len(pair) != 2 or not pair[0].is_integer() for pair in pairs):
         raise FormatError(f"{where}.flops must be pairs of bytes and rate")
     bandwidth, memory = (fields.take(key, readers.number) for key in ("memory_bandwidth", "memory"))
+    overlaps = fields.optional("overlaps", readers.flag) is not False
     fields.end()
-    return Hardware(name, {int(size): rate for size, rate in pairs}, bandwidth, memory)
+    rates = {int(size): rate for size, rate in pairs}
+    return Hardware(name, rates, bandwidth, memory, overlaps=overlaps)
 
 
 def _read_network(

@@ -31,11 +31,16 @@ class PlanSpecs:
             by primitive, name stack and line. Where a line runs several times with different
             shardings, they are numbered from the second. Sharded minor factors of a dimension have
             no ``PartitionSpec``, and are left out.
+        padded: by path, the shapes of the arguments that the plan pads, as traced and on the
+            devices. The shardings are those of the longer arrays.
     """
 
     arguments: Any
     results: Any
     activations: Mapping[str, PartitionSpec]
+    padded: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __repr__(self) -> str:
         arguments, results = map(len, map(jax.tree.leaves, (self.arguments, self.results)))
@@ -49,10 +54,14 @@ def plan_specs(problem: Problem, decisions: Decisions, cost: Cost) -> PlanSpecs:
     """The shardings of a plan's decisions."""
     table = PlacementTable(problem, decisions, cost)
     arguments, results = partition_specs(table)
+    padding = table.traced.padding
     return PlanSpecs(
         jax.tree.unflatten(table.graph.in_tree, arguments),
         jax.tree.unflatten(table.graph.out_tree, results),
         _activations(table),
+        {}
+        if padding is None
+        else {array.name: (array.shape, array.padded_shape) for array in padding.inputs.values()},
     )
 
 

@@ -27,6 +27,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tensorstate.ir.padded import Padding
+
 Phase = Literal["forward", "backward", "optimizer"]
 Role = Literal[
     "parameter", "optimizer", "input", "constant", "gradient", "activation", "scalar/output"
@@ -325,6 +327,7 @@ class Graph:
         changed: names of the arguments that the traced function changes in place, as steps on
             ``flax.nnx`` models do: their new values are the first results.
         loops: the loops of the step, which operators name by their numbers.
+        padding: the dimensions that are longer than in the traced function; ``None`` if none are.
     """
 
     tensors: tuple[Tensor, ...]
@@ -340,11 +343,24 @@ class Graph:
     out_tree: Any = dataclasses.field(repr=False)
     changed: tuple[str, ...] = ()
     loops: tuple[Loop, ...] = ()
+    padding: Padding | None = None
 
     @property
     def flops(self) -> int:
         """Floating-point operations of one step."""
         return sum(operator.flops * self.num_repeats(operator.loops) for operator in self.operators)
+
+    @property
+    def argument_sizes(self) -> frozenset[int]:
+        """Sizes of the dimensions of arguments that are one factor each, but for random keys."""
+        tensors = (self.tensors[index] for index in self.inputs)
+        return frozenset(
+            tensor.sizes[positions[0]]
+            for tensor in tensors
+            if isinstance(tensor.dtype, np.dtype)
+            for positions in tensor.array_dims or ()
+            if len(positions) == 1
+        )
 
     def num_repeats(self, loops: tuple[int, ...]) -> int:
         """Executions of the body of nested loops; one for a loop whose length depends on data."""

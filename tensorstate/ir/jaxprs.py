@@ -1,9 +1,8 @@
 """Reads the jaxprs of every supported JAX: the only file that knows JAX's internals.
 
 JAX's equations and registries are not a stable interface: ``lax.scan`` has changed the parameters
-that describe its carry, and ``composite`` has renamed its jaxpr. Every such name is in this file.
-``PARAMETERS`` lists the parameter sets of all supported versions, so that a test fails on a JAX
-whose sets differ.
+that describe its carry, and ``composite`` has renamed its jaxpr. ``PARAMETERS`` lists the parameter
+sets of all supported versions, so that a test fails on a JAX whose sets differ.
 """
 
 from __future__ import annotations

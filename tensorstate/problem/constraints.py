@@ -238,22 +238,33 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
         PlanError: an unknown axis or dimension, or sizes that do not divide evenly.
     """
     dims = tensor.array_dims or ()
+    where = f"the pin {tuple(spec)} of {tensor.name}"
     if len(spec) > len(dims):
-        raise PlanError(f"{tensor.name} has {len(dims)} dimensions, the pin {spec} more")
+        raise PlanError(
+            f"{where} has {len(spec)} dimensions, the array has {len(dims)}: leave the others out"
+        )
     placements = [REPLICATED] * len(problem.mesh.sizes)
     for dimension, axes in enumerate(spec):
         names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        numbers = _axes(problem, names, str(spec))
+        numbers = _axes(problem, names, where)
         if numbers != sorted(numbers):
-            raise PlanError(f"{spec}: axes of a dimension come in the order of the mesh")
+            order = ", ".join(problem.mesh.names[axis] for axis in sorted(numbers))
+            raise PlanError(
+                f"{where}: axes of a dimension come in the order of the mesh, here {order}"
+            )
         for axis in numbers:
             if problem.mesh.sizes[axis] == 1:
                 continue
             if placements[axis] != REPLICATED:
                 name = problem.mesh.names[axis]
-                raise PlanError(f"{spec} shards two dimensions along mesh axis {name!r}")
+                raise PlanError(
+                    f"{where} names mesh axis {name!r} twice: an axis shards one dimension, so "
+                    "take it away from the others"
+                )
             if not dims[dimension]:
-                raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
+                raise PlanError(
+                    f"{where}: dimension {dimension} has size 1 and cannot be sharded: None fits"
+                )
             placements[axis] = dims[dimension][0]
     if not divides_evenly(tuple(placements), tensor.sizes, problem.mesh):
         raise PlanError(

@@ -20,8 +20,10 @@ With pipeline stages the scans over layers run on one microbatch at a time (see
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+from collections.abc import Callable, Mapping
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
@@ -115,7 +117,8 @@ class Problem:
             self.liveness.lasting,
             self.pipeline.batch_placements if self.pipeline else (),
         )
-        self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
+        self._shares: Mapping[TensorGroup, tuple[float, ...]] = {}
+        self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
@@ -197,12 +200,26 @@ class Problem:
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
         """The reshard steps between the placements of a group's tensors."""
-        key = group.sizes, group.nbytes
+        shares = self._shares.get(group)
+        key = group.sizes, group.nbytes, shares
         if key not in self._reshard_graphs:
+            seconds = self.network.collective_seconds
+            if shares is not None:
+                seconds = functools.partial(_shared_seconds, seconds, shares)
             self._reshard_graphs[key] = ReshardGraph(
-                *key, self.mesh, self.network.collective_seconds, self.network.send_seconds
+                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds
             )
         return self._reshard_graphs[key]
+
+    def discounted(self, shares: Mapping[TensorGroup, tuple[float, ...]]) -> Problem:
+        """The problem in which collectives of some tensors cost a part of their seconds.
+
+        Args:
+            shares: by tensor group the part along every mesh axis; of others all is paid.
+        """
+        other = copy.copy(self)
+        other._shares, other._reshard_graphs = shares, {}
+        return other
 
     def sends(self, group: TensorGroup, placements: Placements) -> tuple[ReshardTree, int]:
         """The send of a carry from stage to stage, and how often it is sent; of others none."""
@@ -325,3 +342,14 @@ class Problem:
             axes = zip(self.mesh.sizes, strategy, strict=True)
             total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in sharded)
         return total
+
+
+def _shared_seconds(
+    seconds: Callable[[str, int, int], float],
+    shares: tuple[float, ...],
+    kind: str,
+    axis: int,
+    nbytes: int,
+) -> float:
+    """Seconds of a collective of which a share is paid."""
+    return shares[axis] * seconds(kind, axis, nbytes)

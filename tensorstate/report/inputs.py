@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tensorstate.cost.cost import SearchResult
 from tensorstate.ir.graph import Tensor
+from tensorstate.ir.padded import longer_sizes
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.report.units import size
@@ -22,6 +23,32 @@ from tensorstate.report.units import size
 ROLES = ("parameter", "optimizer", "input", "constant")
 # Columns of a line, and shardings of a role, of which the largest are listed.
 WIDTH, MOST_SPECS = 100, 8
+
+
+def padding_lines(problem: Problem) -> list[str]:
+    """The dimensions of arguments that the plan pads; or those that no axis divides."""
+    graph, axes = problem.traced, problem.mesh.sizes
+    if graph.padding is not None:
+        by_size: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for array in graph.padding.inputs.values():
+            pairs = zip(itertools.chain(*array.sizes), itertools.chain(*array.padded), strict=True)
+            for size, longer in dict.fromkeys(pairs):
+                if size < longer:
+                    by_size[size, longer].append(array.name)
+        parts = [
+            f"{n} to {m} ({100 * (m - n) / n:.2g} % more) in {_listed(names)}"
+            for (n, m), names in sorted(by_size.items())
+        ]
+        return [f"padded: {'; '.join(parts)}: give arguments by plan.apply().put(arguments)"]
+    whole = [n for n in longer_sizes(graph.argument_sizes, axes) if all(n % a for a in axes)]
+    if not whole:
+        return []
+    sizes = ", ".join(map(str, whole[-3:]))
+    return [f"no axis divides dimensions of {sizes}: search(..., padding=True) may pad them"]
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
 
 
 def spec_text(problem: Problem, tensor: Tensor, placements: Placements) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, SearchResult, seconds_by_collective
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
-from tensorstate.report.inputs import input_lines
+from tensorstate.report.inputs import input_lines, padding_lines
 from tensorstate.report.units import seconds, size
 
 # Of a kind of activations: the least part of its bytes that is listed, and the most lines.
@@ -217,10 +218,11 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
     """The whole plan."""
     return "\n".join(
         [
-            *_headline(problem, result),
+            *_headline(problem, result, memory_limit),
             *_memory(problem, result, memory_limit),
             *_replicated(problem),
             *_changed(problem),
+            *padding_lines(problem),
             "",
             *input_lines(problem, result),
             "",
@@ -234,7 +236,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
 # ---------------------------------------------------------------------- parts
 
 
-def _headline(problem: Problem, result: SearchResult) -> list[str]:
+def _headline(problem: Problem, result: SearchResult, memory_limit: float | None) -> list[str]:
     cost, mesh = result.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
     gap = "no bound" if math.isinf(result.bound) else f"gap {100 * result.gap:.2g} %"
@@ -242,12 +244,20 @@ def _headline(problem: Problem, result: SearchResult) -> list[str]:
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
         f"= {parallelism_name(problem, result.decisions, cost)}",
-        f"time: {seconds(cost.serial_seconds)} per step: "
-        f"compute {seconds(cost.compute)} + communication "
-        f"{seconds(cost.communication)}; "
-        f"{seconds(cost.overlapped_seconds)} if they overlap perfectly",
+        _time(cost, cost.timeline(memory_limit)),
         f"found by {result.method} in {result.seconds:.1f} s, {gap}",
     ]
+
+
+def _time(cost: Cost, timeline: Timeline) -> str:
+    """The time of the schedule, and how much of the communication computation hides."""
+    sent, exposed = cost.communication, timeline.exposed_seconds
+    hidden = f" ({seconds(exposed)} of it exposed)" if exposed < 0.999 * sent else ""
+    ahead = f", up to {size(timeline.held)} sent ahead or behind" if timeline.held else ""
+    return (
+        f"time: {seconds(timeline.seconds)} per step: compute {seconds(cost.compute)}, "
+        f"communication {seconds(sent)}{hidden}{ahead}"
+    )
 
 
 def _format_microbatches(problem: Problem) -> str:

@@ -2,8 +2,6 @@
 
 Why a node class has its strategy: what any other one would cost, all else being equal.
 
-A planned step as events one after another: what computes, and what each mesh axis carries.
-
 A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
 
 The page around it, its style and its rules are those of ``jaxcoll.pages``.
@@ -14,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +20,9 @@ import numpy as np
 from jaxcoll.pages import page as html_page
 from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import CATEGORIES, bytes_by_group
-from tensorstate.cost.reshard_plan import ReshardPlan, ReshardTree, reshard_plans
+from tensorstate.cost.reshard_plan import reshard_plans
+from tensorstate.cost.step_tasks import operator_names
+from tensorstate.cost.timeline import Event, Timeline
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
@@ -114,101 +114,10 @@ def _seconds(
         return math.inf
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """Something that takes time in a step; all repeats in a microbatch loop are one event.
-
-    Attributes:
-        start, seconds: from the start of the step, without any overlap.
-        axis: the mesh axis that a collective runs along; -1 for compute.
-        name: the collective, or the operators.
-        class_id: the node class that computes, or produces what is resharded.
-    """
-
-    start: float
-    seconds: float
-    axis: int
-    name: str
-    class_id: int
-
-
-def step_events(problem: Problem, result: SearchResult) -> list[Event]:
-    """The events of a step in an order of execution; their seconds add up to the step's.
-
-    A collective stands where its result is needed first: behind the producer in the forward pass,
-    before the first reader after it, before the loop, or after it.
-    """
-    placed = sorted(
-        [*_computed(problem, result), *_resharded(problem, result)],
-        key=lambda each: (each[0], each[1].axis >= 0, each[1].class_id, each[1].axis),
-    )
-    events, now = [], 0.0
-    for _, event in placed:
-        events.append(dataclasses.replace(event, start=now))
-        now += event.seconds
-    return events
-
-
 def position(problem: Problem, node: int) -> int:
     """The program point at which a node has run; -1 for an input."""
     at = problem.liveness.at
     return max((at[m.operator] for m in problem.graph.nodes[node].members), default=-1)
-
-
-def operator_names(problem: Problem, class_id: int) -> str:
-    """The operators of a node class, each once."""
-    members = problem.node(class_id).members
-    names = (problem.graph.operators[member.operator].primitive for member in members)
-    return ", ".join(dict.fromkeys(names))
-
-
-def _computed(problem: Problem, result: SearchResult) -> Iterator[tuple[float, Event]]:
-    for class_id, nodes in enumerate(problem.graph.node_classes):
-        seconds = problem.seconds(class_id, result.decisions.strategies[class_id])
-        if not problem.node(class_id).members:
-            continue
-        names = operator_names(problem, class_id)
-        for node in nodes:
-            event = Event(0.0, seconds, -1, names, class_id)
-            yield position(problem, node), event
-            if node in result.cost.recomputed_nodes:
-                again = min(
-                    problem.liveness.recompute_at[m.operator]
-                    for m in problem.graph.nodes[node].members
-                )
-                yield again - 0.5, dataclasses.replace(event, name=f"{names} (recomputed)")
-
-
-def _resharded(problem: Problem, result: SearchResult) -> Iterator[tuple[float, Event]]:
-    for reshard in result.cost.reshards:
-        group = problem.tensor_groups[reshard.group]
-        for tensor in reshard.tensors:
-            member = group.tensors.index(tensor)
-            produced = position(problem, group.producers[member])
-            readers = sorted(position(problem, n) for of in group.consumers[member] for n in of)
-            later = [p for p in readers if p >= problem.liveness.forward_end]
-            first = readers[0] - 0.25 if group.is_input and readers else produced + 0.25
-            behind = later[0] - 0.25 if later else produced + 0.25
-            passes = (
-                (-1.0, reshard.before_loop, 1),
-                (first, reshard.in_forward, reshard.num_repeats),
-                (max(behind, produced + 0.25), reshard.after_forward, reshard.num_repeats),
-                (problem.liveness.loop_end - 0.25, reshard.after_loop, 1),
-                (produced + 0.25, reshard.sent, reshard.num_sends),
-            )
-            for at, tree, repeats in passes:
-                for event in _steps(problem, reshard, tree, repeats):
-                    yield at, event
-
-
-def _steps(
-    problem: Problem, reshard: ReshardPlan, tree: ReshardTree, repeats: int
-) -> Iterable[Event]:
-    group = problem.tensor_groups[reshard.group]
-    graph = problem.reshard_graph(group)
-    for step in tree.steps:
-        if step.kind != "slice" or graph.seconds(step):
-            yield Event(0.0, repeats * graph.seconds(step), step.axis, step.kind, group.class_id)
 
 
 PHASES = ("forward", "backward", "optimizer")
@@ -227,15 +136,16 @@ def page(
         title: of the page.
     """
     cost, mesh, notes = result.cost, problem.mesh, []
+    timeline = cost.timeline(memory_limit)
     shown = _shown_classes(problem, result, notes)
     facts = {
         "parallelism": parallelism_name(problem, result.decisions, cost),
         "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
         "devices": f"{mesh.num_devices} x {problem.hardware.name}",
-        "time of a step": seconds(cost.serial_seconds),
+        "time of a step": seconds(timeline.seconds),
         "compute": seconds(cost.compute),
         "communication": seconds(cost.communication),
-        "if they overlap": seconds(cost.overlapped_seconds),
+        "exposed communication": seconds(timeline.exposed_seconds),
         "memory": size(cost.memory.peak),
         "gap": "no bound" if math.isinf(result.bound) else f"{100 * result.gap:.2g} %",
     }
@@ -249,11 +159,11 @@ def page(
         "summary": summary(problem, result, memory_limit),
         "axes": list(mesh.names),
         "microbatches": problem.microbatches,
-        "seconds": cost.serial_seconds,
+        "seconds": timeline.seconds,
         "limit": memory_limit if memory_limit and math.isfinite(memory_limit) else None,
         **_classes(problem, result, shown),
         "memory": _memory(problem, result, notes),
-        "events": _events(problem, result, shown, notes),
+        "events": _events(timeline, shown, notes),
     }
     return html_page("plan", title, facts, notes, data)
 
@@ -412,12 +322,10 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     }
 
 
-def _events(
-    problem: Problem, result: SearchResult, shown: Sequence[int], notes: list[str]
-) -> list[list]:
+def _events(timeline: Timeline, shown: Sequence[int], notes: list[str]) -> list[list]:
     """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
     number = {class_id: i for i, class_id in enumerate(shown)}
-    events = [event for event in step_events(problem, result) if event.seconds > 0]
+    events: Sequence[Event] = timeline.events
     if len(events) > MOST_EVENTS:
         whole = math.fsum(event.seconds for event in events)
         longest = sorted(events, key=lambda event: -event.seconds)[:MOST_EVENTS]

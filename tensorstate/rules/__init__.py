@@ -5,15 +5,25 @@ equation on one device's shards. Primitives that only rename dimensions are view
 see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
 
 In reading order: ``sharding_rule`` (the parts of a rule, and the shard of one device in one
-microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing``, ``loops`` (the
-written rules, by family), ``declared`` (rules of the user), ``inferred`` (read from ``vmap``).
+microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing``, ``loops``,
+``padding`` (the written rules, by family), ``declared`` (rules of the user), ``inferred`` (read
+from ``vmap``).
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules import declared, elementwise, grouped, indexing, loops, products, shapes
+from tensorstate.rules import (
+    declared,
+    elementwise,
+    grouped,
+    indexing,
+    loops,
+    padding,
+    products,
+    shapes,
+)
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
@@ -36,6 +46,7 @@ RULES: dict[str, PrimitiveRule] = {
     **shapes.RANDOM,
     **loops.RULES,
     **declared.RULES,
+    **padding.RULES,
     **dict.fromkeys(_KEY_PRIMITIVES, dataclasses.replace(FALLBACK_RULE, origin="written")),
 }
 

@@ -260,28 +260,30 @@ THREEFRY = "key<fry>"
 def _run(equation: LocalEqn, arrays, shard: LocalShard):
     """Generate the local shard only, if the generator is Threefry, which hashes element indices.
 
-    Other generators generate the full array, of which the shard is taken.
+    Other generators generate the full array, of which the shard is taken. The traced shape numbers
+    the elements; dimensions that are padded are longer, and hold anything in their added rows.
     """
     (key,), (dims,) = arrays, equation.results
-    if not any(shard.is_sharded(labels) for labels in dims):
+    shape = (*key.shape, *equation.params["shape"])
+    if shape == tuple(shard.size(labels) for labels in dims):
         return bind(equation, arrays, shard)
-    count = math.prod(shard.global_size(labels) for labels in dims)
+    count = math.prod(shape)
     by_index = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
     if str(key.dtype) == THREEFRY and by_index and not key.ndim and count < 2**32:
-        return [_threefry(key, equation.params["bit_width"], dims, shard)]
+        return [_threefry(key, equation.params["bit_width"], dims, shape, shard)]
     (out,) = bind(equation, arrays, shard)
     for d, labels in enumerate(dims):
-        if shard.is_sharded(labels):
+        if shape[d] != shard.size(labels):
             out = jnp.take(out, shard.global_indices(labels), axis=d, mode="clip")
     return [out]
 
 
-def _threefry(key, width: int, dims, shard: LocalShard):
-    """The local shard of ``jax.random.bits``."""
+def _threefry(key, width: int, dims, shape: Sequence[int], shard: LocalShard):
+    """The local shard of ``jax.random.bits`` of a shape."""
     index = jnp.zeros((), jnp.uint32)
-    for labels in dims:
+    for labels, size in zip(dims, shape, strict=True):
         along = shard.global_indices(labels).astype(jnp.uint32)
-        index = index[..., None] * jnp.uint32(shard.global_size(labels)) + along
+        index = index[..., None] * jnp.uint32(size) + along
     first, second = jax.random.key_data(key)
     high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * index, index))
     if width == 64:

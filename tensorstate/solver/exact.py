@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -24,12 +23,11 @@ from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
-from tensorstate.ir.names import described
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
+from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
@@ -160,8 +158,8 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
-# Where nothing fits: seconds of the search for the least memory, and tensors that are named.
-REFUSAL_TIME_S, LARGEST = 5.0, 3
+# Where nothing fits: seconds of the search for the least memory.
+REFUSAL_TIME_S = 5.0
 # Decisions that take more memory than the program says, and are excluded one after another.
 MAX_LEAST_EXCLUDED = 20
 
@@ -217,43 +215,6 @@ def minimize_memory(
     return dataclasses.replace(least, seconds=time.perf_counter() - start), bound
 
 
-def refuse_below_inputs(
-    problem: Problem, candidates: CandidateStrategies, options: SearchOptions
-) -> None:
-    """Refuse a limit that inputs alone exceed, however they are sharded: no search is needed.
-
-    Raises:
-        PlanError: with the least memory of inputs, the largest of them, and what would fit.
-    """
-    limit, least = options.memory_limit, list[tuple[int, TensorGroup]]()
-    if limit is None:
-        return
-    for group in problem.tensor_groups:
-        if group.is_input:
-            each = [problem.produced_placements(group, s) for s in candidates[group.class_id]]
-            nbytes = min(problem.input_bytes(group, placements) for placements in each)
-            least.append((group.multiplicity * nbytes, group))
-    total = sum(nbytes for nbytes, _ in least)
-    if total <= limit:
-        return
-    largest = sorted(least, key=lambda pair: -pair[0])[:LARGEST]
-    names = ", ".join(
-        f"{_named(problem, group.tensors[0], group.multiplicity)}: {_bytes(nbytes)}"
-        for nbytes, group in largest
-    )
-    raise PlanError(
-        f"no plan fits into {_bytes(limit)} of a device's memory: the least is about "
-        f"{_bytes(total)} for arguments alone (parameters, optimizer state and the batch), sharded "
-        f"as far as sizes and pins allow; the largest are {names}. A limit above {_bytes(total)} "
-        f"may fit, or {math.ceil(problem.mesh.num_devices * total / limit)} devices or more"
-    )
-
-
-def _named(problem: Problem, tensor: int, multiplicity: int) -> str:
-    name = described(problem.graph, tensor)
-    return f"{name} x {multiplicity}" if multiplicity > 1 else name
-
-
 def infeasible_message(
     problem: Problem,
     candidates: CandidateStrategies,
@@ -272,19 +233,21 @@ def infeasible_message(
     if limit is None:
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
-    none = f"{none} into {_bytes(limit)} of a device's memory"
+    none = f"{none} into {bytes_text(limit)} of a device's memory"
     least = infeasible.least_memory
     if least is None:
         until = min(until, time.perf_counter() + REFUSAL_TIME_S)
         least, nbytes = minimize_memory(problem, candidates, options, until=until)
         if least is None:
-            known = f", at least {_bytes(nbytes)}" if limit < nbytes < np.inf else ""
+            known = f", at least {bytes_text(nbytes)}" if limit < nbytes < np.inf else ""
             other = (
-                f". Without a limit a plan takes {_bytes(free.cost.memory.peak)}" if free else ""
+                f". Without a limit a plan takes {bytes_text(free.cost.memory.peak)}"
+                if free
+                else ""
             )
             return (
                 f"{none}: the minimum memory could not be determined in time{known}{other}"
-                f"{_less(problem, options)}"
+                f"{less(problem, options)}"
             )
     memory = least.cost.memory
     largest = sorted(
@@ -292,22 +255,16 @@ def infeasible_message(
         key=lambda pair: -pair[0],
     )[:LARGEST]
     names = ", ".join(
-        f"{_named(problem, reshard.tensors[0], reshard.multiplicity)}: {_bytes(nbytes)}"
+        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: {bytes_text(nbytes)}"
         for nbytes, reshard in largest
     )
     return (
         f"{none}: the least is about "
-        f"{_bytes(memory.peak)}, {_bytes(memory.peak - limit)} more. Inputs take "
-        f"{_bytes(memory.inputs)}, saved tensors {_bytes(memory.saved + memory.loop_resident)}, "
-        f"gradients {_bytes(memory.gradients)}; the largest are {names}{_less(problem, options)}"
+        f"{bytes_text(memory.peak)}, {bytes_text(memory.peak - limit)} more. Inputs take "
+        f"{bytes_text(memory.inputs)}, saved tensors "
+        f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
+        f"{bytes_text(memory.gradients)}; the largest are {names}{less(problem, options)}"
     )
-
-
-def _less(problem: Problem, options: SearchOptions) -> str:
-    """What takes less memory, of that which the search was not allowed."""
-    others = [] if options.recompute else ["recompute=True"]
-    others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
-    return f". Less is taken with {', '.join(others)} or more devices"
 
 
 def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
@@ -318,13 +275,6 @@ def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
     return reshard.multiplicity * (
         input_bytes + sum(problem.local_bytes(group, copy) for copy in copies)
     )
-
-
-def _bytes(nbytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(nbytes) >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} bytes"
 
 
 # ---------------------------------------------------------------------- the search

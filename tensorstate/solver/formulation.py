@@ -73,6 +73,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
@@ -330,7 +331,16 @@ class Formulation:
             self.program.add_constraint([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
     def _add_objective(self, objective: str) -> None:
-        """The sum of compute and communication, or the larger of the two (10)."""
+        """The sum of compute and communication, or the larger of the two (10).
+
+        Raises:
+            PlanError: for "overlap": a schedule cannot be written as a linear program.
+        """
+        if objective == "overlap":
+            raise PlanError(
+                'a solver minimizes the "sum" or the "max"; objective="overlap" is for '
+                "tensorstate.search, which times the plans of several programs"
+            )
         compute, communication = self.choices.seconds, self.resharding.communication
         if objective == "sum":
             for variable, seconds in (*compute, *communication):

@@ -317,7 +317,7 @@ class _Simplifier:
             return None
         communication = cost.communication + _seconds(new) - _seconds(old)
         collectives = sum(cost.count_by_collective.values()) + _count(new) - _count(old)
-        is_sum = self.options.objective == "sum"
+        is_sum = self.options.linear.objective == "sum"
         total = compute + communication if is_sum else max(compute, communication)
         return total, collectives
 

@@ -1,8 +1,8 @@
 """Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
 
-A large neighbourhood search (Shaw, 1998). First all strategies stay, and only what is saved and
-what is recomputed is decided again. Then the classes around the tensors that are live at the peak,
-the largest first, may also change their strategy along one mesh axis; the axes take turns. A
+A large neighbourhood search (Shaw, 1998). First all strategies stay, and only saved copies and
+recomputed operators are decided again. Then the classes around the tensors that are live at the
+peak, the largest first, may also change their strategy along one mesh axis; the axes take turns. A
 neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds where
 that has no solution in minutes.
 
@@ -42,13 +42,16 @@ PRICE = 0.1
 # difference, down to this part of the limit.
 LOWEST_AIM = 0.8
 
+# Attempts with a lower aim before strategies change: such programs take tenths of a second.
+MAX_AGAIN = 6
+
 # A plan is better from this relative difference on.
 MIN_IMPROVEMENT = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repaired:
-    """What a repair found.
+    """The plans of a repair.
 
     Attributes:
         fitting: the fastest plan within the limit; ``None`` if none was found.
@@ -79,28 +82,34 @@ def repair(
     """
     limit = options.memory_limit or np.inf
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-    now, aim, most = start, limit, MOST_STRATEGIES
+    now, aim, most, largest = start, limit, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
     found = Repaired(None, start)
-    turn = unimproved = 0
+    turn = again = unimproved = 0
     is_whole = False
-    while most <= LARGEST_NEIGHBOURHOOD and time.perf_counter() < until:
+    while 0 < most <= largest and time.perf_counter() < until:
         choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
         if turn:
             axis = axes[turn % len(axes)]
             choices, is_whole = _neighbourhood(problem, candidates, now, axis, most)
-        turn += 1
         solved = _solve(problem, choices, options, aim, start.objective, until)
-        is_better = False
-        if solved is not None:
+        is_better = is_missed = False
+        if solved is None:  # too large for its time: none of this size is tried again
+            most, largest = most // 2, most - 1
+        else:
             result, excess = solved
             peak = result.cost.memory.peak
             is_better = _is_better(result, found, limit)
             if is_better:
                 now, found = result, _with(found, result, limit)
-            if peak > limit and excess < MIN_IMPROVEMENT * limit:
+            is_missed = peak > limit and excess < MIN_IMPROVEMENT * limit
+            if is_missed:
                 aim = max(LOWEST_AIM * limit, aim - max(peak - limit, MIN_IMPROVEMENT * limit))
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
             break
+        if turn == 0 and is_missed and again < MAX_AGAIN:
+            again += 1
+            continue
+        turn += 1
         unimproved = 0 if is_better else unimproved + 1
         if unimproved > len(axes):
             if found.fitting is not None or is_whole:

@@ -33,7 +33,7 @@ from tensorstate.tracing.flat import (
     FlatVar,
     SplatConstant,
 )
-from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite
+from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite_ends
 
 _Item = TypeVar("_Item")
 
@@ -66,7 +66,7 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
     for loop in program.loops:
         for enter, leave in loop.carries:
-            _unite_ends(enter, leave, dims)
+            unite_ends(enter, leave, dims)
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         builder.add_tensor(variable, None, 0)
@@ -78,14 +78,6 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     outputs = [builder.view(atom) for atom in program.outputs]
     loops = builder.finished_loops(program.loops)
     return GraphParts(builder.tensors, builder.operators, outputs, builder.factors(), loops)
-
-
-def _unite_ends(enter: FlatEqn, leave: FlatEqn, dims: FactorTable) -> None:
-    """Unite the factors of a carry before and after an iteration."""
-    before, after = enter.outputs[0], leave.inputs[0]
-    if isinstance(after, FlatVar):
-        for a, b in zip(dims.of(before), dims.of(after), strict=True):
-            unite(dims.factors, a, b)
 
 
 # ---------------------------------------------------------------------- views and operators

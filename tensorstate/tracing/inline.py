@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -421,10 +421,18 @@ def _constant(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
         return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
     if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
         return None
-    operands = tuple((a.dtype, np.asarray(a.value, a.dtype).tobytes()) for a in scalars)
-    params = tuple(sorted((k, v) for k, v in eqn.params.items() if k != "sharding"))
-    value = _scalar(eqn.primitive, operands, params, "sharding" in eqn.params)
+    values = [np.asarray(atom.value, atom.dtype) for atom in scalars]
+    value = scalar_result(eqn.primitive, values, eqn.params)
     return SplatConstant(tuple(aval.shape), aval.dtype, value)
+
+
+def scalar_result(
+    primitive: Any, values: Sequence[np.ndarray], params: Mapping[str, Any]
+) -> np.ndarray:
+    """The result of an elementwise primitive on scalars."""
+    operands = tuple((value.dtype, value.tobytes()) for value in values)
+    named = tuple(sorted((k, v) for k, v in params.items() if k != "sharding"))
+    return _scalar(primitive, operands, named, "sharding" in params)
 
 
 @functools.lru_cache(4096)

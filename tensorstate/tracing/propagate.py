@@ -230,6 +230,14 @@ def unite(factors: Factors, a: int, b: int) -> None:
         factors.unite(a, b)
 
 
+def unite_ends(enter: FlatEqn, leave: FlatEqn, dims: FactorTable) -> None:
+    """Unite the factors of a carry before and after an iteration."""
+    before, after = enter.outputs[0], leave.inputs[0]
+    if isinstance(after, FlatVar):
+        for a, b in zip(dims.of(before), dims.of(after), strict=True):
+            unite(dims.factors, a, b)
+
+
 def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable) -> bool:
     """Set the factors of a view's result; false for a reshape that no splitting explains."""
     out, of_source = eqn.outputs[0], dims.of(source)

@@ -13,7 +13,8 @@ import gc
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
 from tensorstate.tracing.node_classes import group_nodes
+from tensorstate.tracing.padding import checked_sizes, pad_program
 from tensorstate.tracing.step_jaxpr import StepJaxpr, path_name, shape_text, step_jaxpr
 
 
@@ -37,6 +39,7 @@ def trace(
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
     loops: Literal["keep", "unroll"] = "keep",
+    pad_to: Mapping[int, int] | None = None,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -59,31 +62,53 @@ def trace(
             traced and decided once, or "unroll" scans, so that every iteration can be recomputed
             for itself and microbatches can run through all. Scans over whole steps, with a backward
             pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
+        pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
+            zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
+            Added rows are masked wherever they would change a result.
 
     Raises:
         PlanError: the arguments are not arrays or do not fit the function; the function has side
             effects, its own collectives or data-dependent shapes, or returns nothing; a loop is too
-            long to unroll; updates do not fit; or a primitive without a rule is refused.
+            long to unroll; updates do not fit; a primitive without a rule is refused; or a
+            dimension cannot be padded, with the line that mixes its rows.
     """
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
     checks.choice(loops, ("keep", "unroll"), "loops", PlanError)
+    checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
+    sizes = checked_sizes(pad_to)
+    options = _Options(updates, unknown, checkpoints, constraints, loops, sizes, strict=True)
+    return _trace(step_fn, abstract_args, options)
+
+
+class _Options(NamedTuple):
+    """The options of ``trace``; ``strict`` if a dimension that cannot be padded is refused."""
+
+    updates: Mapping[int, int] | None = None
+    unknown: str = "replicate"
+    checkpoints: str = "keep"
+    constraints: str = "keep"
+    loops: str = "keep"
+    pad_to: Mapping[int, int] = MappingProxyType({})
+    strict: bool = False
+
+
+def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _Options) -> Graph:
     checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
             f"abstract_args must be a list of the step's arguments, got "
             f"{checks.shown(abstract_args)}"
         )
-    checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
 
     def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args)
-        keep_loops = loops == "keep" and checkpoints == "keep"
-        program = inline(step.closed, constraints == "keep", keep_loops)
-        program = drop_remat(program) if checkpoints == "drop" else program
+        keep_loops = options.loops == "keep" and options.checkpoints == "keep"
+        program = inline(step.closed, options.constraints == "keep", keep_loops)
+        program = drop_remat(program) if options.checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
-        return _graph_of(step, names, updates, unknown, program)
+        return _graph_of(step, names, options, program)
 
     # A call of its own, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():
@@ -91,12 +116,18 @@ def trace(
 
 
 def graph_of(
-    step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None, unroll: bool = False
+    step: Callable[..., Any] | Graph,
+    abstract_args: Sequence[Any] | None,
+    unroll: bool = False,
+    pad_to: Mapping[int, int] = MappingProxyType({}),
+    strict: bool = False,
 ) -> Graph:
     """The graph of a step that was traced before, or is traced here.
 
     Args:
         unroll: whether scans are unrolled where the step is traced here.
+        pad_to: as for ``trace``, of a step that is traced here.
+        strict: whether a dimension that cannot be padded is refused, and does not stay as it is.
 
     Raises:
         PlanError: arguments beside a graph, a function without them, or as for ``trace``.
@@ -107,7 +138,8 @@ def graph_of(
         return step
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
-    return trace(step, abstract_args, loops="unroll" if unroll else "keep")
+    loops = "unroll" if unroll else "keep"
+    return _trace(step, abstract_args, _Options(loops=loops, pad_to=pad_to, strict=strict))
 
 
 @contextlib.contextmanager
@@ -122,19 +154,22 @@ def _gc_paused():
             gc.enable()
 
 
-def _graph_of(step: StepJaxpr, names: Sequence[str], updates, unknown: str, program) -> Graph:
-    parts = build(program, unknown)
+def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program) -> Graph:
     results = _results(step.out_shape)
-    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, updates))
-    return _graph(
-        parts,
-        _names(step.shapes, names),
-        _names(step.out_shape, None),
-        pairs,
-        program.constants,
-        step,
-        tuple(names[i] for i in step.changed),
-    )
+    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, options.updates))
+    leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
+    padded = None
+    if options.pad_to:
+        padded = pad_program(program, options.pad_to, pairs, leaf_names)
+        program = padded.program
+    parts = build(program, options.unknown)
+    changed = tuple(names[i] for i in step.changed)
+    graph = _graph(parts, *leaf_names, pairs, program.constants, step, changed)
+    if padded is None:
+        return graph
+    if options.strict:
+        padded.check(options.pad_to)
+    return dataclasses.replace(graph, padding=padded.padding(options.pad_to, graph.tensors))
 
 
 # ---------------------------------------------------------------------- updates

@@ -26,14 +26,19 @@ def step(w, x):
     return w - 0.1 * gradient, value
 
 
+def _zeros(abstract):
+    return jnp.zeros(abstract.shape, abstract.dtype)
+
+
 GRAPH = ts.trace(step, ARGS)
 MESH = ts.MeshShape.of({"data": 2})
 NETWORK = ts.AlphaBetaCosts(MESH, (1e-6,), (1e9,))
+PAIR = topologies.ring(2, alpha=1e-6, bandwidth=1e9)
 SEARCH: dict[str, Any] = {
     "mesh": {"data": 2}, "topology": None, "network": NETWORK, "hardware": "CPU",
     "memory_limit": None, "recompute": False, "microbatches": 1, "batch": None, "stages": None,
-    "pin": None, "forbid": None, "objective": "sum", "solver": ts.CoordinateDescent(),
-    "progress": None,
+    "padding": False, "pin": None, "forbid": None, "objective": "sum",
+    "solver": ts.CoordinateDescent(), "progress": None,
 }  # fmt: skip
 PLAN = ts.search(GRAPH, **SEARCH)
 
@@ -42,14 +47,24 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         ts.trace,
         {
             "step_fn": step, "abstract_args": ARGS, "updates": None, "unknown": "replicate",
-            "checkpoints": "keep", "constraints": "keep", "loops": "keep",
+            "checkpoints": "keep", "constraints": "keep", "loops": "keep", "pad_to": None,
         },
     ),
     "ts.declare": (ts.declare, {"function": jnp.dot, "labels": "a, a ->", "whole": "a"}),
     "ts.search": (ts.search, {"step": GRAPH, "abstract_args": None, **SEARCH}),
+    "ts.search.padding": (
+        lambda **given: ts.search(step, ARGS, **{**SEARCH, "padding": {8: given["longer"]}}),
+        {"longer": 10},
+    ),
     "ts.search.pins": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "pin": {"w": given["spec"]}}),
         {"spec": P(None, "data")},
+    ),
+    "ts.search.devices": (
+        lambda **given: ts.search(
+            GRAPH, **{**SEARCH, **given, "mesh": None, "network": None, "topology": PAIR}
+        ),
+        {"devices": 2},
     ),
     "ts.search.forbidden": (
         lambda **given: ts.search(GRAPH, **{**SEARCH, "forbid": {"w": given["axes"]}}),
@@ -118,6 +133,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "ts.Plan.explain": (PLAN.explain, {"tensor": "w"}),
     "ts.Plan.compare": (lambda **given: PLAN.compare(given["name"]), {"name": "ddp"}),
     "ts.Plan.apply": (PLAN.apply, {"mesh": None, "collectives": None}),
+    "ts.ShardedStep.put": (PLAN.apply().put, {"arguments": tuple(map(_zeros, ARGS))}),
+    "ts.ShardedStep.get": (PLAN.apply().get, {"results": (_zeros(ARGS[0]), jnp.zeros(()))}),
     "ts.ShardedStep.jit": (PLAN.apply().jit, {"donate": True}),
     "ts.scheduled_collectives": (ts.scheduled_collectives, {"schedule_for": NETWORK.schedule}),
 }  # fmt: skip

@@ -295,7 +295,7 @@ def test_full_layers_fit(share):
         ({"mesh": {"x": 0}}, "along mesh axis .x. must be an integer of at least 1"),
         ({"network": None}, "either topology"),
         ({"topology": topologies.ring(8)}, "either topology"),
-        ({"mesh": {"x": 8}}, "another mesh"),
+        ({"mesh": {"x": 8}}, "prices a mesh of"),
         ({"hardware": "abacus"}, "no hardware is called 'abacus'; known: A100"),
         ({"objective": "least"}, "objective must be"),
         ({"solver": "milp"}, "solver must be Milp, CoordinateDescent or Auto"),
@@ -321,6 +321,24 @@ def test_a_limit_below_the_arguments_is_refused_before_a_search(graph, monkeypat
     )
     with pytest.raises(PlanError, match=expected):
         search(graph, memory_limit=inputs // 16, **given)
+
+
+def test_limits_that_only_pins_exceed_say_so(graph):
+    """More devices would not help: a forbidden tensor is replicated on all."""
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
+    inputs = sum(graph.tensors[i].nbytes for i in graph.inputs)
+    with pytest.raises(PlanError, match=r"or without pin= and forbid= the arguments take"):
+        search(graph, memory_limit=inputs / 4, forbid={"**": ("data", "model")}, **given)
+
+
+def test_a_limit_below_what_must_be_live_is_refused_before_a_search(graph, monkeypatch):
+    """A little above the arguments; and the least that is named is below every plan's memory."""
+    monkeypatch.setattr(Auto, "solve", None)
+    inputs = sum(graph.tensors[i].nbytes for i in graph.inputs)
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"]}
+    expected = r"no plan fits into .*: at least .* are live at once.* largest are .*(up|down|x|y)"
+    with pytest.raises(PlanError, match=expected):
+        search(graph, memory_limit=1.1 * inputs / 8, **given)
 
 
 @pytest.mark.parametrize("solver", [Auto, CoordinateDescent, Milp])

@@ -1,24 +1,36 @@
 """MSCCL++ execution plans: schedules as the JSON that its executor runs, of version 0.8 and later.
 
-- ``lowering``: the plan of a schedule;
-- ``lifting``: the schedule of such a plan.
+``lowering`` is the plan of a schedule; ``loads`` the schedule of such a plan.
 
 Plans of other tools are proved by ``jaxcoll.prove``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxcoll import fields
+from jaxcoll.collective import Collective
+from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
-from jaxcoll.io.mscclpp.lifting import lift as loads
-from jaxcoll.io.mscclpp.lowering import Plan, lower
-from jaxcoll.schedule import Schedule
+from jaxcoll.io.mscclpp.lowering import NAMES, Plan, lower
+from jaxcoll.numerics import checks
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
 
 __all__ = ["dumps", "load", "loads", "lower", "registry", "save"]
+
+_KINDS = {name: kind for kind, name in NAMES.items()}
+_MOST_STEPS = 2**24
+_Way = tuple[int, int, tuple[int, ...]]  # two ranks and the links between them
 
 
 def dumps(schedule: Schedule, **options: Any) -> str:
@@ -63,6 +75,111 @@ def registry(plan: Plan, file: str) -> str:
         "max_message_size": plan["max_message_size"], "tags": {"default": 1},
     }  # fmt: skip
     return json.dumps({"plans": [entry]}, indent=1) + "\n"
+
+
+def loads(text: str, topology: Topology) -> Schedule:
+    """The schedule of a plan that ``dumps`` has written, verified.
+
+    Operations say their step, which the runtime passes over; plans of other tools do not, and are
+    proved (``jaxcoll prove``) but are not schedules of steps.
+
+    Args:
+        topology: the network; messages go over the link between two ranks or a shortest path.
+
+    Raises:
+        FormatError: not such a plan, or one of MSCCL++ 0.7 or older.
+        ScheduleError: it is not the collective that it is said to be.
+        TopologyError: ranks that exchange messages and have no path.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    plan = fields.parse(checks.text(text, "text", FormatError))
+    if not isinstance(plan, dict) or not isinstance(plan.get("gpus"), list):
+        raise FormatError('expected a plan: a JSON object with "gpus"')
+    kind = _KINDS[checks.choice(plan.get("collective"), _KINDS, "collective", FormatError)]
+    gpus = plan["gpus"]
+    if len(gpus) != topology.num_ranks:
+        raise FormatError(f"the plan is of {len(gpus)} ranks, {topology} has {topology.num_ranks}")
+    rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
+    if not rows and len(gpus) > 1:
+        raise FormatError("no operation says its step: a plan of another tool; prove it instead")
+    share = gpus[0].get("input_chunks" if kind == "all_gather" else "output_chunks")
+    share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
+    k = max(1, share // len(gpus)) if kind == "all_reduce" else share
+    what = Collective(kind, len(gpus), k)
+    fields.check_claims("the plan", len(gpus), what.num_chunks, what.num_deliveries, len(rows))
+    edges, edge = _edges(topology, [(src, dst, path) for _, _, src, dst, _, _, path in rows])
+    made = Schedule.from_sends(
+        topology, what, [row[0] for row in rows], edge, [row[4] for row in rows],
+        np.asarray([row[5] for row in rows], bool), edges=edges,
+        provenance=Provenance("mscclpp", {"name": str(plan.get("name"))[:80]}),
+    )  # fmt: skip
+    verify(made)
+    return made
+
+
+def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
+    """The edges of sends, over the links that they say or over shortest paths; and each one's."""
+    src, dst, links = topology.src.tolist(), topology.dst.tolist(), len(topology.src)
+
+    def joins(a: int, b: int, path: tuple[int, ...]) -> bool:
+        inside = path and max(path) < links
+        if not inside or (src[path[0]], dst[path[-1]]) != (a, b):
+            return False
+        return all(dst[x] == src[y] for x, y in itertools.pairwise(path))
+
+    known = dict.fromkeys(ways)
+    lost = [(a, b) for a, b, path in known if not joins(a, b, path)]
+    ends = np.asarray(lost, np.int64).reshape(-1, 2).T
+    routed = shortest_routes(topology, ends[0], ends[1])
+    shortest = {pair: routed.path(e) for e, pair in enumerate(lost)}
+    number: dict[_Way, int] = {}
+    edge_of = {
+        (a, b, path): number.setdefault(
+            (a, b, path if joins(a, b, path) else shortest[a, b]), len(number)
+        )
+        for a, b, path in known
+    }
+    columns = np.asarray([way[:2] for way in number], np.int64).reshape(-1, 2).T
+    ptr = np.concatenate([[0], np.cumsum([len(path) for *_, path in number])]).astype(np.int64)
+    flat = np.asarray([link for *_, path in number for link in path], np.int64)
+    return Edges(columns[0], columns[1], ptr, flat), [edge_of[way] for way in ways]
+
+
+def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int, int, int, tuple]]:
+    """(step, place, src, dst, chunk, adds, path) of the operations that say their step."""
+    try:
+        blocks, remote = gpu["threadblocks"], gpu["remote_buffers"]  # type: ignore[index]
+        found = []
+        for block in blocks:
+            refs = {r["access_channel_type"]: r["remote_buffer_ids"]
+                    for r in block["remote_buffer_refs"]}  # fmt: skip
+            for op in block["ops"]:
+                if "step" not in op or op["name"] not in ("put", "rre", "re"):
+                    continue
+                source = op["src_buff"][0]
+                other, adds = op.get("from"), op["name"] != "put"
+                if not adds:
+                    there = remote[refs[op["channel_type"]][op["dst_buff"][0]["buffer_id"]]]
+                    if there["type"] == "s":
+                        continue  # the sum of the receiver says it
+                    other = there["rank"]
+                path = tuple(op["links"])
+                first, size = source["index"], source["size"]
+                numbers = [op["step"], op["place"], other, first, size, *path]
+                whole = all(type(n) is int and 0 <= n < _MOST_STEPS for n in numbers)
+                if not whole or other >= ranks or other == rank or size > 2**15:
+                    what = checks.shown(numbers)
+                    raise FormatError(f"an operation of rank {rank} has no such numbers: {what}")
+                ends = (other, rank) if adds else (rank, other)
+                found += [
+                    (op["step"], op["place"] + i, *ends, first + i, int(adds), path)
+                    for i in range(size)
+                ]
+        return found
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise FormatError(
+            f"gpu {rank} is not as MSCCL++ 0.8 and later have it: {type(error).__name__}"
+        ) from None
 
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:

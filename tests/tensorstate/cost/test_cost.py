@@ -9,17 +9,20 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments.models import load_model
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.memory import bytes_by_point
-from tensorstate.cost.reshard_plan import Decisions, reshard_plans
+from tensorstate.cost.memory import EXACT, bytes_by_point, least_bytes_by_point
+from tensorstate.cost.reshard_plan import Decisions, find_recomputed_nodes, reshard_plans
+from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
-from tests.tensorstate.tiny import LINES, gate, graph
+from tests.tensorstate.tiny import LINES, gate, graph, problems
 
 DEVICES = 8
 WIDTHS = (16, 32, 32, 8)
@@ -150,6 +153,27 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
             assert takes or not (there * (problem.live_ranges(number).fused_input == 0)).any()
         found += 1
     assert found > 3
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_no_decisions_take_fewer_bytes_than_the_least(data):
+    """Of any group, at any program point, in microbatches or not; a plan may be the least."""
+    problem = data.draw(problems(microbatches=(1, 2)))
+    strategies = tuple(data.draw(st.sampled_from(each.all)) for each in problem.strategies)
+    nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
+    recomputed = frozenset(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else frozenset()
+    decisions = Decisions(strategies, recomputed)
+    running = find_recomputed_nodes(problem, decisions)
+    for number, group in enumerate(problem.tensor_groups):
+        try:
+            reshards = [*reshard_plans(problem, decisions, running, number)]
+        except PlanError:  # strategies that do not fit each other
+            continue
+        there = bytes_by_point(problem, number, strategies, reshards, running).sum(0)
+        of_class = problem.strategies[group.class_id].all
+        least = least_bytes_by_point(problem, number, of_class, bool(recomputed))
+        assert (there >= least - EXACT).all()
 
 
 def test_what_runs_again_has_its_operands_when_it_does():

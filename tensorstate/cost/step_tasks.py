@@ -1,0 +1,319 @@
+"""The tasks of a step: operators and collectives, and which of them waits for which.
+
+A tensor's copies are made by its producer and by the collectives of its reshard plan; whoever reads
+a copy waits for what makes it. Parameters, and casts of them, are sent *ahead* of their readers:
+nothing computes before them. Reductions that only the optimizer reads are sent *behind* their
+producers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tensorstate.cost.memory import resharded_bytes
+from tensorstate.cost.reshard_plan import Decisions, Pass, ReshardPlan
+from tensorstate.ir.graph import Node
+from tensorstate.ir.placements import Placements
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.tensor_groups import TensorGroup, is_in_loop
+
+MICROBATCHES = -1  # the loop over microbatches, among the loops of the step
+
+Where = tuple[int, ...]
+"""The loops around something, outermost first."""
+
+Copies = dict[Placements, int | None]
+"""By placements of a copy the task that makes it; ``None`` for what exists from the start."""
+
+
+class Sent(NamedTuple):
+    """A collective of a plan.
+
+    Attributes:
+        tensor: its number.
+        when: the pass.
+        step: the step.
+    """
+
+    tensor: int
+    when: Pass
+    step: ReshardStep
+
+
+@dataclasses.dataclass(slots=True)
+class StepTask:
+    """A task that is being written.
+
+    Attributes:
+        where: the loops around it.
+        axis: of a collective; -1 for compute.
+        sent: the tensors of a collective.
+        nbytes: of the larger buffer of a collective.
+        repeats: executions of a collective.
+        is_state: whether a collective is ahead or behind: of parameters and gradients mostly.
+        first: the place of a collective's first reader, though that may wait.
+        is_alone: whether nothing may run beside it.
+    """
+
+    seconds: float
+    where: Where
+    order: float
+    axis: int
+    name: str
+    class_id: int
+    before: list[int] = dataclasses.field(default_factory=list)
+    is_patient: bool = False
+    ahead: int = 0
+    behind: int = 0
+    sent: tuple[Sent, ...] = ()
+    nbytes: int = 0
+    repeats: int = 1
+    is_state: bool = False
+    first: float = 0.0
+    is_alone: bool = False
+
+
+class StepTasks:
+    """The tasks of a step under decisions.
+
+    Args:
+        problem, decisions, reshards, recomputed_nodes: as for ``schedule_step``.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        decisions: Decisions,
+        reshards: Sequence[ReshardPlan],
+        recomputed_nodes: frozenset[int],
+    ):
+        self.problem, self.graph = problem, problem.graph
+        self.strategies, self.recomputed_nodes = decisions.strategies, recomputed_nodes
+        self.end = float(problem.liveness.end + 1)
+        self.tasks: list[StepTask] = []
+        self.first_run: dict[int, int] = {}  # by node, its task
+        self.again: dict[int, int] = {}  # by recomputed node, the task that recomputes it
+        self._compute()
+        for reshard in reshards:
+            self._reshard(reshard)
+        self._hoist_casts()
+        self._place_collectives()
+
+    # ------------------------------------------------------------------ tasks
+
+    def _compute(self) -> None:
+        problem, at = self.problem, self.problem.liveness.at
+        for class_id, nodes in enumerate(self.graph.node_classes):
+            node = problem.node(class_id)
+            if not node.members:
+                continue
+            seconds = problem.seconds(class_id, self.strategies[class_id])
+            names = operator_names(problem, class_id)
+            for number in nodes:
+                node = self.graph.nodes[number]
+                order = float(max(at[m.operator] for m in node.members))
+                is_patient = node.phase == "optimizer"
+                task = StepTask(seconds, self._where(node), order, -1, names, class_id)
+                task.is_patient = is_patient
+                self.first_run[number] = self._add(task)
+        last_first = self._recompute_orders()
+        for number, order in last_first.items():
+            task = self.tasks[self.first_run[number]]
+            name = f"{task.name} (recomputed)"
+            self.again[number] = self._add(
+                dataclasses.replace(task, order=order, name=name, before=[])
+            )
+
+    def _recompute_orders(self) -> dict[int, float]:
+        """By recomputed node its place: before its first reader, and before what it feeds."""
+        liveness, readers = self.problem.liveness, defaultdict[int, list[int]](list)
+        for edge in self.graph.edges:
+            if edge.source in self.recomputed_nodes and edge.target in self.recomputed_nodes:
+                readers[edge.source].append(edge.target)
+        orders: dict[int, float] = {}
+        for number in sorted(self.recomputed_nodes, reverse=True):
+            members = self.graph.nodes[number].members
+            first = min(liveness.recompute_at[m.operator] for m in members) - 0.5
+            fed = [orders[reader] for reader in readers[number] if reader in orders]
+            orders[number] = min([first, *(order - 1e-6 for order in fed)])
+        return orders
+
+    def _add(self, task: StepTask) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def _where(self, node: Node) -> Where:
+        return self._in_loop(
+            self.graph.operators[node.members[0].operator].loops,
+            is_in_loop(node, self.problem.microbatch_split),
+        )
+
+    def _in_loop(self, loops: Where, in_loop: bool) -> Where:
+        return (MICROBATCHES, *loops) if self.problem.microbatches > 1 and in_loop else loops
+
+    def _reshard(self, reshard: ReshardPlan) -> None:
+        """The collectives of some tensors, and who waits for which of them."""
+        problem, group = self.problem, self.problem.tensor_groups[reshard.group]
+        required = [
+            None
+            if c.class_id is None
+            else problem.required_placements(c, self.strategies[c.class_id])
+            for c in group.consumer_classes
+        ]
+        number_of = {tensor: k for k, tensor in enumerate(group.tensors)}
+        where = self._in_loop(self.graph.loops_around(group.tensors[0]), group.in_loop)
+        for tensor in reshard.tensors:
+            member = number_of[tensor]
+            copies = self._copies(reshard, group, tensor, group.producers[member], where)
+            for k, readers in enumerate(group.consumers[member]):
+                if (placements := required[k]) is None:
+                    continue
+                consumer = group.consumer_classes[k]
+                is_forward = group.in_forward and not consumer.after_forward
+                now = copies["after_loop" if consumer.after_loop else
+                             "in_forward" if is_forward else "after_forward"]  # fmt: skip
+                for reader in readers:
+                    self._wait(self.first_run.get(reader), now.get(placements))
+                    if reader in self.again:
+                        made = copies["after_forward"].get(placements)
+                        self._wait(self.again[reader], made)
+
+    def _copies(
+        self, reshard: ReshardPlan, group: TensorGroup, tensor: int, producer: int, where: Where
+    ) -> dict[str, Copies]:
+        """The copies of a tensor in every pass, by the tasks that make them."""
+        produced, made = reshard.produced_placements, self.first_run.get(producer)
+        send = functools.partial(self._send, reshard, group, tensor, where=where)
+        self._send_to_next_stage(reshard, group, producer)
+        before: Copies = send("before_loop", {produced: made})
+        in_forward = send("in_forward", before)
+        if not group.in_forward:
+            start: Copies = {produced: made}
+        elif reshard.is_recomputed:
+            start = {produced: self.again.get(producer, made)}
+        else:
+            start = dict(before) if group.is_input or reshard.saved is None else {}
+            if reshard.saved is not None:
+                start[reshard.saved] = in_forward.get(reshard.saved, made)
+        after = send("after_forward", start)
+        resident = after if reshard.loop_resident in after else in_forward
+        last = send("after_loop", {produced: made, **resident})
+        return {"in_forward": in_forward, "after_forward": after, "after_loop": last}
+
+    def _send(
+        self,
+        reshard: ReshardPlan,
+        group: TensorGroup,
+        tensor: int,
+        when: Pass,
+        copies: Copies,
+        where: Where,
+    ) -> Copies:
+        """The copies after the reshard steps of a pass."""
+        copies = dict(copies)
+        is_inside = when in ("in_forward", "after_forward")
+        repeats = reshard.num_repeats if is_inside else 1
+        where = where if is_inside else ()
+        for step in getattr(reshard, when).steps:
+            source = copies.get(step.source)
+            if step.kind == "slice":
+                copies[step.target] = source
+                continue
+            seconds = repeats * self.problem.reshard_graph(group).seconds(step)
+            task = StepTask(seconds, where, 0.0, step.axis, step.kind, group.class_id)
+            task.sent, task.nbytes = (Sent(tensor, when, step),), step.nbytes
+            task.repeats = repeats
+            task.ahead = resharded_bytes(self.problem, group, step)
+            task.behind = self.problem.local_bytes(group, step.source)
+            copies[step.target] = self._add(task)
+            self._wait(copies[step.target], source)
+        return copies
+
+    def _send_to_next_stage(self, reshard: ReshardPlan, group: TensorGroup, producer: int) -> None:
+        """Sends of a carry stand between the ticks of pipeline stages: nothing runs beside them."""
+        made = self.first_run.get(producer)
+        for step in reshard.sent.steps:
+            seconds = reshard.num_sends * self.problem.reshard_graph(group).seconds(step)
+            where = () if made is None else self.tasks[made].where
+            task = StepTask(seconds, where, 0.0, step.axis, step.kind, group.class_id)
+            self._wait(self._add(dataclasses.replace(task, is_alone=True)), made)
+
+    def _wait(self, reader: int | None, made: int | None) -> None:
+        if reader is not None and made is not None and reader != made:
+            self.tasks[reader].before.append(made)
+
+    # ------------------------------------------------------------------ what may be ahead
+
+    def _hoist_casts(self) -> None:
+        """Casts of inputs that are sent run at the beginning, so that they can be sent ahead.
+
+        They are as large as a device's shard of the input, which is small where it is gathered.
+        """
+        senders = {b for d in self.tasks if d.axis >= 0 for b in d.before}
+        for number in senders:
+            task = self.tasks[number]
+            node = self.problem.node(task.class_id)
+            if task.axis < 0 and not task.before and not task.where and node.phase == "forward":
+                task.order = number / len(self.tasks) - 1.0
+
+    def _place_collectives(self) -> None:
+        """Every collective's place, that of its first reader; and whether it is ahead or behind."""
+        tasks, end = self.tasks, self.end
+        late = end if self.problem.hardware.overlaps else 0.0
+        readers: dict[int, list[int]] = defaultdict(list)
+        for number, task in enumerate(tasks):
+            for other in task.before:
+                readers[other].append(number)
+        self._let_casts_wait(readers)
+        for number in reversed(range(len(tasks))):
+            task = tasks[number]
+            if task.axis < 0:
+                continue
+            first = task.first = 2 * end
+            for reader in map(tasks.__getitem__, readers[number]):
+                if len(reader.where) < len(task.where):
+                    continue  # read after the loop
+                is_patient = reader.is_patient and reader.axis < 0
+                first = min(first, reader.order + (late if is_patient else 0.0))
+                task.first = min(task.first, reader.order if reader.axis < 0 else reader.first)
+            task.order = first
+        for task in tasks:
+            if task.axis < 0:
+                continue
+            if task.is_alone:
+                continue
+            sources = [tasks[b] for b in task.before]
+            is_early = all(s.ahead if s.axis >= 0 else s.order < 0 for s in sources)
+            task.ahead = task.ahead or 1 if is_early and not task.where else 0
+            is_late = task.order >= end and not task.ahead
+            task.behind = task.behind if is_late else 0
+            task.is_state = bool(task.ahead) or is_late
+
+    def _let_casts_wait(self, readers: Mapping[int, Sequence[int]]) -> None:
+        """What only the optimizer reads may wait like it: gradients that are cast or scaled."""
+        tasks = self.tasks
+        computed = [n for n, d in enumerate(tasks) if d.axis < 0]
+        for number in sorted(computed, key=lambda n: -tasks[n].order):
+            node = self.problem.node(tasks[number].class_id)
+            if node.kind != "elementwise" or node.phase != "backward":
+                continue
+            found, pending = set[int](), [*readers[number]]
+            while pending:
+                reader = pending.pop()
+                if tasks[reader].axis >= 0:
+                    pending += readers[reader]
+                else:
+                    found.add(reader)
+            tasks[number].is_patient = bool(found) and all(tasks[n].is_patient for n in found)
+
+
+def operator_names(problem: Problem, class_id: int) -> str:
+    """The operators of a node class, each once."""
+    members = problem.node(class_id).members
+    names = (problem.graph.operators[member.operator].primitive for member in members)
+    return ", ".join(dict.fromkeys(names))

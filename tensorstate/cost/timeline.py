@@ -1,0 +1,363 @@
+"""A step in time: operators on compute, and collectives on the links that they use.
+
+The step is scheduled as it runs where collectives overlap with compute (``list_schedule``): nodes
+compute in the traced order, parameters are gathered ahead of their readers, and reductions that
+only the optimizer reads are sent behind their producers. Mesh axes whose collectives share links
+share a resource. Devices that overlap nothing have one resource for all of it.
+
+A loop, of the step or of microbatches, is one task that nothing else runs beside. Its body is
+scheduled once: seconds of a task are those of all iterations, so that the body's makespan is the
+loop's. Iterations do not overlap with each other.
+
+Collectives of one kind and axis that are ahead, and those that are behind, are joined in buckets of
+at most so many bytes: a bucket pays latency once, and copies its operands and results once more.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensorstate.cost.list_schedule import COMPUTE, WHOLE, Room, Task, list_schedule
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.cost.step_tasks import Sent, StepTask, StepTasks, Where
+from tensorstate.ir.placements import MAX, MIN
+from tensorstate.problem.problem import Problem
+
+# The part of the memory that copies ahead and behind may take at most.
+MOST_AHEAD = 0.05
+# Collectives of sums and shards, whose operands can be laid beside each other.
+JOINABLE = ("all_gather", "reduce_scatter", "all_reduce")
+# Bytes of a bucket that are tried; 0 joins nothing.
+BUCKETS = (0, 1 << 22, 1 << 25)
+
+
+class Event(NamedTuple):
+    """Something that takes time in a step; all its repeats in loops are one event.
+
+    Attributes:
+        start, seconds: from the start of the step.
+        axis: the mesh axis that a collective runs along; -1 for compute.
+        name: the collective, or the operators.
+        class_id: the node class that computes, or produces what is resharded.
+    """
+
+    start: float
+    seconds: float
+    axis: int
+    name: str
+    class_id: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """The schedule of a step.
+
+    Attributes:
+        events: all that takes time, by start.
+        seconds: the makespan, which is the time of the step.
+        compute: seconds of computation.
+        exposed: by mesh axis, and by whether only parameters and gradients are sent, the seconds
+            for which computation waits.
+        held: the most bytes of collectives that are sent ahead or behind.
+        bucket_bytes: most bytes of joined collectives; 0 where none are.
+        buckets: the collectives that are joined.
+    """
+
+    events: tuple[Event, ...]
+    seconds: float
+    compute: float
+    exposed: Mapping[tuple[int, bool], float]
+    held: float
+    bucket_bytes: int
+    buckets: tuple[tuple[Sent, ...], ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({len(self.events)} events, {self.seconds:.4g} s, of which "
+            f"{self.exposed_seconds:.4g} s of communication exposed)"
+        )
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Seconds of communication that no computation hides."""
+        return max(0.0, self.seconds - self.compute)
+
+
+def schedule_step(
+    problem: Problem,
+    decisions: Decisions,
+    reshards: Sequence[ReshardPlan],
+    recomputed_nodes: frozenset[int],
+    live: np.ndarray,
+    memory_limit: float | None = None,
+) -> Timeline:
+    """The schedule of a step under decisions, with the buckets of the least time.
+
+    Args:
+        reshards: the reshard plans of all tensors.
+        recomputed_nodes: nodes that are recomputed after the forward pass.
+        live: bytes that are live at every program point.
+        memory_limit: bytes per device; the device's memory by default.
+    """
+    step = StepTasks(problem, decisions, reshards, recomputed_nodes)
+    room = _room(problem, live, memory_limit)
+    found = [_scheduled(step, nbytes, room) for nbytes in _worth_trying(step)]
+    return min(found, key=lambda timeline: timeline.seconds)
+
+
+def _room(problem: Problem, live: np.ndarray, memory_limit: float | None) -> Room:
+    """The bytes that a memory limit leaves free between two places of the traced order."""
+    limit = problem.hardware.memory if memory_limit is None else memory_limit
+    most = MOST_AHEAD * limit
+    points = problem.liveness.program_points.tolist()
+    left = np.minimum(most, limit - live).tolist() if memory_limit is not None else []
+
+    def room(first: float, last: float) -> float:
+        start = bisect.bisect_left(points, first)
+        return min(left[start : bisect.bisect_left(points, last) + 1], default=most)
+
+    return room
+
+
+# ---------------------------------------------------------------------- buckets
+
+
+def _worth_trying(step: StepTasks) -> Iterator[int]:
+    """Sizes of buckets, up to the first that is larger than all there is to join."""
+    joinable = [d.nbytes for d in step.tasks if d.axis >= 0 and (d.ahead or d.behind)]
+    for nbytes in BUCKETS if step.problem.hardware.overlaps else BUCKETS[:1]:
+        if not nbytes or sum(n < nbytes for n in joinable) > 1:
+            yield nbytes
+
+
+def _scheduled(step: StepTasks, bucket_bytes: int, room: Room) -> Timeline:
+    """The schedule with buckets of a size."""
+    tasks = _joined(step, bucket_bytes) if bucket_bytes else step.tasks
+    starts, seconds, held = _Loops(tasks, *_resources(step.problem), room).schedule()
+    compute = math.fsum(d.seconds for d in tasks if d.axis < 0)
+    events = sorted(
+        Event(start, d.seconds, d.axis, d.name, d.class_id)
+        for d, start in zip(tasks, starts, strict=True)
+        if d.seconds > 0
+    )
+    buckets = tuple(d.sent for d in tasks if len(d.sent) > 1)
+    exposed = _exposed(tasks, starts)
+    return Timeline(tuple(events), seconds, compute, exposed, held, bucket_bytes, buckets)
+
+
+def _resources(problem: Problem) -> tuple[list[int], int]:
+    """The resource of every mesh axis, and the number of resources."""
+    axes = len(problem.mesh.sizes)
+    if not problem.hardware.overlaps:
+        return [COMPUTE] * axes, 1
+    links = problem.network.link_groups()
+    number = {group: 1 + k for k, group in enumerate(sorted(set(links)))}
+    return [number[group] for group in links], 1 + len(number)
+
+
+def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
+    """The tasks, with small neighbours of one kind, axis and dtype as one."""
+    in_turn = functools.partial(_place, step.tasks)
+    rate = step.problem.hardware.memory_bandwidth
+    taken: dict[int, int] = {}
+    kinds: dict[object, list[int]] = defaultdict(list)
+    for number, task in enumerate(step.tasks):
+        if task.axis < 0 or not (task.ahead or task.behind) or task.nbytes >= bucket_bytes:
+            continue
+        # A bucket waits for all of its own, so none may wait for another one's reader: results of
+        # the optimizer are joined where nobody else reads them.
+        is_returned, sources = task.first > step.end, [step.tasks[b] for b in task.before]
+        if any(s.axis >= 0 or (s.is_patient and not is_returned) for s in sources):
+            continue
+        sent = task.sent[0]
+        if task.name not in JOINABLE or sent.step.source[task.axis] in (MAX, MIN):
+            continue
+        dtype = step.graph.tensors[sent.tensor].dtype
+        kind = task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned
+        kinds[kind].append(number)
+    joined = [dataclasses.replace(task, before=list(task.before)) for task in step.tasks]
+    for numbers in kinds.values():
+        for bucket in _buckets(step.tasks, sorted(numbers, key=in_turn), bucket_bytes):
+            if len(bucket) == 1:
+                continue
+            first, others = bucket[0], [step.tasks[n] for n in bucket]
+            nbytes = sum(d.nbytes for d in others)
+            once = step.problem.network.collective_seconds(others[0].name, others[0].axis, nbytes)
+            copies = 4 * nbytes / rate  # read and written, before and after
+            joined[first] = dataclasses.replace(
+                others[0],
+                seconds=others[0].repeats * (once + copies),
+                order=min(d.order for d in others),
+                first=max(d.first for d in others),
+                before=[b for d in others for b in d.before],
+                ahead=sum(d.ahead for d in others),
+                behind=sum(d.behind for d in others),
+                sent=tuple(s for d in others for s in d.sent),
+                nbytes=nbytes,
+                name=f"{others[0].name} of {len(bucket)}",
+            )
+            taken |= dict.fromkeys(bucket, first)
+    return _without(joined, taken)
+
+
+def _place(tasks: Sequence[StepTask], number: int) -> tuple[float, int]:
+    """Gathers in the order in which they are read, reductions in that of their producers."""
+    task = tasks[number]
+    if task.ahead:
+        return task.order, number
+    return max(tasks[b].order for b in task.before), number
+
+
+def _buckets(
+    tasks: Sequence[StepTask], numbers: Sequence[int], bucket_bytes: int
+) -> Iterable[list[int]]:
+    """Neighbours, as long as they fit into a bucket."""
+    bucket: list[int] = []
+    filled = 0
+    for number in numbers:
+        nbytes = tasks[number].nbytes
+        if bucket and filled + nbytes > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(number)
+        filled += nbytes
+    if bucket:
+        yield bucket
+
+
+def _without(tasks: Sequence[StepTask], taken: Mapping[int, int]) -> list[StepTask]:
+    """The tasks without those that others have taken over, numbered again."""
+    kept = [n for n in range(len(tasks)) if taken.get(n, n) == n]
+    renamed = {n: k for k, n in enumerate(kept)}
+    for task in tasks:
+        task.before = [renamed[taken.get(b, b)] for b in task.before]
+    return [tasks[n] for n in kept]
+
+
+# ---------------------------------------------------------------------- schedules of loops
+
+
+def _exposed(tasks: Sequence[StepTask], starts: Sequence[float]) -> dict[tuple[int, bool], float]:
+    """Seconds for which computation waits, by the collective that it waits for.
+
+    At the end of a body, and where it waits for others that wait, that is the last that ended.
+    """
+    exposed: dict[tuple[int, bool], float] = defaultdict(float)
+    last_compute = 0.0
+    ends = [start + d.seconds for d, start in zip(tasks, starts, strict=True)]
+    final = max(range(len(tasks)), key=ends.__getitem__, default=None)
+    sends = sorted((ends[n], n) for n, d in enumerate(tasks) if d.axis >= 0)
+    by_start = sorted((n for n, d in enumerate(tasks) if d.axis < 0), key=starts.__getitem__)
+    for number in by_start:
+        sent = [b for b in tasks[number].before if tasks[b].axis >= 0]
+        waited = starts[number] - last_compute
+        if waited > 0 and sends:
+            last = bisect.bisect_right(sends, (starts[number] * (1 + 1e-12), len(tasks))) - 1
+            blamed = tasks[max(sent, key=ends.__getitem__) if sent else sends[max(0, last)][1]]
+            exposed[blamed.axis, blamed.is_state] += waited
+        last_compute = max(last_compute, ends[number])
+    if final is not None and tasks[final].axis >= 0 and ends[final] > last_compute:
+        exposed[tasks[final].axis, tasks[final].is_state] += ends[final] - last_compute
+    return dict(exposed)
+
+
+class _Loops:
+    """Schedules bodies of loops from the innermost out, each as one task of the body around it."""
+
+    def __init__(
+        self, tasks: Sequence[StepTask], resources: Sequence[int], num_resources: int, room: Room
+    ):
+        self.tasks, self.resources, self.num_resources = tasks, resources, num_resources
+        self.room, self.held = room, 0.0
+        self.children: dict[Where, list[int]] = defaultdict(list)
+        self.bodies: dict[Where, set[Where]] = defaultdict(set)
+        for number, task in enumerate(tasks):
+            self.children[task.where].append(number)
+            for depth in range(len(task.where)):
+                self.bodies[task.where[:depth]].add(task.where[: depth + 1])
+        self.before: dict[Where, dict[int | Where, set[int | Where]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
+        for number, task in enumerate(tasks):
+            for other in task.before:
+                self._order(other, number)
+
+    def _order(self, first: int, then: int) -> None:
+        """Let a task wait for another in the innermost body that holds both."""
+        a, b = self.tasks[first].where, self.tasks[then].where
+        shared = 0
+        while shared < min(len(a), len(b)) and a[shared] == b[shared]:
+            shared += 1
+        earlier = first if len(a) == shared else a[: shared + 1]
+        later = then if len(b) == shared else b[: shared + 1]
+        if earlier != later:
+            self.before[a[:shared]][later].add(earlier)
+
+    def schedule(self) -> tuple[list[float], float, float]:
+        """The start of every task, the makespan, and the most bytes held."""
+        starts = [0.0] * len(self.tasks)
+        seconds, _, found = self._body(())
+        for number, start in found:
+            starts[number] = start
+        return starts, seconds, self.held
+
+    def _body(self, where: Where) -> tuple[float, float, list[tuple[int, float]]]:
+        """The makespan of a body, its place, and the starts of its tasks."""
+        loops = sorted(self.bodies[where])
+        inner = {loop: self._body(loop) for loop in loops}
+        names: list[int | Where] = [*self.children[where], *loops]
+        place = {name: k for k, name in enumerate(names)}
+        orders = [self._place(name, inner) for name in names]
+        placed = []
+        for name, order in zip(names, orders, strict=True):
+            wanted = [place[other] for other in self.before[where][name]]
+            # Chains of operators that are one node may seem to wait for what comes after them.
+            first = order
+            if isinstance(name, int) and self.tasks[name].axis >= 0:
+                first = self.tasks[name].first
+            before = tuple(k for k in wanted if orders[k] < first or not self._is_compute(names[k]))
+            placed.append(self._task(name, order, before, inner))
+        starts, held = list_schedule(placed, self.num_resources, self.room)
+        self.held = max(self.held, held)
+        ends = (start + task.seconds for start, task in zip(starts, placed, strict=True))
+        found: list[tuple[int, float]] = []
+        for name, start in zip(names, starts, strict=True):
+            if isinstance(name, int):
+                found.append((name, start))
+            else:
+                found += [(number, start + inside) for number, inside in inner[name][2]]
+        first = min((o for o, n in zip(orders, names, strict=True) if self._is_compute(n)),
+                    default=0.0)  # fmt: skip
+        return max(ends, default=0.0), first, found
+
+    def _is_compute(self, name: int | Where) -> bool:
+        return not isinstance(name, int) or self.tasks[name].axis < 0
+
+    def _place(self, name: int | Where, inner: Mapping[Where, tuple]) -> float:
+        return self.tasks[name].order if isinstance(name, int) else inner[name][1]
+
+    def _task(
+        self,
+        name: int | Where,
+        order: float,
+        before: tuple[int, ...],
+        inner: Mapping[Where, tuple],
+    ) -> Task:
+        if not isinstance(name, int):
+            resource = WHOLE if self.num_resources > 1 else COMPUTE
+            return Task(inner[name][0], resource, order, before)
+        task = self.tasks[name]
+        resource = COMPUTE if task.axis < 0 else self.resources[task.axis]
+        if task.is_alone and self.num_resources > 1:
+            return Task(task.seconds, WHOLE, order, before, is_patient=True)
+        if resource == COMPUTE:
+            return Task(task.seconds, COMPUTE, order, before, is_patient=task.is_patient)
+        return Task(task.seconds, resource, order, before, task.ahead, task.behind)

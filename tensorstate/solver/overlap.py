@@ -1,0 +1,239 @@
+"""The search of the least time with overlap: linear programs, corrected towards the schedule.
+
+How much of a collective computation hides follows from the whole schedule and is not linear.
+So programs of "sum" are solved in which collectives cost only the share of their seconds that is
+exposed, and each plan is timed by its schedule (``cost.timeline``):
+
+1. all of it, which is the plan of "sum";
+2. a small share of what may hide, collectives of parameters ahead of their readers and of gradients
+   that the optimizer reads, and all of the activations between operators;
+3. where the schedule of the best plan so far exposes more than that along a mesh axis, the share
+   that it exposes. This is repeated while it improves the plan.
+
+The named strategies are timed beside them, and the plan of the least schedule is the answer. Its
+bound is the least compute of any plan, or the bound of "sum" over the number of resources that the
+sum consists of: no schedule takes less than the busiest of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+
+from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
+from tensorstate.cost.memory import is_gradient
+from tensorstate.errors import PlanError
+from tensorstate.problem.baselines import Baselines, baseline_by_axis, is_parameter
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import TensorGroup
+from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
+from tensorstate.solver.plain import simplify
+
+# The share of collectives that hide: ties are then for the plan that sends less.
+LEAST_SHARE = 0.05
+# In the body of a loop iterations do not overlap with each other.
+LOOP_SHARE = 0.5
+# Programs beside that of "sum", and the improvement that justifies another.
+MOST_ROUNDS, MIN_IMPROVEMENT = 2, 1e-2
+# Parts of the time limit: of the program of "sum", of each other one; and seconds of a strategy.
+SUM_UNTIL, ROUND_UNTIL, NAMED_CAP_S = 0.4, 0.4, 5.0
+# Of the named strategies those that send at different times; zero2 sends as zero1 does.
+NAMED = ("fsdp", "zero1", "ddp", "megatron", "megatron-sp", "fsdp + megatron-sp")
+
+
+def search_overlapped(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    solver: Solver,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """The plan of the least schedule; of devices that overlap nothing, the plan of "sum".
+
+    Raises:
+        PlanError: as ``Solver.solve``.
+    """
+    return _Overlap(problem, candidates, options, solver, progress).run()
+
+
+def retimed(
+    problem: Problem,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    result: SearchResult,
+) -> SearchResult:
+    """A result of the linear objective, with its schedule's time and a bound for that."""
+    objective = options.value(result.cost)
+    if not problem.hardware.overlaps or options.objective != "overlap":
+        return dataclasses.replace(result, objective=objective)
+    resources = 1 + len(
+        {g for g, n in zip(problem.network.link_groups(), problem.mesh.sizes, strict=True) if n > 1}
+    )
+    bound = max(result.bound / resources, _least_compute(problem, candidates))
+    return dataclasses.replace(result, objective=objective, bound=min(bound, objective))
+
+
+def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
+    return math.fsum(
+        problem.multiplicity(class_id) * min(problem.seconds(class_id, each) for each in choices)
+        for class_id, choices in enumerate(candidates)
+    )
+
+
+class _Overlap:
+    """One search; see the module."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        options: SearchOptions,
+        solver: Solver,
+        progress: Progress | None,
+    ):
+        self.problem, self.candidates, self.options = problem, candidates, options
+        self.solver, self.progress = solver, progress
+        self.linear = options.linear
+        self.start = time.perf_counter()
+
+    def run(self) -> SearchResult:
+        """The best of all plans."""
+        sums = self._solved(self.problem, SUM_UNTIL if self.problem.hardware.overlaps else 1.0)
+        best = self._plainer(*sums)
+        if not self.problem.hardware.overlaps:
+            return best
+        first = retimed(self.problem, self.candidates, self.options, sums[0])
+        shares = self._assumed()
+        for _ in range(MOST_ROUNDS):
+            try:
+                found = self._plainer(*self._solved(self.problem.discounted(shares), ROUND_UNTIL))
+            except PlanError:  # nothing in time
+                break
+            before, best = best, self._better(best, found)
+            if best.objective > before.objective * (1 - MIN_IMPROVEMENT):
+                break
+            corrected = self._corrected(best, shares)
+            if corrected == shares:
+                break
+            shares = corrected
+        for named in self._named():
+            if named.cost.compute < best.objective:  # no schedule takes less
+                best = self._better(best, self._timed(named))
+        seconds = time.perf_counter() - self.start
+        return dataclasses.replace(best, bound=min(first.bound, best.objective), seconds=seconds)
+
+    def _solved(self, problem: Problem, share: float) -> tuple[SearchResult, SearchResult]:
+        """The best plan of a linear program, and the plain one."""
+        left = self.solver.time_limit - (time.perf_counter() - self.start)
+        seconds = max(LEAST_SECONDS, min(left, share * self.solver.time_limit))
+        solver = dataclasses.replace(self.solver, time_limit=seconds)
+        found = solver.solve(problem, self.candidates, self.linear, self.progress)
+        return found, simplify(problem, self.candidates, self.linear, found, solver.gap)
+
+    def _plainer(self, found: SearchResult, plain: SearchResult) -> SearchResult:
+        """The plain plan, unless its schedule takes longer by more than the gap."""
+        first = self._timed(found)
+        if plain is found:
+            return first
+        second = self._timed(plain)
+        limit = self.options.memory_limit
+        near = dataclasses.replace(second, objective=second.objective / (1 + self.solver.gap))
+        return second if result_order(near, limit) <= result_order(first, limit) else first
+
+    def _better(self, best: SearchResult, found: SearchResult) -> SearchResult:
+        """The plan of the shorter schedule, of those that fit."""
+        limit = self.options.memory_limit
+        return found if result_order(found, limit) < result_order(best, limit) else best
+
+    def _timed(self, result: SearchResult) -> SearchResult:
+        """A result with the costs of the network as it is, and the time of its schedule."""
+        cost = estimate_cost(self.problem, result.decisions)
+        return dataclasses.replace(result, cost=cost, objective=self.options.value(cost))
+
+    # ------------------------------------------------------------------ shares that are exposed
+
+    def _assumed(self) -> Mapping[TensorGroup, tuple[float, ...]]:
+        """The shares with which the correction begins."""
+        axes = len(self.problem.mesh.sizes)
+        shares: dict[TensorGroup, tuple[float, ...]] = {}
+        for group in self.problem.tensor_groups:
+            if self._may_hide(group):
+                share = LEAST_SHARE if group.num_repeats == 1 else LOOP_SHARE
+                shares[group] = (share,) * axes
+        return shares
+
+    def _may_hide(self, group: TensorGroup) -> bool:
+        """Whether its collectives are of parameters, or of gradients that the optimizer reads."""
+        if is_parameter(self.problem.graph, group.tensors[0]):
+            return True
+        return not group.in_forward and self._is_late(group)
+
+    def _is_late(self, group: TensorGroup) -> bool:
+        """Whether the optimizer alone reads the tensors of a group, or casts of them."""
+        if is_gradient(self.problem, group):
+            return True
+        readers = [c.class_id for c in group.consumer_classes]
+        if not readers or self.problem.node(group.class_id).phase != "backward":
+            return False
+        for class_id in readers:
+            node = None if class_id is None else self.problem.node(class_id)
+            if node is None or node.kind != "elementwise":
+                return False
+            made = [g for g in self.problem.tensor_groups if g.class_id == class_id]
+            if not all(is_gradient(self.problem, g) for g in made):
+                return False
+        return True
+
+    def _corrected(
+        self, best: SearchResult, shares: Mapping[TensorGroup, tuple[float, ...]]
+    ) -> Mapping[TensorGroup, tuple[float, ...]]:
+        """The shares that the schedule of a plan exposes along every axis."""
+        timeline = best.cost.timeline(self.options.memory_limit)
+        sent = [0.0] * len(self.problem.mesh.sizes)
+        for reshard in best.cost.reshards:
+            group = self.problem.tensor_groups[reshard.group]
+            if group in shares:
+                graph = self.problem.reshard_graph(group)
+                for step, count in reshard.counted_steps:
+                    sent[step.axis] += reshard.multiplicity * count * graph.seconds(step)
+        exposed = [timeline.exposed.get((axis, True), 0.0) for axis in range(len(sent))]
+        measured = [min(1.0, e / s) if s else 0.0 for e, s in zip(exposed, sent, strict=True)]
+        return {
+            group: tuple(max(a, b) for a, b in zip(assumed, measured, strict=True))
+            for group, assumed in shares.items()
+        }
+
+    # ------------------------------------------------------------------ named strategies
+
+    def _named(self) -> Iterator[SearchResult]:
+        """The named strategies, of those that the candidates allow."""
+        baselines = Baselines(self.problem)
+        limited = self.options.memory_limit is not None
+        for name in NAMED:
+            left = self.solver.time_limit - (time.perf_counter() - self.start)
+            if left <= 0:
+                return
+            allowed = baselines.strategies(baseline_by_axis(self.problem, name))
+            both = [
+                [strategy for strategy in choices if strategy in set(named)]
+                for choices, named in zip(self.candidates, allowed, strict=True)
+            ]
+            if not all(both):
+                continue
+            milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
+            free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
+            for options in (free, self.linear) if limited else (free,):
+                try:
+                    found = solve_within_limit(
+                        self.problem, both, options, milp, prune_placements=True, fall_back=False
+                    )
+                except PlanError:
+                    break
+                limit = self.options.memory_limit
+                if isinstance(found, SearchResult) and found.cost.memory.fits(limit):
+                    yield found
+                    break

@@ -1,0 +1,108 @@
+"""Limits into which no plan fits, known before a search; and how tensors and bytes are called.
+
+Two lower bounds of the memory of all plans, in milliseconds: the arguments alone, each as small as
+its strategies allow; and at every program point, beside the arguments, the tensors that are live
+whatever is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from tensorstate.cost.cost import SearchOptions
+from tensorstate.cost.memory import least_bytes_by_point
+from tensorstate.errors import PlanError
+from tensorstate.ir.names import described
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tensorstate.solver.base import CandidateStrategies
+
+# Tensors that are named.
+LARGEST = 3
+
+
+def refuse_below_least(
+    problem: Problem, candidates: CandidateStrategies, options: SearchOptions
+) -> None:
+    """Refuse a limit that arguments, and what must be live beside them, exceed without a search.
+
+    Raises:
+        PlanError: with a lower bound of the memory, the largest tensors, and what would fit.
+    """
+    limit = options.memory_limit
+    if limit is None:
+        return
+    inputs, beside, free = dict[int, int](), dict[int, np.ndarray](), 0
+    for number, group in enumerate(problem.tensor_groups):
+        strategies = candidates[group.class_id]
+        if group.is_input:
+            inputs[number] = _input_bytes(problem, group, strategies)
+            free += _input_bytes(problem, group, problem.strategies[group.class_id].all)
+        beside[number] = least_bytes_by_point(problem, number, strategies, options.recompute)
+    arguments = sum(inputs.values())
+    devices = problem.mesh.num_devices
+    if arguments > limit:
+        remedy = f"{math.ceil(devices * arguments / limit)} devices or more"
+        if free < arguments:
+            remedy = f"without pin= and forbid= the arguments take {bytes_text(free)}"
+        raise PlanError(
+            f"no plan fits into {bytes_text(limit)} of a device's memory: the least is about "
+            f"{bytes_text(arguments)} for arguments alone (parameters, optimizer state and the "
+            f"batch), sharded as far as sizes and pins allow; the largest are "
+            f"{_largest(problem, inputs.items())}. A limit above {bytes_text(arguments)} "
+            f"may fit, or {remedy}"
+        )
+    live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
+    peak = int(live.argmax())
+    least = arguments + math.ceil(live[peak])
+    if least <= limit:
+        return
+    unless = "what is not recomputed" if options.recompute else "what the backward pass reads"
+    largest = _largest(problem, ((number, int(at[peak])) for number, at in beside.items()))
+    raise PlanError(
+        f"no plan fits into {bytes_text(limit)} of a device's memory: at least "
+        f"{bytes_text(least)} are live at once, sharded as far as sizes and pins allow. Arguments "
+        f"take {bytes_text(arguments)}, results and {unless} {bytes_text(least - arguments)}; the "
+        f"largest are {largest}{less(problem, options)}"
+    )
+
+
+def _input_bytes(problem: Problem, group: TensorGroup, strategies: Iterable[Strategy]) -> int:
+    """The fewest bytes of the inputs of a group under some strategies."""
+    placements = {problem.produced_placements(group, strategy) for strategy in strategies}
+    return group.multiplicity * min(problem.input_bytes(group, each) for each in placements)
+
+
+def _largest(problem: Problem, nbytes: Iterable[tuple[int, int]]) -> str:
+    """The largest of some tensor groups, with their bytes."""
+    largest = sorted(nbytes, key=lambda pair: -pair[1])[:LARGEST]
+    groups = problem.tensor_groups
+    return ", ".join(
+        f"{named(problem, groups[number].tensors[0], groups[number].multiplicity)}: "
+        f"{bytes_text(each)}"
+        for number, each in largest
+    )
+
+
+def named(problem: Problem, tensor: int, multiplicity: int) -> str:
+    """A tensor in the model's names, and how many there are of it."""
+    name = described(problem.graph, tensor)
+    return f"{name} x {multiplicity}" if multiplicity > 1 else name
+
+
+def less(problem: Problem, options: SearchOptions) -> str:
+    """What takes less memory, of that which the search was not allowed."""
+    others = [] if options.recompute else ["recompute=True"]
+    others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
+    return f". Less is taken with {', '.join(others)} or more devices"
+
+
+def bytes_text(nbytes: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} bytes"

@@ -1,0 +1,419 @@
+"""Pads dimensions of a flat program, so that mesh axes divide them, without changing its results.
+
+A factor of n elements gets more, wherever it occurs. An equation may have a padded dimension only
+if it is listed here: where it treats every row alone, added rows are added rows of its result;
+where it mixes rows, they are masked with the element that changes nothing; and where
+indices say which row, they keep their bounds. Any other equation refuses, and its factors stay as
+they are. New values of arguments are masked with zeros again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.padded import PaddedArray, Padding
+from tensorstate.rules import ShardingRule
+from tensorstate.rules.padding import bound_indices_p
+from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
+from tensorstate.tracing.padder import Handler, Padder, RefusedError, context_of, equal, zero_of
+from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite_ends
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PaddedProgram:
+    """A program with padded dimensions.
+
+    Attributes:
+        program: the program on longer arrays.
+        inputs, outputs: by number, the leaves that have padded dimensions.
+        refused: by size, the line and the reason where a factor could not be padded.
+    """
+
+    program: FlatJaxpr
+    inputs: Mapping[int, PaddedArray]
+    outputs: Mapping[int, PaddedArray]
+    refused: Mapping[int, str]
+
+    def check(self, sizes: Mapping[int, int]) -> None:
+        """Refuse sizes of which a dimension was not padded.
+
+        Raises:
+            PlanError: naming the line that mixes its rows.
+        """
+        for size, reason in self.refused.items():
+            raise PlanError(f"a dimension of {size} cannot be padded to {sizes[size]}: {reason}")
+        found = {n for array in self.inputs.values() for n in itertools.chain(*array.sizes)}
+        if missing := sizes.keys() - found:
+            raise PlanError(
+                f"pad_to: no argument of the step has a dimension of {min(missing)} to be padded"
+            )
+
+    def padding(self, sizes: Mapping[int, int], tensors: Sequence[Tensor]) -> Padding | None:
+        """The padded dimensions, in a graph of these tensors; ``None`` if there are none."""
+        factors = {
+            factor: n
+            for number, array in self.inputs.items()
+            for factor, n, longer in zip(
+                tensors[number].dims, *map(itertools.chain.from_iterable, array[1:]), strict=True
+            )
+            if n != longer
+        }
+        if not factors:
+            return None
+        return Padding(sizes, factors, self.inputs, self.outputs, self.refused)
+
+
+def checked_sizes(pad_to: object) -> dict[int, int]:
+    """Sizes of dimensions with larger ones; empty for ``None``.
+
+    Raises:
+        PlanError: another type, or a padded size that is not the larger.
+    """
+    given: Any = {} if pad_to is None else pad_to
+    sizes = dict(checks.instance(given, Mapping, "pad_to", PlanError))
+    for size, longer in sizes.items():
+        checks.integer(size, "a size in pad_to", PlanError, least=2)
+        checks.integer(longer, f"the padded size of {size}", PlanError, least=size, most=2 * size)
+    return {int(size): int(longer) for size, longer in sizes.items() if size != longer}
+
+
+def pad_program(
+    program: FlatJaxpr,
+    sizes: Mapping[int, int],
+    updates: Mapping[int, int],
+    names: tuple[Sequence[str], Sequence[str]],
+) -> PaddedProgram:
+    """Pad every factor of an argument that has one of some sizes, where that is possible.
+
+    Args:
+        sizes: maps sizes of factors to their padded sizes.
+        updates: maps outputs to the inputs whose new values they are.
+        names: of the inputs and of the outputs.
+    """
+    dims = FactorTable()
+    related = [propagate_factors(eqn, dims, "replicate") for eqn in program.eqns]
+    for loop in program.loops:
+        for enter, leave in loop.carries:
+            unite_ends(enter, leave, dims)
+    longer = {
+        leaf: sizes[dims.factors.size(leaf)]
+        for variable in program.inputs
+        for leaf in itertools.chain(*dims.leaves(variable))
+        if dims.factors.size(leaf) in sizes
+    }
+    refused: dict[int, str] = {}
+    while True:
+        padder = Padder(dims, longer, HANDLERS)
+        try:
+            padded = padder.program(program, related, updates)
+        except RefusedError as refusal:
+            for leaf in refusal.leaves:
+                longer.pop(leaf)
+                refused[dims.factors.size(leaf)] = refusal.reason
+            continue
+        leaves = (program.inputs, program.outputs)
+        inputs, outputs = (
+            {
+                k: PaddedArray(names_of[k], *padder.sizes(atom))
+                for k, atom in enumerate(of)
+                if isinstance(atom, FlatVar) and padder.padded(atom)
+            }
+            for names_of, of in zip(names, leaves, strict=True)
+        )
+        for k, updated in updates.items():
+            if updated in inputs:  # also where the new value is a constant
+                outputs[k] = inputs[updated]._replace(name=names[1][k])
+        return PaddedProgram(padded, inputs, outputs, refused)
+
+
+# ---------------------------------------------------------------------- families of primitives
+
+
+def _neutral(reduction: str, dtype: np.dtype) -> np.ndarray:
+    """The element that a reduction ignores."""
+    if reduction in ("sum", "or", "xor"):
+        return np.zeros((), dtype)
+    if reduction == "prod":
+        return np.ones((), dtype)
+    if dtype.kind == "b":
+        return np.asarray(reduction in ("min", "and"))
+    if reduction == "and":
+        return np.asarray(-1).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        infinite = np.asarray(np.inf if reduction == "min" else -np.inf).astype(dtype)
+        if np.isinf(infinite.astype(np.float32)):
+            return infinite
+        info: Any = jnp.finfo(dtype)
+    else:
+        info = jnp.iinfo(dtype)
+    return np.asarray(info.max if reduction == "min" else info.min).astype(dtype)
+
+
+_REDUCTIONS = {
+    "reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or",
+    "reduce_and": "and", "reduce_prod": "prod", "reduce_xor": "xor", "argmax": "max",
+    "argmin": "min",
+}  # fmt: skip
+_CUMULATIVE = {
+    "cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "cumlogsumexp": "max",
+}  # fmt: skip
+
+
+def _reduce(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Added rows change nothing in a reduction; of equal ones ``argmax`` takes the first."""
+    (x,) = eqn.inputs
+    name, value = eqn.primitive.name, _neutral(_REDUCTIONS[eqn.primitive.name], x.dtype)
+    fill = padder.fill(x)
+    keeps = name in ("reduce_max", "reduce_min") or (
+        name == "reduce_sum" and equal(fill, np.zeros((), x.dtype))
+    )
+    inputs = padder.splat(eqn, sharding)
+    if isinstance(x, FlatVar):
+        inputs = [padder.masked(x, eqn.params["axes"], value, eqn)]
+    padder.write(eqn, inputs, eqn.params, fill if keeps else None)
+
+
+def _cumulate(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Added rows come last, so only a cumulation from the end sees them."""
+    (x,) = eqn.inputs
+    if eqn.params["reverse"]:
+        value = _neutral(_CUMULATIVE[eqn.primitive.name], x.dtype)
+        masked = padder.masked(x, [eqn.params["axis"]], value, eqn)
+    else:
+        masked = padder.atom(x)
+    padder.write(eqn, [masked], eqn.params, None)
+
+
+def _top_k(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Of equal elements the first are taken, which are not added ones."""
+    (x,) = eqn.inputs
+    axis = eqn.params["axis"] % len(x.shape)
+    if any(axis in padder.padded(out) for out in eqn.outputs):
+        padder.forbid(eqn, sharding, [axis])
+    masked = padder.masked(x, [axis], _neutral("max", x.dtype), eqn)
+    padder.write(eqn, [masked], eqn.params, None)
+
+
+def _product(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Both factors have zeros in the added rows of a sum."""
+    padder.forbid(eqn, sharding, sharding.need_replication)
+    inputs = []
+    given = zip(padder.splat(eqn, sharding), eqn.inputs, sharding.arguments, strict=True)
+    for atom, x, labels in given:
+        if isinstance(x, FlatVar):
+            dims = [d for d, label in enumerate(labels) if label in sharding.reductions]
+            atom = padder.masked(x, dims, zero_of(x), eqn)
+        inputs.append(atom)
+    padder.write(eqn, inputs, eqn.params, None)
+
+
+def _sized(param: str) -> Handler:
+    """Primitives of which a parameter is the shape of the result; rows of a label are alone."""
+
+    def write(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+        padder.forbid(eqn, sharding, sharding.need_replication)
+        params = dict(eqn.params)
+        if param:
+            params[param] = padder.shape(eqn.outputs[0])
+        fills = [padder.fill(x) for x in eqn.inputs if x.shape]
+        same = all(equal(fills[0], fill) for fill in fills)
+        if sharding.kind == "window" and same:  # which may add up several rows
+            same = not np.any(fills[0])
+        padder.write(eqn, padder.splat(eqn, sharding), params, fills[0] if same else None)
+
+    return write
+
+
+def _slice(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """A slice of the rows as traced has none of the added ones."""
+    (x,), (out,) = eqn.inputs, eqn.outputs
+    params, shape = dict(eqn.params), padder.shape(out)
+    limits = zip(params["limit_indices"], shape, strict=True)
+    params["limit_indices"] = tuple(
+        n if d in padder.padded(out) else limit for d, (limit, n) in enumerate(limits)
+    )
+    same = padder.padded(x) == padder.padded(out)
+    padder.write(eqn, [padder.atom(x)], params, padder.fill(x) if same else None)
+
+
+def _pad(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """A border beyond the rows as traced grows by the added rows, as a slice's gradient has one."""
+    (x, border), (out,) = eqn.inputs, eqn.outputs
+    config = [tuple(dimension) for dimension in eqn.params["padding_config"]]
+    bordered = {d for d, dimension in enumerate(config) if dimension != (0, 0, 0)}
+    labels = {label for d, label in enumerate(sharding.arguments[0]) if d in bordered}
+    padder.forbid(eqn, sharding, (label for label in labels if label is not None))
+    grown = padder.padded(out) & bordered
+    for d in grown:
+        low, high, interior = config[d]
+        config[d] = low, high + padder.shape(out)[d] - out.shape[d], interior
+    fill = padder.fill(border)
+    same = padder.padded(x) == padder.padded(out) - grown and (
+        not padder.padded(x) or equal(padder.fill(x), fill)
+    )
+    kept = same and all(eqn.params["padding_config"][d][1] >= 0 for d in grown)
+    params = {**eqn.params, "padding_config": tuple(config)}
+    padder.write(eqn, padder.splat(eqn, sharding), params, fill if kept else None)
+
+
+def _iota(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Counts on through the added rows."""
+    (out,), dimension = eqn.outputs, eqn.params["dimension"]
+    if dimension in padder.padded(out) and len(padder.leaves(out)[dimension]) > 1:
+        raise padder.refuse(f"iota numbers several factors ({eqn.source})", (out, {dimension}))
+    padder.write(eqn, [], {**eqn.params, "shape": padder.shape(out)}, None)
+
+
+def _random(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """The parameters keep the shape as traced, which numbers the bits (see ``rules.shapes``)."""
+    (out,) = eqn.outputs
+    several = {d for d in padder.padded(out) if len(padder.leaves(out)[d]) > 1}
+    if several:
+        raise padder.refuse(f"random bits of several factors ({eqn.source})", (out, several))
+    padder.write(eqn, padder.splat(eqn, sharding), eqn.params, None)
+
+
+def _loop_boundary(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """A carry has another value in every iteration, so its fill is not known."""
+    padder.forbid(eqn, sharding, sharding.need_replication)
+    (x,) = eqn.inputs
+    rows = eqn.primitive.name in ("scan_row", "scan_stack", "fill")
+    inputs = padder.splat(eqn, sharding)
+    padder.write(eqn, inputs, eqn.params, padder.fill(x) if rows else None)
+
+
+def _bounded(padder: Padder, eqn: FlatEqn, table: FlatVar | SplatConstant, dims) -> FlatAtom:
+    """The indices of a gather or scatter, in the bounds of the dimensions as traced.
+
+    Args:
+        dims: the dimension of the table that every column of the indices is for.
+    """
+    index = eqn.inputs[1]
+    padded = padder.padded(table) if isinstance(table, FlatVar) else padder.padded(eqn.outputs[0])
+    sized = table if isinstance(table, FlatVar) else eqn.outputs[0]
+    columns = tuple(
+        (k, sized.shape[d], padder.shape(sized)[d]) for k, d in enumerate(dims) if d in padded
+    )
+    mode = lax.GatherScatterMode.from_any(eqn.params["mode"])
+    modes = lax.GatherScatterMode
+    if not columns or mode == modes.PROMISE_IN_BOUNDS:
+        return padder.atom(index)
+    if isinstance(index, SplatConstant):
+        if all(0 <= index.value < size for _, size, _ in columns):
+            return index
+        raise padder.refuse(f"an index outside of it ({eqn.source})", (sized, padded))
+    if max(longer for *_, longer in columns) > jnp.iinfo(index.dtype).max:
+        raise padder.refuse(f"indices of {index.dtype} ({eqn.source})", (sized, padded))
+    params = {"columns": columns, "clip": mode == modes.CLIP}
+    out = FlatVar(padder.shape(index), index.dtype, loops=eqn.loops)
+    padder.eqns.append(
+        FlatEqn(bound_indices_p, params, [padder.atom(index)], [out], *context_of(eqn))
+    )
+    return out
+
+
+def _check_rows(padder: Padder, eqn: FlatEqn, sized: FlatVar, dims, rows) -> None:
+    """Refuse indexed dimensions of which windows are longer than one row."""
+    wrong = (padder.padded(sized) & set(dims)) - set(rows)
+    if wrong:
+        reason = f"{eqn.primitive.name} takes several rows at once ({eqn.source})"
+        raise padder.refuse(reason, (sized, wrong))
+
+
+def _gather(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Rows as traced are looked up; other dimensions are taken as a whole."""
+    (table, index), numbers = eqn.inputs, eqn.params["dimension_numbers"]
+    padder.forbid(eqn, sharding, (f for f in sharding.arguments[1][-1:] if f is not None))
+    made, bounded = padder.splat(eqn, sharding)
+    taken = list(eqn.params["slice_sizes"])
+    if isinstance(table, FlatVar):
+        rows = [d for d, size in enumerate(taken) if size == 1]
+        _check_rows(padder, eqn, table, numbers.start_index_map, rows)
+        bounded = _bounded(padder, eqn, table, numbers.start_index_map)
+    for d, (size, longer) in enumerate(zip(table.shape, made.shape, strict=True)):
+        if size != longer and taken[d] != 1:
+            if taken[d] != size:
+                padder.forbid(
+                    eqn, sharding, (f for f in sharding.arguments[0][d : d + 1] if f is not None)
+                )
+            taken[d] = longer
+    modes = lax.GatherScatterMode
+    keeps = not padder.padded(index) and modes.from_any(eqn.params["mode"]) != modes.FILL_OR_DROP
+    params = {**eqn.params, "slice_sizes": tuple(taken)}
+    padder.write(eqn, [made, bounded], params, padder.fill(table) if keeps else None)
+
+
+def _scatter(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+    """Updates of added rows are zeros, and indices keep their bounds."""
+    table, _, update = eqn.inputs
+    out, numbers = eqn.outputs[0], eqn.params["dimension_numbers"]
+    scattered = numbers.scatter_dims_to_operand_dims
+    no_window = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windows = dict(
+        zip(
+            (d for d in range(len(out.shape)) if d not in no_window),
+            (update.shape[d] for d in numbers.update_window_dims),
+            strict=True,
+        )
+    )
+    rows = {d for d in scattered if windows.get(d, 1) == 1}
+    _check_rows(padder, eqn, out, scattered, rows)
+    alone = {sharding.results[0][d] for d in rows}
+    padder.forbid(eqn, sharding, sharding.need_replication - alone)
+    inputs = padder.splat(eqn, sharding)
+    labels = sharding.arguments[2]
+    summed = [d for d, label in enumerate(labels) if label in sharding.reductions]
+    if isinstance(update, FlatVar):
+        inputs[2] = padder.masked(update, summed, zero_of(update), eqn)
+    elif np.any(np.asarray(update.value)):  # a constant for every row, added ones too
+        padder.forbid(eqn, sharding, sharding.reductions)
+    inputs[1] = _bounded(padder, eqn, table, scattered)
+    fill = padder.fill(table)
+    only_rows = padder.padded(out) <= set(scattered)
+    zero = np.zeros((), out.dtype)
+    adds_zeros = (
+        not numbers.operand_batching_dims
+        and eqn.primitive.name in ("scatter-add", "scatter-sub")
+        and equal(padder.fill(update), zero)
+    )
+    padder.write(eqn, inputs, eqn.params, fill if only_rows or adds_zeros else None)
+
+
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(_CUMULATIVE, _cumulate),
+    "top_k": _top_k,
+    "dot_general": _product,
+    "conv_general_dilated": _product,
+    "reshape": _sized("new_sizes"),
+    "concatenate": _sized(""),
+    "pad": _pad,
+    "rev": _sized(""),
+    "split": _sized(""),
+    "sort": _sized(""),
+    "dynamic_update_slice": _sized(""),
+    "dynamic_slice": _sized("slice_sizes"),
+    "reduce_window_sum": _sized(""),
+    "reduce_window_max": _sized(""),
+    "reduce_window_min": _sized(""),
+    "select_and_scatter_add": _sized(""),
+    "slice": _slice,
+    "iota": _iota,
+    "random_bits": _random,
+    **dict.fromkeys(
+        ("carry_in", "carry_out", "while_condition", "scan_row", "scan_stack", "fill"),
+        _loop_boundary,
+    ),
+    "gather": _gather,
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub"), _scatter),
+}

@@ -1,0 +1,305 @@
+"""Schedules in time: against exhaustive ones of few tasks, and against sums and maxima of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.synth import Ring
+from tensorstate.cost.cost import Cost, estimate_cost
+from tensorstate.cost.list_schedule import COMPUTE, WHOLE, Task, list_schedule
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
+from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.steps import s
+from tests.tensorstate.tiny import problems
+
+LINKS = 1
+
+
+def longest_path(tasks: list[Task]) -> float:
+    ends: list[float] = []
+    for task in tasks:
+        ends.append(task.seconds + max((ends[k] for k in task.before), default=0.0))
+    return max(ends, default=0.0)
+
+
+def makespan(tasks: list[Task], starts: list[float]) -> float:
+    return max((a + t.seconds for a, t in zip(starts, tasks, strict=True)), default=0.0)
+
+
+def best_makespan(tasks: list[Task]) -> float:
+    """The least over all orders, each of which every task starts in as early as it can."""
+    best = math.inf
+    for order in itertools.permutations(range(len(tasks))):
+        place = {number: k for k, number in enumerate(order)}
+        if any(place[k] > place[n] for n, task in enumerate(tasks) for k in task.before):
+            continue
+        free: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        for number in order:
+            task = tasks[number]
+            ready = max((ends[k] for k in task.before), default=0.0)
+            start = max(ready, free.get(task.resource, 0.0))
+            free[task.resource] = ends[number] = start + task.seconds
+        best = min(best, max(ends.values(), default=0.0))
+    return best
+
+
+@st.composite
+def drawn_tasks(draw, most: int, num_resources: int) -> list[Task]:
+    tasks = []
+    for number in range(draw(st.integers(1, most))):
+        before = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
+        resource = draw(st.integers(0, num_resources - 1))
+        seconds = float(draw(st.integers(0, 9)))
+        tasks.append(Task(seconds, resource, float(number), tuple(sorted(before))))
+    return tasks
+
+
+@given(drawn_tasks(40, 3))
+@settings(deadline=None)
+def test_no_resource_is_used_twice_and_nobody_starts_early(tasks):
+    starts, _ = list_schedule(tasks, 3)
+    ends = [a + t.seconds for a, t in zip(starts, tasks, strict=True)]
+    for number, task in enumerate(tasks):
+        assert all(ends[k] <= starts[number] for k in task.before)
+    sums = []
+    for resource in range(3):
+        used = sorted((starts[n], ends[n]) for n, t in enumerate(tasks) if t.resource == resource)
+        assert all(one[1] <= two[0] for one, two in itertools.pairwise(used))
+        sums.append(sum(end - start for start, end in used))
+    found = makespan(tasks, starts)
+    assert max(*sums, longest_path(tasks)) <= found <= sum(sums)
+
+
+@given(drawn_tasks(6, 2))
+@settings(deadline=None, max_examples=60)
+def test_few_tasks_are_between_the_best_schedule_and_twice_it(tasks):
+    """No resource idles while a task of it is ready, so that two resources lose at most half."""
+    starts, _ = list_schedule(tasks, 2)
+    best = best_makespan(tasks)
+    assert best <= makespan(tasks, starts) <= 2 * best
+
+
+def test_a_chain_takes_its_sum_and_independent_tasks_the_largest():
+    chain = [Task(2.0, k % 2, float(k), (k - 1,) if k else ()) for k in range(6)]
+    apart = [Task(2.0, k % 2, float(k)) for k in range(6)]
+    assert makespan(chain, list_schedule(chain, 2)[0]) == 12.0
+    assert makespan(apart, list_schedule(apart, 2)[0]) == 6.0
+
+
+def gathered(nbytes: int, layers: int = 4) -> list[Task]:
+    """Layers that compute one after another, each from a gather of its own."""
+    tasks = []
+    for layer in range(layers):
+        tasks.append(Task(1.0, LINKS, float(layer), ahead=nbytes))
+        before = (2 * layer, *([2 * layer - 1] if layer else []))
+        tasks.append(Task(1.0, COMPUTE, float(layer), before))
+    return tasks
+
+
+def test_gathers_are_ahead_as_far_as_there_is_room():
+    tasks = gathered(8)
+    free, held = list_schedule(tasks, 2)
+    assert makespan(tasks, free) == 5.0  # only the first gather is exposed
+    assert held == 8  # one layer is read while the next is gathered
+    none, held = list_schedule(tasks, 2, lambda first, last: 7)
+    assert makespan(tasks, none) == 8.0
+    assert held == 0
+
+
+def test_a_gather_that_is_not_read_yet_leaves_the_links_to_others():
+    """The second gather has time: the reader of the first waits already."""
+    tasks = [
+        Task(1.0, COMPUTE, 0.0),
+        Task(5.0, LINKS, 9.0, ahead=1),
+        Task(1.0, LINKS, 1.0, (0,)),
+        Task(1.0, COMPUTE, 1.0, (2,)),
+        Task(1.0, COMPUTE, 9.0, (1, 3)),
+    ]
+    full, _ = list_schedule(tasks, 2, lambda first, last: 0)
+    assert full[2] == 1.0
+    assert full[1] == 3.0
+
+
+def test_computation_waits_where_gradients_would_take_too_much():
+    """Three gradients of 4 bytes, reduced more slowly than they are produced."""
+    tasks = []
+    for layer in range(3):
+        tasks.append(Task(1.0, COMPUTE, float(layer), ()))
+        tasks.append(Task(3.0, LINKS, 9.0 + layer, (2 * layer,), behind=4))
+    free, held = list_schedule(tasks, 2)
+    assert [free[0], free[2], free[4]] == [0.0, 1.0, 2.0]
+    assert held == 12
+    tight, held = list_schedule(tasks, 2, lambda first, last: 4)
+    assert held <= 8  # what just ends is held as well
+    assert tight[4] >= 4.0
+
+
+def test_nothing_runs_beside_a_loop():
+    tasks = [Task(1.0, COMPUTE, 0.0), Task(5.0, LINKS, 7.0, (0,)), Task(2.0, WHOLE, 1.0, (0,))]
+    starts, _ = list_schedule(tasks, 2)
+    assert sorted(starts[1:]) in ([1.0, 3.0], [1.0, 6.0])
+
+
+def test_a_circle_is_refused():
+    with pytest.raises(ValueError, match="circle"):
+        list_schedule([Task(1.0, 0, 0.0, (1,)), Task(1.0, 0, 1.0, (0,))], 1)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def without_partials(strategies: NodeStrategies) -> st.SearchStrategy[Strategy]:
+    """Partial operands cannot be made of others, and not all producers leave them."""
+    return st.sampled_from([s for s in strategies.all if min(s) >= REPLICATED])
+
+
+def check_bounds(problem: Problem, cost: Cost) -> None:
+    """At least compute and what each axis sends, at most all of it; events as they are priced."""
+    timeline = cost.timeline()
+    spent = [0.0] * len(problem.mesh.sizes)
+    for event in timeline.events:
+        if event.axis >= 0:
+            spent[event.axis] += event.seconds
+    computed = math.fsum(e.seconds for e in timeline.events if e.axis < 0)
+    assert computed == pytest.approx(cost.compute, rel=1e-9, abs=1e-18)
+    most = math.fsum((computed, *spent))
+    if not timeline.bucket_bytes:
+        assert math.fsum(spent) == pytest.approx(cost.communication, rel=1e-9, abs=1e-18)
+    assert max(computed, *spent) <= timeline.seconds * (1 + 1e-9)
+    assert timeline.seconds <= most * (1 + 1e-9)
+    assert timeline.seconds <= cost.serial_seconds * (1 + 1e-9)
+    exposed = math.fsum(timeline.exposed.values())
+    assert exposed == pytest.approx(timeline.exposed_seconds, rel=1e-6, abs=1e-12)
+    for axis in range(-1, len(spent)):
+        own = [e for e in timeline.events if e.axis == axis]
+        ends = [e.start + e.seconds for e in own]
+        assert all(a <= b.start + 1e-15 for a, b in zip(ends, own[1:], strict=False))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_the_time_of_a_step_is_between_the_largest_and_the_sum(data):
+    problem = data.draw(problems())
+    strategies = tuple(data.draw(without_partials(s)) for s in problem.strategies)
+    nodes = [n.index for n in problem.graph.nodes if n.phase == "forward"]
+    again = data.draw(st.sets(st.sampled_from(nodes)) if nodes else st.just(set()))
+    check_bounds(problem, estimate_cost(problem, Decisions(strategies, frozenset(again))))
+    alone = dataclasses.replace(problem.hardware, overlaps=False)
+    serial = estimate_cost(problem.on(problem.network, alone), Decisions(strategies))
+    assert serial.timeline().seconds == pytest.approx(serial.serial_seconds, rel=1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=20)
+def test_steps_in_microbatches_are_within_the_same_bounds(data):
+    problem = data.draw(problems(("linear", "twice", "tanh"), microbatches=(2, 4)))
+    strategies = tuple(data.draw(without_partials(s)) for s in problem.strategies)
+    check_bounds(problem, estimate_cost(problem, Decisions(strategies)))
+
+
+WIDTH, LAYERS = 2048, 6
+
+
+def layered(params, x):
+    def loss(params):
+        hidden = x
+        for layer in range(LAYERS):
+            hidden = jax.nn.relu(hidden @ params[layer])
+        return jnp.square(hidden).sum()
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def problem_of(bandwidth: float, batch: int = 8192, hardware: str | Hardware = "H100") -> Problem:
+    mesh = MeshShape.of({"data": 4})
+    arguments = [s(WIDTH, WIDTH)] * LAYERS, s(batch, WIDTH)
+    network = AlphaBetaCosts(mesh, (1e-6,), (bandwidth,))
+    device = HARDWARE[hardware] if isinstance(hardware, str) else hardware
+    return Problem(trace(layered, arguments), network, device)
+
+
+def test_fsdp_on_fast_links_hides_all_but_the_first_gather_and_the_last_reduction():
+    plan = solve_baseline(problem_of(200e9, batch=1 << 15), "fsdp")
+    problem, timeline = plan.problem, plan.timeline
+    gather, scatter = (
+        problem.network.collective_seconds(kind, 0, 4 * WIDTH * WIDTH)
+        for kind in ("all_gather", "reduce_scatter")
+    )
+    update = [e for e in timeline.events if e.axis < 0][-1]
+    exposed = timeline.exposed_seconds
+    assert plan.cost.communication > 10 * gather
+    assert gather + scatter - update.seconds <= exposed <= gather + scatter + 1e-9
+
+
+def test_slow_links_are_the_time():
+    plan = solve_baseline(problem_of(1e9), "ddp")
+    first = min(e.start for e in plan.timeline.events if e.axis >= 0)
+    last = max(e.start + e.seconds for e in plan.timeline.events if e.axis >= 0)
+    assert plan.timeline.seconds == pytest.approx(last, rel=1e-2)
+    assert last - first == pytest.approx(plan.cost.communication, rel=1e-2)
+
+
+def test_less_memory_hides_less():
+    plan = solve_baseline(problem_of(200e9), "fsdp")
+    tight = plan.cost.timeline(plan.cost.memory.peak)
+    assert plan.timeline.seconds < tight.seconds <= plan.cost.serial_seconds
+    assert tight.held <= plan.timeline.held
+
+
+def test_small_collectives_are_joined_where_latency_is_the_price():
+    mesh = MeshShape.of({"data": 4})
+    arguments = [s(64, 64)] * LAYERS, s(4096, 64)
+    graph = trace(layered, arguments)
+    slow_start = Problem(graph, AlphaBetaCosts(mesh, (1e-3,), (1e12,)), HARDWARE["H100"])
+    timeline = solve_baseline(slow_start, "ddp").timeline
+    assert sorted(len(bucket) for bucket in timeline.buckets) == [LAYERS]
+    wide = Problem(graph, AlphaBetaCosts(mesh, (1e-12,), (1e8,)), HARDWARE["H100"])
+    assert not solve_baseline(wide, "ddp").timeline.buckets
+
+
+def test_axes_that_share_links_share_their_time():
+    """Of a torus every axis has its own wires; through one switch all use the same."""
+    mesh = MeshShape.of({"data": 2, "model": 4})
+    torus = topologies.torus(2, 4, alpha=1e-6, bandwidth=5e10)
+    switch = topologies.switch(8, alpha=1e-6, bandwidth=5e10)
+    rings = ((Ring(), 1),)
+    assert ScheduleCosts(torus, mesh, candidates=rings).link_groups() == (0, 1)
+    assert len(set(ScheduleCosts(switch, mesh, candidates=rings).link_groups())) == 1
+
+
+def test_a_scan_is_one_task_whose_body_overlaps_within_an_iteration():
+    def scanned(params, x):
+        def loss(params):
+            hidden, _ = jax.lax.scan(lambda h, w: (jax.nn.relu(h @ w), None), x, params)
+            return jnp.square(hidden).sum()
+
+        return params - 0.1 * jax.grad(loss)(params)
+
+    mesh = MeshShape.of({"data": 4})
+    network = AlphaBetaCosts(mesh, (1e-6,), (200e9,))
+    arguments = s(LAYERS, WIDTH, WIDTH), s(8192, WIDTH)
+    problem = Problem(trace(scanned, arguments), network, HARDWARE["H100"])
+    assert problem.graph.loops
+    plan = solve_baseline(problem, "fsdp")
+    unrolled = solve_baseline(problem_of(200e9), "fsdp")
+    check_bounds(problem, plan.cost)
+    # Gathers of the forward pass have nothing to hide under within an iteration.
+    gather = network.collective_seconds("all_gather", 0, 4 * WIDTH * WIDTH)
+    assert plan.timeline.exposed_seconds > LAYERS * gather
+    assert plan.timeline.exposed_seconds > unrolled.timeline.exposed_seconds

@@ -1,0 +1,118 @@
+"""Searches of the least schedule: never slower than the plans that they begin with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensorstate
+from tensorstate import AlphaBetaCosts, Auto, MeshShape, Milp, PlanError, search, solve_baseline
+from tensorstate.cost.cost import SearchOptions, estimate_cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.report import units
+from tensorstate.solver.overlap import search_overlapped
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.steps import s
+from tests.tensorstate.tiny import problems, some_strategies
+
+OPTIONS = SearchOptions(objective="overlap")
+SLOW_FAST = AlphaBetaCosts(MeshShape.of({"hosts": 2, "gpus": 4}), (5e-6, 5e-6), (25e9, 200e9))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=15)
+def test_the_schedule_is_between_the_bound_and_the_plan_of_the_sum(data):
+    problem = data.draw(problems(("linear", "twice", "tanh")))
+    candidates = data.draw(some_strategies(problem, 200))
+    found = search_overlapped(problem, candidates, OPTIONS, Milp(gap=1e-4))
+    summed = Milp(gap=1e-4).solve(problem, candidates, SearchOptions())
+    assert found.objective == found.cost.timeline().seconds
+    assert found.objective <= summed.cost.timeline().seconds * (1 + 2e-4)
+    every = itertools.product(*candidates)
+    best = math.inf
+    for strategies in every:
+        try:
+            best = min(best, estimate_cost(problem, Decisions(strategies)).timeline().seconds)
+        except PlanError:
+            continue
+    assert found.bound <= best * (1 + 1e-9)
+    assert best <= found.objective * (1 + 1e-9)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=8)
+def test_devices_that_overlap_nothing_get_the_plan_of_the_sum(data):
+    problem = data.draw(problems(("linear", "tanh")))
+    alone = dataclasses.replace(problem.hardware, overlaps=False)
+    problem = problem.on(problem.network, alone)
+    candidates = data.draw(some_strategies(problem, 200))
+    found = search_overlapped(problem, candidates, OPTIONS, Milp(gap=1e-4))
+    summed = Milp(gap=1e-4).solve(problem, candidates, SearchOptions())
+    assert found.objective == pytest.approx(summed.objective, rel=2e-4)
+    assert found.bound == pytest.approx(summed.bound)
+
+
+def block(params, x):
+    def loss(params):
+        hidden = x
+        for up, down in params:
+            inner = jax.nn.relu(hidden @ up.astype(jnp.bfloat16))
+            hidden = hidden + inner @ down.astype(jnp.bfloat16)
+        return jnp.square(hidden.astype(jnp.float32)).sum()
+
+    gradients = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    layers = [(s(4096, 16384), s(16384, 4096))] * 2
+    return trace(block, (layers, s(32768, 4096, dtype=jnp.bfloat16)))
+
+
+ASKED = {"mesh": {"hosts": 2, "gpus": 4}, "network": SLOW_FAST, "hardware": "H100"}
+
+
+@pytest.fixture(scope="module")
+def plan(graph):
+    return search(graph, solver=Auto(time_limit=60), **ASKED)
+
+
+@pytest.fixture(scope="module")
+def summed(graph):
+    return search(graph, objective="sum", **ASKED)
+
+
+def test_nothing_but_what_hides_goes_over_the_slow_links(plan, summed):
+    """Tensor parallelism across hosts would be exposed: parameters and gradients are not."""
+    assert plan.options.objective == "overlap"
+    assert plan.timeline.seconds <= summed.timeline.seconds
+    for name in ("fsdp", "ddp", "zero1", "ddp + megatron", "fsdp + megatron-sp"):
+        named = solve_baseline(plan.problem, name)
+        assert plan.timeline.seconds <= named.timeline.seconds * (1 + 1e-6), name
+        assert named.result.bound <= named.result.objective
+    exposed = plan.timeline.exposed.get((0, False), 0.0)
+    assert exposed < 0.01 * plan.timeline.seconds
+    assert plan.result.bound <= plan.timeline.seconds == plan.result.objective
+    assert plan.timeline.exposed_seconds < 0.5 * plan.cost.communication
+
+
+def test_a_plan_prints_the_time_of_its_schedule(plan, tmp_path):
+    assert "of it exposed" in str(plan)
+    assert "exposed" in str(plan.compare("fsdp")).splitlines()[0]
+    plan.save(tmp_path / "plan.json")
+    text = str(tensorstate.load(tmp_path / "plan.json"))
+    assert units.seconds(plan.timeline.seconds) in text
+
+
+def test_a_solver_alone_refuses_the_schedule(summed):
+    problem = summed.problem
+    with pytest.raises(PlanError, match="search"):
+        Milp().solve(problem, [s.all for s in problem.strategies], OPTIONS)
