@@ -101,7 +101,7 @@ def test_the_page_of_the_tuner_searches(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 6, tmp_path)
+    printed = run_page("tensorstate.md", 7, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)

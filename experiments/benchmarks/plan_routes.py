@@ -44,7 +44,7 @@ STEPS = 10
 ALPHA = 1e-9
 # Compiles in half the time; collectives and buffers are the same.
 FAST = {"xla_backend_optimization_level": 0}
-PAGE = Path(__file__).parents[3] / "docs" / "tensorstate.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tensorstate.md"
 BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->"
 
 Row = Mapping[str, Any]
