@@ -349,27 +349,21 @@ class Comparison:
         return f"Comparison({len(self.plans)} plans: {names})"
 
     def __str__(self) -> str:
-        seconds = {name: self._timeline(plan).seconds for name, plan in self.plans.items()}
-        first = next(iter(seconds.values()))
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
             f"{'exposed':>9} {'memory':>9}"
         ]
+        first = next(iter(self.plans.values())).timeline.seconds
         for name, plan in self.plans.items():
-            cost = plan.cost
+            cost, timeline = plan.cost, plan.timeline
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(seconds[name]):>9} {seconds[name] / first:>6.2f} "
+                f"{name:24} {report.seconds(timeline.seconds):>9} {timeline.seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
-                f"{report.seconds(self._timeline(plan).exposed_seconds):>9} "
+                f"{report.seconds(timeline.exposed_seconds):>9} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
         return "\n".join(lines)
-
-    def _timeline(self, plan: Plan) -> Timeline:
-        """A plan's schedule; what does not fit is timed as if the limit were the device's."""
-        fits = plan.cost.memory.fits(self.memory_limit)
-        return plan.cost.timeline(self.memory_limit if fits else None)
 
 
 # Of the baselines of a comparison, each within the limit.

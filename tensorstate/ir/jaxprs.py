@@ -255,7 +255,6 @@ def refusal(eqn: Any) -> str | None:
     """The reason why a step with this equation is refused, with a remedy; ``None`` if it is not."""
     name = eqn.primitive.name
     if eqn.effects:
-        # Of a reference's effect the text has addresses, so only its kind is named.
         kinds = ", ".join(sorted({str(effect).partition("<")[0] for effect in eqn.effects}))
         return (
             f"has the side effect {kinds} in {name!r}, expected a pure function: remove prints and "

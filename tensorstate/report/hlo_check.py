@@ -193,6 +193,12 @@ class Row(NamedTuple):
         """Whether the compiled bytes are the predicted ones."""
         return self.predicted_bytes == self.compiled_bytes
 
+    @property
+    def is_doubled(self) -> bool:
+        """Whether as many collectives send twice the bytes."""
+        same_count = self.predicted_count == self.compiled_count
+        return same_count and self.compiled_bytes == 2 * self.predicted_bytes
+
 
 class TensorRow(NamedTuple):
     """Bytes of the collectives of one tensor, as for ``Row``; reductions of both kinds together."""
@@ -262,6 +268,12 @@ class HloComparison:
         per = ", those of loops whose length depends on data per iteration"
         verdict = "bytes agree" if self.agrees else "bytes do not agree"
         lines.append(verdict + per * bool(self.unknown_loops))
+        differing = [row for row in self.rows if not row.agrees]
+        if differing and all(row.is_doubled for row in differing):
+            lines.append(
+                "as many collectives of exactly twice the bytes: XLA on CPU sends 16-bit floats "
+                "as 32-bit ones; compiled for GPU or TPU they keep their width"
+            )
         return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.memory import is_gradient
 from tensorstate.errors import PlanError
-from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis, is_parameter
+from tensorstate.problem.baselines import Baselines, baseline_by_axis, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
@@ -41,8 +41,8 @@ LOOP_SHARE = 0.5
 MOST_ROUNDS, MIN_IMPROVEMENT = 2, 1e-2
 # Parts of the time limit: of the program of "sum", of each other one; and seconds of a strategy.
 SUM_UNTIL, ROUND_UNTIL, NAMED_CAP_S = 0.4, 0.4, 5.0
-# Named strategies per mesh; on one axis those of data and of model parallelism alone.
-NAMED = (*BASELINES, "fsdp + megatron-sp", "fsdp + megatron", "ddp + megatron")
+# Of the named strategies those that send at different times; zero2 sends as zero1 does.
+NAMED = ("fsdp", "zero1", "ddp", "megatron", "megatron-sp", "fsdp + megatron-sp")
 
 
 def search_overlapped(
@@ -213,7 +213,7 @@ class _Overlap:
         """The named strategies, of those that the candidates allow."""
         baselines = Baselines(self.problem)
         limited = self.options.memory_limit is not None
-        for name in dict.fromkeys(NAMED):
+        for name in NAMED:
             left = self.solver.time_limit - (time.perf_counter() - self.start)
             if left <= 0:
                 return

@@ -133,6 +133,7 @@ def test_the_best_plan_in_stages_is_the_least_of_all(alpha, bandwidth, microbatc
         microbatches=(microbatches,),
         batch="x",
         stages="stage",
+        objective="sum",
         solver=ts.Milp(gap=0),
     )
     every = itertools.product(*(strategies.all for strategies in staged.strategies))

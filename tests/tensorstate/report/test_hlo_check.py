@@ -17,7 +17,13 @@ from tensorstate.execution.placement_table import lax_collectives, scheduled_col
 from tensorstate.execution.sharded_step import apply
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
-from tensorstate.report.hlo_check import HloCollective, compare_with_hlo, read_hlo
+from tensorstate.report.hlo_check import (
+    HloCollective,
+    HloComparison,
+    Row,
+    compare_with_hlo,
+    read_hlo,
+)
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
     LINE,
@@ -179,3 +185,18 @@ def test_schedules_are_permutes_along_an_axis():
     permutes = [row for row in report.rows if row.kind == "permute"]
     assert {row.axes for row in permutes} <= {"data", "model"}
     assert all(row.compiled_bytes > 0 for row in permutes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_said"),
+    [
+        ([Row("all_gather", "data", 2, 2, 64, 128), Row("all_reduce", "data", 1, 1, 4, 4)], True),
+        ([Row("all_gather", "data", 2, 2, 64, 96)], False),
+        ([Row("all_gather", "data", 1, 2, 64, 128)], False),
+        ([Row("all_gather", "data", 1, 1, 64, 64)], False),
+    ],
+)
+def test_floats_that_a_cpu_widens_are_said_to_be(rows, is_said):
+    """Where exactly twice the bytes of as many collectives are all that differs."""
+    comparison = HloComparison(tuple(rows), 0, 0, 0, 0, 0)
+    assert ("XLA on CPU sends 16-bit floats" in str(comparison)) == is_said
