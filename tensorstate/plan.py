@@ -20,13 +20,7 @@ from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
-from tensorstate.execution.sharded_step import (
-    ShardedStep,
-    abstract_args,
-    apply,
-    check_axes,
-    check_unpadded,
-)
+from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
@@ -214,7 +208,6 @@ class Plan:
             PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
-        check_unpadded(self.graph.padding, "code with logical axis rules")
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
@@ -225,7 +218,6 @@ class Plan:
         Raises:
             PlanError: a padded plan, whose shardings do not divide the arguments.
         """
-        check_unpadded(self.graph.padding, "code with shardings by path")
         return path_rules(self.problem, self.result)
 
     def constrain(

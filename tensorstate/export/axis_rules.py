@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from tensorstate.cost.cost import Cost, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
-from tensorstate.execution.sharded_step import partition_specs
+from tensorstate.execution.sharded_step import check_unpadded, partition_specs
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.constraints import from_partition_spec
@@ -90,8 +90,9 @@ def axis_rules(
         names: a tree with the names of every parameter's dimensions, see ``Plan.rules``.
 
     Raises:
-        PlanError: names that fit no argument.
+        PlanError: names that fit no argument, or a padded plan.
     """
+    check_unpadded(problem.traced.padding, "code with logical axis rules")
     named = _named_inputs(problem, names)
     table = PlacementTable(problem, result.decisions, result.cost)
     specs = (spec or PartitionSpec() for spec in partition_specs(table)[0])
@@ -112,7 +113,11 @@ def path_rules(problem: Problem, result: SearchResult) -> dict[str, PartitionSpe
     """The sharding of every argument by patterns of paths, ``*`` for the number of a layer.
 
     Arguments that the pattern of their layers does not fit stand by themselves, before it.
+
+    Raises:
+        PlanError: a padded plan.
     """
+    check_unpadded(problem.traced.padding, "code with shardings by path")
     table = PlacementTable(problem, result.decisions, result.cost)
     by_pattern: dict[str, dict[str, PartitionSpec]] = defaultdict(dict)
     for tensor, spec in zip(problem.graph.inputs, partition_specs(table)[0], strict=True):
