@@ -206,11 +206,11 @@ class JittedStep:
             self._refuse(args)
         return self.jitted(*args)
 
-    def trace(self, *args) -> jax.stages.Traced:
+    def trace(self, *args) -> Any:
         """As of ``jax.jit``."""
         return self.jitted.trace(*args)
 
-    def lower(self, *args) -> jax.stages.Lowered:
+    def lower(self, *args) -> Any:
         """As of ``jax.jit``."""
         return self.jitted.lower(*args)
 

@@ -204,15 +204,22 @@ class Problem:
         return repeats * (self.microbatches if is_in_loop(node, self.microbatch_split) else 1)
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
-        """The reshard steps between the placements of a group's tensors."""
-        shares = self._shares.get(group)
-        key = group.sizes, group.nbytes, shares
+        """The reshard steps between the placements of a group's tensors.
+
+        Within a scan in stages the devices along the axis of the stages have other layers and other
+        microbatches, so that no step leads along it: a slice of a tensor that counts as replicated
+        there, and a gather after a cheaper reduction, would mix them.
+        """
+        shares, staged = self._shares.get(group), self.pipeline
+        loops = self.graph.loops_around(group.tensors[0]) if staged is not None else ()
+        apart = self.stage_axis if staged and loops and loops[0] in staged.loops else None
+        key = group.sizes, group.nbytes, shares, apart
         if key not in self._reshard_graphs:
             seconds = self.network.collective_seconds
             if shares is not None:
                 seconds = functools.partial(_shared_seconds, seconds, shares)
             self._reshard_graphs[key] = ReshardGraph(
-                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds
+                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds, apart
             )
         return self._reshard_graphs[key]
 

@@ -99,6 +99,7 @@ class ReshardGraph:
         mesh: the device mesh.
         collective_seconds: seconds of a collective.
         send_seconds: seconds of a send to the next device, given its mesh axis and bytes.
+        apart: the mesh axis along which no step leads; ``None`` for steps along all axes.
     """
 
     def __init__(
@@ -108,9 +109,11 @@ class ReshardGraph:
         mesh: MeshShape,
         collective_seconds: CollectiveSeconds,
         send_seconds: Callable[[int, int], float] | None = None,
+        apart: int | None = None,
     ):
         self.sizes, self.nbytes, self.mesh = tuple(sizes), nbytes, mesh
         self.collective_seconds, self.send_seconds = collective_seconds, send_seconds
+        self.apart = apart
         self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], ReshardTree] = {}
         self._steps_from: dict[Placements, tuple[tuple[ReshardStep, float], ...]] = {}
         self._into: dict[Placements, dict[Placements, list[tuple[ReshardStep, float]]]] = {}
@@ -119,7 +122,9 @@ class ReshardGraph:
         """The reshard steps from some placements, with their seconds."""
         if placements not in self._steps_from:
             steps = reshard_steps(placements, self.sizes, self.nbytes, self.mesh)
-            self._steps_from[placements] = tuple((step, self.seconds(step)) for step in steps)
+            self._steps_from[placements] = tuple(
+                (step, self.seconds(step)) for step in steps if step.axis != self.apart
+            )
         return self._steps_from[placements]
 
     def reachable(self, sources: Iterable[Placements]) -> list[Placements]:

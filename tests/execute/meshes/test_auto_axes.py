@@ -188,8 +188,7 @@ def test_axes_that_stand_after_one_that_shards_the_operand(name, axis, by, kinds
 
 def along_x(mesh, body):
     """A body that is manual over axis x alone."""
-    specs = {"in_specs": P("x"), "out_specs": P("x")}
-    return jax.shard_map(body, mesh=mesh, axis_names={"x"}, **specs)
+    return jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
 
 
 def test_an_untiled_all_to_all_of_a_dimension_sharded_over_explicit_axes():

@@ -312,7 +312,7 @@ def test_tied_arguments_have_their_own_placements():
         mesh=PLANE,
         network=AlphaBetaCosts(MeshShape.of(PLANE), (1e-9,) * 2, (1e11,) * 2),
         hardware="CPU",
-        pin={"params/embed": PartitionSpec("model"), "params/head": PartitionSpec(None, "model")},
+        pin={"params/embed": ("model", None), "params/head": (None, "model")},
     )
     for applied in (plan.apply(collectives=lax_collectives), plan.constrain()):
         placed = jax.device_put(args, applied.in_shardings)

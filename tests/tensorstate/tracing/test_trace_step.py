@@ -349,18 +349,18 @@ def test_a_loop_too_long_to_unroll_is_refused():
         trace(endless, [s(4)], loops="unroll")
 
 
-def counting(x):
+def choosing(x):
     """A loop and a choice that depend on data."""
     y = jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x)
     return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, y).sum(0)
 
 
 def test_data_dependent_loops_are_loops_and_branches_selected():
-    graph = trace(counting, [s(2, 4)])
+    graph = trace(choosing, [s(2, 4)])
     assert not graph.replicated
     assert [loop.length for loop in graph.loops] == [None]
     assert {"sin", "cos", "select_n"} <= {o.primitive for o in graph.operators}
-    assert_same(graph, counting, arguments((s(2, 4),)))
+    assert_same(graph, choosing, arguments((s(2, 4),)))
 
 
 @pytest.mark.parametrize("option", ["unknown", "checkpoints", "loops"])
