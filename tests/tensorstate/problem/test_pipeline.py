@@ -18,7 +18,7 @@ from jaxcoll import topologies
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import SUM
+from tensorstate.ir.placements import REPLICATED, SUM
 from tensorstate.problem.pipeline import stream_counts
 from tests.tensorstate.execution.test_step_loop import layers, sgd
 from tests.tensorstate.steps import s
@@ -100,6 +100,25 @@ def test_everything_of_a_scan_is_fixed_on_its_axis():
         if producer is not None and found.graph.operators[producer].primitive == "carry_out":
             for strategy in found.strategies[group.class_id].all:
                 assert found.produced_placements(group, strategy)[1] == SUM
+
+
+def test_no_reshard_in_a_body_leads_along_the_axis_of_the_stages():
+    """There devices have other layers. After the scan a reshard may lead along all axes."""
+    params = {"layers": {"up": s(4, 8, 16), "down": s(4, 16, 8)}, "head": s(8, 8)}
+    axes = {"data": 2, "stage": 2}
+    found = problem(sgd(layers), (params, s(16, 8)), axes, 2, stages="stage")
+    assert found.pipeline is not None
+    inside = 0
+    for group in found.tensor_groups:
+        loops = found.graph.loops_around(group.tensors[0])
+        reached = found.reshard_graph(group).reachable([(SUM, REPLICATED)])
+        along = {placements[1] for placements in reached}
+        if loops and loops[0] in found.pipeline.loops:
+            inside += 1
+            assert along == {REPLICATED}
+        elif group.sizes == (16, 8):
+            assert along > {REPLICATED}
+    assert inside > 5
 
 
 def test_sends_on_a_network_take_its_wires():
