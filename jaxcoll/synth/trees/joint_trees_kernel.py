@@ -125,16 +125,19 @@ def replace(
                 side = (s + c + t) % sides
                 graph, against = (forth, back) if side == sides - 1 else (back, forth)
                 link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
-                rises, paid = rise, -1.0
-                while paid < 0:
+                paid = _grow(
+                    graph, against, member[group[c]], size, roots[c, t], rise, hop_price,
+                    most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
+                )  # fmt: skip
+                # With equal prices that stay, for hops as for links, no way is longer than the
+                # shortest from the root. Hops of slow links alone, which are dear, would do: the
+                # same rank is out of reach again.
+                if paid < 0:
+                    search.price[:] = 1.0
                     paid = _grow(
-                        graph, against, member[group[c]], size, roots[c, t], rises, hop_price,
+                        graph, against, member[group[c]], size, roots[c, t], level, level,
                         most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
                     )  # fmt: skip
-                    # With equal prices that stay, every way is a shortest one.
-                    if paid < 0:
-                        search.price[:] = 1.0
-                        rises = level
                 cost += paid
                 if cost >= best:
                     break
