@@ -162,6 +162,29 @@ def test_groups_run_beside_one_another():
     verify(schedule)
 
 
+# Start, end, tenths of a microsecond and GB/s of every link.
+OUT_OF_REACH = """
+67 5 100, 72 0 30, 23 5 70, 31 5 70, 14 0 70, 40 30 100, 05 0 30, 56 30 12.5, 43 10 30,
+43 10 12.5, 43 0 100, 25 30 30, 05 30 70, 23 5 30, 25 5 70, 14 5 12.5, 76 10 12.5, 46 30 12.5,
+05 0 100, 16 5 100, 30 5 100, 46 5 12.5, 61 0 30, 05 10 100, 20 5 12.5, 76 10 70, 45 10 100,
+25 30 30, 54 10 12.5, 06 30 30, 16 10 70, 35 0 70, 60 30 100
+"""
+
+
+def test_a_rank_that_dear_hops_put_out_of_reach_is_reached():
+    """Grown again with the same charges for hops, as it once was, the tree never ended."""
+    links = [link.split() for link in OUT_OF_REACH.split(",")]
+    topology = Topology(
+        8,
+        [int(ends[0]) for ends, _, _ in links],
+        [int(ends[1]) for ends, _, _ in links],
+        [1e-7 * float(tenths) for _, tenths, _ in links],
+        [1e9 * float(speed) for _, _, speed in links],
+    )
+    collective = Collective("all_reduce", 8, 1, groups=((7, 0, 2),))
+    verify(JointTrees(rounds=0).synthesize(topology, collective, 0))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
