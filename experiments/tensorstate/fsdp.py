@@ -278,7 +278,7 @@ def _regret_rows(
     mesh = blind.problem.mesh
     real = ScheduleCosts(topology, mesh, candidates=candidates, seed=config.seed)
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
+    aware = search(graph, mesh=sizes, network=real, hardware=config.hardware, objective="sum")
     best = plans[0]
     choices = (
         (BLIND, mesh, real.device_order, reprice(blind, real), blind.cost.serial_seconds),
@@ -319,6 +319,7 @@ def _blind(config: Regret, graph: Graph, topology: Topology) -> Plan:
             mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
             network=AlphaBetaCosts(MeshShape(*mesh), alpha, bandwidth),
             hardware=config.hardware,
+            objective="sum",
         )
         for mesh in shapes
     ]

@@ -172,6 +172,7 @@ def _search(config: Rediscovery, graph: Graph, limit: float | None) -> Plan:
         hardware=config.hardware,
         memory_limit=limit,
         recompute=limit is not None,
+        objective="sum",
         solver=Auto(gap=config.gap, time_limit=config.time_limit),
     )
 
@@ -311,6 +312,7 @@ def _measured(
             mesh=sizes_of(mesh.axes),
             network=network,
             hardware=hardware,
+            objective="sum",
             solver=Auto(gap=config.gap, time_limit=config.time_limit),
         )
     except PlanError:
