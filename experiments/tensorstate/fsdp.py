@@ -273,6 +273,7 @@ def _regret_rows(
         candidates=candidates,
         seed=config.seed,
         hardware=config.hardware,
+        objective="sum",
     )
     blind = _blind(config, graph, topology)
     mesh = blind.problem.mesh
