@@ -6,8 +6,7 @@ file as its runtime does, replays it and believes nothing of ours: a mistake of 
 collective asks for, every contribution once; nothing stops, however few messages a connection
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
-- ``contents``: what buffers hold, as a chunk and the set of its contributions, and which uses are
-  ordered;
+- ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``native``: schedules of ``jaxcoll.schedule/1``;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
 - ``plans``: execution plans of MSCCL++ 0.8 and later;

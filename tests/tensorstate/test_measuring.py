@@ -54,7 +54,7 @@ def test_a_search_takes_what_was_measured_and_a_plan_is_kept(monkeypatch, tmp_pa
     assert plan.problem.hardware.flops == RATES.flops
     plan.save(tmp_path / "plan.json")
     assert ts.load(tmp_path / "plan.json").specs is not None
-    with pytest.raises(ts.PlanError, match="another mesh"):
+    with pytest.raises(ts.PlanError, match="prices a mesh of"):
         ts.search(GRAPH, mesh={"data": 4}, hardware=hardware)
 
 
