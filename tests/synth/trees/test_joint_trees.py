@@ -176,10 +176,10 @@ def test_a_rank_that_dear_hops_put_out_of_reach_is_reached():
     links = [link.split() for link in OUT_OF_REACH.split(",")]
     topology = Topology(
         8,
-        [int(ends[0]) for ends, _, _ in links],
-        [int(ends[1]) for ends, _, _ in links],
-        [1e-7 * float(tenths) for _, tenths, _ in links],
-        [1e9 * float(speed) for _, _, speed in links],
+        np.array([int(ends[0]) for ends, _, _ in links]),
+        np.array([int(ends[1]) for ends, _, _ in links]),
+        np.array([1e-7 * float(tenths) for _, tenths, _ in links]),
+        np.array([1e9 * float(speed) for _, _, speed in links]),
     )
     collective = Collective("all_reduce", 8, 1, groups=((7, 0, 2),))
     verify(JointTrees(rounds=0).synthesize(topology, collective, 0))
