@@ -24,7 +24,7 @@ the baseline. So a search without restrictions is never worse than a baseline.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
@@ -151,6 +151,22 @@ class Baselines:
                 candidates = sharded or candidates
             by_class.append(tuple(candidates))
         return tuple(by_class)
+
+    def among(
+        self, name: str, candidates: Sequence[Sequence[Strategy]]
+    ) -> list[list[Strategy]] | None:
+        """Of the candidates those that a named strategy allows; ``None`` if a class has none.
+
+        Args:
+            name: as ``baseline_by_axis`` takes it.
+            candidates: the strategies to choose from, by class.
+        """
+        allowed = self.strategies(baseline_by_axis(self.problem, name))
+        both = [
+            [strategy for strategy in choices if strategy in set(named)]
+            for choices, named in zip(candidates, allowed, strict=True)
+        ]
+        return both if all(both) else None
 
     def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
         fixed = self.problem.strategies[class_id].fixed  # as pipeline stages ask, in any baseline

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Graph, Operator
+from tensorstate.ir.graph import Graph, Operator, Tensor
 from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM
 from tensorstate.tracing.node_classes import group_nodes
 
@@ -71,35 +71,56 @@ class MicrobatchSplit:
             )
         if microbatches == 1:
             return self.traced
-
-        def divided(sizes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
-            return tuple(n // microbatches if i == at else n for i, n in enumerate(sizes))
-
         graph = self.traced
-        tensors = tuple(
-            dataclasses.replace(tensor, sizes=divided(tensor.sizes, placement))
-            for tensor, placement in zip(graph.tensors, self.batch_placements, strict=True)
-        )
-        operators = tuple(
-            operator
-            if label is None
-            else dataclasses.replace(
-                operator,
-                sizes=divided(operator.sizes, label),
-                flops=operator.flops // microbatches,
-            )
-            for operator, label in zip(graph.operators, self.labels, strict=True)
+        tensors, operators = of_one_microbatch(
+            graph, microbatches, self.batch_placements, self.labels
         )
         nodes, node_classes, edges = group_nodes(tensors, operators, graph.outputs, self.stages)
         return dataclasses.replace(
             graph,
             tensors=tensors,
             operators=operators,
-            factors=divided(graph.factors, self.factor),
+            factors=_divided(graph.factors, self.factor, microbatches),
             nodes=nodes,
             node_classes=node_classes,
             edges=edges,
         )
+
+
+def of_one_microbatch(
+    graph: Graph,
+    microbatches: int,
+    batch_placements: Sequence[int],
+    labels: Sequence[int | None],
+) -> tuple[tuple[Tensor, ...], tuple[Operator, ...]]:
+    """The tensors and operators of a step, smaller along the batch.
+
+    Args:
+        microbatches: their number, by which the batch is divided.
+        batch_placements: of every tensor the position of the batch, or below 0.
+        labels: of every operator the label of the batch, or ``None``.
+    """
+    tensors = tuple(
+        dataclasses.replace(tensor, sizes=_divided(tensor.sizes, placement, microbatches))
+        if placement >= 0
+        else tensor
+        for tensor, placement in zip(graph.tensors, batch_placements, strict=True)
+    )
+    operators = tuple(
+        operator
+        if label is None
+        else dataclasses.replace(
+            operator,
+            sizes=_divided(operator.sizes, label, microbatches),
+            flops=operator.flops // microbatches,
+        )
+        for operator, label in zip(graph.operators, labels, strict=True)
+    )
+    return tensors, operators
+
+
+def _divided(sizes: tuple[int, ...], at: int, count: int) -> tuple[int, ...]:
+    return tuple(size // count if i == at else size for i, size in enumerate(sizes))
 
 
 def nearest_divisors(batch: int, number: int) -> str:

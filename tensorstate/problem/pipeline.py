@@ -30,7 +30,12 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
-from tensorstate.problem.microbatching import BatchTracker, batch_factor, nearest_divisors
+from tensorstate.problem.microbatching import (
+    BatchTracker,
+    batch_factor,
+    nearest_divisors,
+    of_one_microbatch,
+)
 from tensorstate.tracing.node_classes import group_nodes
 
 
@@ -78,22 +83,9 @@ class Pipeline:
     @functools.cached_property
     def graph(self) -> Graph:
         """The step as one device runs it: bodies of one microbatch, scans of its ticks."""
-        graph, count = self.traced, self.microbatches
-        tensors = tuple(
-            dataclasses.replace(tensor, sizes=_divided(tensor.sizes, placement, count))
-            if placement >= 0
-            else tensor
-            for tensor, placement in zip(graph.tensors, self.batch_placements, strict=True)
-        )
-        operators = tuple(
-            operator
-            if label is None
-            else dataclasses.replace(
-                operator,
-                sizes=_divided(operator.sizes, label, count),
-                flops=operator.flops // count,
-            )
-            for operator, label in zip(graph.operators, self.labels, strict=True)
+        graph = self.traced
+        tensors, operators = of_one_microbatch(
+            graph, self.microbatches, self.batch_placements, self.labels
         )
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
@@ -153,10 +145,6 @@ class Pipeline:
         if producer is None or self.batch_placements[tensor] == SUM:
             return False
         return self.is_boundary(self.traced.operators[producer], "carry_in")
-
-
-def _divided(sizes: tuple[int, ...], at: int, count: int) -> tuple[int, ...]:
-    return tuple(size // count if i == at else size for i, size in enumerate(sizes))
 
 
 def pipeline(graph: Graph, axis: str, stages: int, microbatches: int, factor: int) -> Pipeline:

@@ -24,7 +24,7 @@ from tensorstate.cost.cost import (
     result_order,
 )
 from tensorstate.errors import PlanError
-from tensorstate.problem.baselines import Baselines, baseline_by_axis
+from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.coordinate_descent import CoordinateDescent
@@ -180,12 +180,8 @@ class _Search:
         for name in STARTS:
             if self.start + NAMED_UNTIL * self.solver.time_limit < time.perf_counter():
                 return
-            allowed = baselines.strategies(baseline_by_axis(self.problem, name))
-            both = [
-                [strategy for strategy in choices if strategy in set(named)]
-                for choices, named in zip(self.candidates, allowed, strict=True)
-            ]
-            if not all(both):
+            both = baselines.among(name, self.candidates)
+            if both is None:
                 continue
             found = solve_within_limit(
                 self.problem,

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.memory import is_gradient
 from tensorstate.errors import PlanError
-from tensorstate.problem.baselines import Baselines, baseline_by_axis, is_parameter
+from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
@@ -217,12 +217,8 @@ class _Overlap:
             left = self.solver.time_limit - (time.perf_counter() - self.start)
             if left <= 0:
                 return
-            allowed = baselines.strategies(baseline_by_axis(self.problem, name))
-            both = [
-                [strategy for strategy in choices if strategy in set(named)]
-                for choices, named in zip(self.candidates, allowed, strict=True)
-            ]
-            if not all(both):
+            both = baselines.among(name, self.candidates)
+            if both is None:
                 continue
             milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
             free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
