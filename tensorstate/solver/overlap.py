@@ -132,7 +132,15 @@ class _Overlap:
         seconds = max(LEAST_SECONDS, min(left, share * self.solver.time_limit))
         solver = dataclasses.replace(self.solver, time_limit=seconds)
         found = solver.solve(problem, self.candidates, self.linear, self.progress)
-        return found, simplify(problem, self.candidates, self.linear, found, solver.gap)
+        plain = simplify(problem, self.candidates, self.linear, found, solver.gap)
+        if problem is self.problem:
+            return found, plain
+        undiscounted = self._undiscounted(found)
+        return undiscounted, undiscounted if plain is found else self._undiscounted(plain)
+
+    def _undiscounted(self, result: SearchResult) -> SearchResult:
+        """A result with the costs of the network as it is."""
+        return dataclasses.replace(result, cost=estimate_cost(self.problem, result.decisions))
 
     def _plainer(self, found: SearchResult, plain: SearchResult) -> SearchResult:
         """The plain plan, unless its schedule takes longer by more than the gap."""
@@ -150,9 +158,8 @@ class _Overlap:
         return found if result_order(found, limit) < result_order(best, limit) else best
 
     def _timed(self, result: SearchResult) -> SearchResult:
-        """A result with the costs of the network as it is, and the time of its schedule."""
-        cost = estimate_cost(self.problem, result.decisions)
-        return dataclasses.replace(result, cost=cost, objective=self.options.value(cost))
+        """A result with the time of its schedule."""
+        return dataclasses.replace(result, objective=self.options.value(result.cost))
 
     # ------------------------------------------------------------------ shares that are exposed
 
