@@ -23,10 +23,10 @@ _CALLS = ("fusion", "call", "async-start")
 _UNLIKE = ("rng", "infeed", "recv", "recv-done", "custom-call",
            "collective-permute", "reduce-scatter", "all-to-all", "ragged-all-to-all")  # fmt: skip
 _STAYS = ("convert", "copy", "bitcast", "reshape", "and", "remainder")  # not below zero
-_MOST_DEEP, _MOST_TURNS, _MOST_FOLLOWED = 64, 64, 2**21
+_MOST_DEEP, _MOST_ITERATIONS, _MOST_FOLLOWED = 64, 64, 2**21
 
 # Whether a value is the same on all ranks; of a tuple by element. More is known of a zero and of a
-# rank's own number, which is not below it: loops of one turn are written min(rank, 0) + 1.
+# rank's own number, which is not below it: loops of one iteration are written min(rank, 0) + 1.
 Same = bool | str | tuple
 _PLACE = re.compile("[0-9]{1,9}")
 ZERO, RANK = "zero", "rank"
@@ -169,20 +169,20 @@ class _Walk:
     def _loop(self, each: Instruction, now: list[Met], given: Same, deep: int) -> Same:
         body, condition = each.named("body"), each.named("condition")
         state, before = given, list(self.met)
-        for _ in range(_MOST_TURNS):  # what stays the same after any number of turns
+        for _ in range(_MOST_ITERATIONS):  # what stays the same after any number of iterations
             self.met = list(before)
-            turned = _both(state, self.run(body, now, [state], deep + 1))
-            if turned == state:
+            joined = _both(state, self.run(body, now, [state], deep + 1))
+            if joined == state:
                 break
-            state = turned
+            state = joined
         else:
             state = False
         goes_on = self.run(condition, now, [state], deep + 1)
         has = self._has_collectives(body) or self._has_collectives(condition)
         if has and not _all(goes_on) and "known_trip_count" not in each.after:
             raise NotProved(
-                f"{each.place} holds collectives, and its turns are not known nor shown to be the "
-                "same on all ranks"
+                f"{each.place} holds collectives, and its number of iterations is not known nor "
+                "shown to be the same on all ranks"
             )
         return state
 

@@ -18,7 +18,7 @@ from jaxcoll.prove.contents import Buffers, NotProved, NotRead, Value, summed
 from jaxcoll.prove.hlo import Instruction, Module, Shape, base, groups, pairs, parts
 
 _MOST_WORK = 2**24  # elements of all results, on all ranks
-_MOST_TURNS = 2**16
+_MOST_ITERATIONS = 2**16
 _FLOATS = ("f16", "bf16", "f32", "f64", "f8e4m3fn", "f8e5m2")
 _NUMBERS: dict[str, Callable] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
@@ -160,14 +160,14 @@ class _Run:
         return Held(shape, held.ranks)
 
     def _loop(self, each: Instruction, state: Held, deep: int) -> Held:
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MOST_ITERATIONS):
             goes_on = {row[0] for row in self.of(each.named("condition"), [state], deep + 1).ranks}
             if len(goes_on) > 1:
                 raise NotProved(f"{each.place} ends on some ranks before others")
             if goes_on == {False}:
                 return state
             state = self.of(each.named("body"), [state], deep + 1)
-        raise NotRead(f"{each.place}: more than {_MOST_TURNS} turns")
+        raise NotRead(f"{each.place}: more than {_MOST_ITERATIONS} iterations")
 
     def _collective(self, each: Instruction, given: list[Held], shape: Shape) -> Held:
         name, held = base(each), given[0]

@@ -223,12 +223,12 @@ ROOT %z = f32[8]{0} get-tuple-element(%loop), index=1
         ("bitcast(%p)", ', backend_config={"known_trip_count":{"n":"3"}}', True),
     ],
 )
-def test_loops_take_as_many_turns_on_all_ranks(first: str, known: str, proved: bool):
+def test_loops_take_as_many_iterations_on_all_ranks(first: str, known: str, proved: bool):
     body = TURNS.replace("FIRST", first).replace("KNOWN", known)
     if proved:
         assert prove_text(program(body, before=LOOP)).messages == 1
     else:
-        with pytest.raises(NotProved, match="turns are not known nor shown"):
+        with pytest.raises(NotProved, match="number of iterations is not known nor shown"):
             prove_text(program(body, before=LOOP))
 
 
