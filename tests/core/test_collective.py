@@ -221,3 +221,11 @@ def test_sizes_of_groups_are_listed_up_to_four():
 def test_the_first_rank_out_of_range_is_named():
     with pytest.raises(CollectiveError, match=r"groups name rank 7; ranks are 0\.\.2"):
         Collective("all_gather", 3, groups=((0, 7), (1, 9)))
+
+
+def test_columns_are_kept_of_as_many_chunks_as_256_mebibytes_hold():
+    Collective("all_to_all", 2**13).check_listed()  # 2**26 chunks of int32
+    Collective("all_to_all", 2**12).check_listed()
+    for collective in (Collective("all_to_all", 2**13 + 1), Collective("all_gather", 2, 2**29)):
+        with pytest.raises(CollectiveError, match="up to 67108864 are"):
+            collective.check_listed()

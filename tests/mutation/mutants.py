@@ -13,7 +13,8 @@ runs every variant of every operator; here its operators alone are used. mutmut 
 wraps every function in one that picks the mutant at run time, which Numba cannot compile.
 
 Left out are faults that nothing can notice: in annotations and decorators (a kernel without its
-decorator is the same function, slower), and ``is`` in place of ``==``.
+decorator is the same function, slower), ``is`` in place of ``==``, and ``strict=`` of a ``zip`` of
+columns that are equally long.
 """
 
 from __future__ import annotations
@@ -90,9 +91,11 @@ Place = tuple[int, int]
 
 
 def blind_spots(source: str) -> Iterator[tuple[Place, Place]]:
-    """Where no test can notice a fault: annotations and decorators, as (start, end) places."""
+    """Where no test can notice a fault, as (start, end) places."""
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            parts.append(node.value)
         for part in (*parts, *getattr(node, "decorator_list", ())):
             if isinstance(part, ast.expr):
                 end = (part.end_lineno or part.lineno, part.end_col_offset or 0)
