@@ -132,8 +132,8 @@ def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | 
         return plan, ()
     problem = plan.problem
     stages = None if problem.pipeline is None else problem.pipeline.axis
-    parts = plan.options, problem.hardware, plan.microbatches, problem.batch, stages
-    return plan.result, parts
+    parts = problem.hardware, plan.microbatches, problem.batch, stages, None, problem.schedule
+    return plan.result, (plan.options, *parts)
 
 
 def _best_plan(

@@ -83,7 +83,13 @@ class SavedPlan:
         difference = content.leaf_difference(graph)
         if difference is None:
             problem = Problem(
-                graph, network, hardware, content.microbatches, content.batch, content.stages
+                graph,
+                network,
+                hardware,
+                content.microbatches,
+                content.batch,
+                content.stages,
+                schedule=content.schedule,
             )
             difference = content.operator_difference(problem.graph)
         if difference is not None:

@@ -31,7 +31,13 @@ from tensorstate.problem.constraints import (
     checked_forbidden,
     checked_pins,
 )
-from tensorstate.problem.pipeline import find_num_stages, stream_counts, stream_factor
+from tensorstate.problem.pipeline import (
+    SCHEDULES,
+    Schedule,
+    find_num_stages,
+    stream_counts,
+    stream_factor,
+)
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
@@ -62,6 +68,7 @@ def search(
     batch: str | None = None,
     padding: bool | float | Mapping[int, int] = False,
     stages: str | None = None,
+    pipeline_schedule: Schedule | Literal["auto"] = "auto",
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "overlap",
@@ -99,6 +106,8 @@ def search(
             for the best of all axes and of no stages. ``microbatches`` then says how many are
             streamed through them; by default, and with "auto", the best of some divisors of the
             batch (see ``tensorstate.problem.pipeline``).
+        pipeline_schedule: of stages: "gpipe"; "1f1b", which holds the residuals of fewer
+            microbatches; or "auto", the faster of those that fit.
         pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
             ``tensorstate.problem.constraints``).
         forbid: mesh axes that must not shard inputs, by patterns of their names.
@@ -126,6 +135,7 @@ def search(
         )
     _check_devices(devices, sizes, topology, network)
     _check_stages(stages, sizes, recompute)
+    schedule = _pipeline_schedule(pipeline_schedule, stages)
     with reporting(progress, "searching", PlanError) as report:
         ask = functools.partial(
             _Question,
@@ -136,6 +146,7 @@ def search(
             hardware=device,
             batch=batch,
             stages=stages,
+            schedule=schedule,
             solver=solver,
             progress=report,
         )
@@ -183,6 +194,7 @@ class _Question:
     Attributes:
         counts: numbers of microbatches; ``None`` for powers of 2 while they improve the plan.
         stages: a mesh axis, "auto", or ``None``.
+        schedule: of the stages; ``None`` for the better one.
         solver: its time limit is for all numbers together.
     """
 
@@ -194,6 +206,7 @@ class _Question:
     hardware: Hardware
     batch: str | None
     stages: str | None
+    schedule: Schedule | None
     solver: Solver
     progress: Progress | None
     graph: Graph
@@ -207,9 +220,12 @@ class _Question:
         problem, candidates = self._problem(self.counts)
         return Plan(problem, self._solve(problem, candidates, self.solver), self.options)
 
-    def _problem(self, count: int) -> tuple[Problem, CandidateStrategies]:
+    def _problem(
+        self, count: int, schedule: Schedule | None = None
+    ) -> tuple[Problem, CandidateStrategies]:
         """The step in a number of microbatches, and the strategies that pins leave."""
-        problem = Problem(self.graph, self.network, self.hardware, count, self.batch, self.stages)
+        parts = self.graph, self.network, self.hardware, count, self.batch, self.stages
+        problem = Problem(*parts, schedule=schedule or self.schedule or "gpipe")
         every = [strategies.all for strategies in problem.strategies]
         return problem, apply_constraints(problem, every, self.pin, self.forbid)
 
@@ -257,6 +273,41 @@ class _Question:
             return search_overlapped(problem, candidates, self.options, solver, self.progress)
         found = solver.solve(problem, candidates, self.options, self.progress)
         return simplify(problem, candidates, self.options, found, solver.gap)
+
+    def _solve_in_order(
+        self, count: int, problem: Problem, candidates: CandidateStrategies, solver: Solver
+    ) -> tuple[Problem, SearchResult]:
+        """The best plan of a problem; of stages that of GPipe or of 1F1B.
+
+        1F1B is never faster without a limit: it runs head and loss one microbatch after another.
+        So it is searched only where the limit may have slowed GPipe. A plan that leaves half of
+        the memory free was not slowed by it.
+        """
+        limit = self.options.memory_limit
+        if problem.pipeline is None or self.schedule is not None or limit is None:
+            return problem, self._solve(problem, candidates, solver)
+        solver = dataclasses.replace(solver, time_limit=max(MIN_TIME_S, solver.time_limit / 2))
+        found, refused = list[tuple[Problem, SearchResult]](), PlanError()
+        try:
+            first = self._solve(problem, candidates, solver)
+            least = first.objective * (1 - solver.gap)
+            if (
+                first.cost.memory.fits(limit / 2)
+                or self._bound_without_limit(problem, candidates, solver) >= least
+            ):
+                return problem, first
+            found.append((problem, first))
+        except PlanError as error:
+            refused = error
+        try:
+            interleaved, candidates = self._problem(count, "1f1b")
+            found.append((interleaved, self._solve(interleaved, candidates, solver)))
+        except PlanError:  # GPipe's reason says more
+            if not found:
+                raise refused from None
+        bound = min(result.bound for _, result in found)
+        problem, best = min(found, key=lambda pair: result_order(pair[1], limit))
+        return problem, dataclasses.replace(best, bound=bound)
 
     def _bound_without_limit(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
@@ -309,7 +360,7 @@ class _Question:
                     bound = min(bound, least)
                     continue
             try:
-                candidate = self._solve(problem, candidates, solver)
+                problem, candidate = self._solve_in_order(count, problem, candidates, solver)
             except PlanError as error:
                 if limit is None:
                     raise
@@ -339,6 +390,17 @@ def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> 
             "stages keep the scan over layers, which recompute=True unrolls: leave it out, and "
             "recompute within a layer by scanning jax.checkpoint(layer)"
         )
+
+
+def _pipeline_schedule(given: object, stages: str | None) -> Schedule | None:
+    """The schedule of stages, or None for "auto"."""
+    checks.choice(given, ("auto", *SCHEDULES), "pipeline_schedule", PlanError)
+    if given != "auto" and stages is None:
+        raise PlanError(
+            f"pipeline_schedule={checks.shown(given)} is an order of pipeline stages, of which "
+            "there are none: give stages="
+        )
+    return next((schedule for schedule in SCHEDULES if schedule == given), None)
 
 
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:

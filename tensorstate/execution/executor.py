@@ -38,7 +38,7 @@ from tensorstate.execution.placement_table import (
     apply_reshard_step,
     local_shard,
 )
-from tensorstate.execution.stage_loop import run_stages
+from tensorstate.execution.stage_loop import run_interleaved, run_stages
 from tensorstate.execution.step_loop import by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
@@ -139,14 +139,21 @@ class LocalExecutor:
     def run_step_loop(self, number: int, body: Sequence[Operator], in_forward: bool) -> None:
         """Run a loop of the step, and store what it leaves behind."""
         staged = self.table.problem.pipeline
-        if staged is not None and number in staged.loops:
+        if staged is not None and number in staged.together:
+            loops = staged.together
+            body = [o for o in self.graph.operators if o.loops and o.loops[0] in loops]
+            self.done.update(operator.index for operator in body)
+            results = run_interleaved(self, body)
+            in_forward = False
+        elif staged is not None and number in staged.loops:
             results = run_stages(self, number, body)
         else:
             results = run_loop(self, self.graph, number, body)
         first = next(iter(results.values()))
         self.order.advance(first)
         for tensor, x in results.items():
-            self.write(tensor, x, self.order.num_events, in_forward)
+            producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
+            self.write(tensor, x, self.order.num_events, producer.phase == "forward")
         if not in_forward:
             read = {use.tensor for operator in body for use in operator.operands}
             for tensor in read & self.inputs.keys():
@@ -154,14 +161,14 @@ class LocalExecutor:
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
-        copies, in_forward = self.read_by(operators)
-        return lambda: self.executor_of_body(copies, in_forward)
+        copies = self.read_by(operators)
+        return lambda: self.executor_of_body(operators, *copies)
 
     def microbatch_body(
         self, operators: Sequence[Operator]
     ) -> Callable[[MicrobatchSlice], LocalExecutor]:
         """Makes the executors of a body on one microbatch, which read its part of the batch."""
-        copies, in_forward = self.read_by(operators)
+        both = self.read_by(operators)
         staged = self.table.problem.pipeline
 
         def sliced(tensor: int, of_tensor: Copies, microbatch: MicrobatchSlice) -> Copies:
@@ -176,32 +183,41 @@ class LocalExecutor:
             }
 
         def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
-            given = {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
-            child = self.executor_of_body(given, in_forward)
+            given = (
+                {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
+                for copies in both
+            )
+            child = self.executor_of_body(operators, *given)
             child.microbatch = microbatch
             return child
 
         return executor
 
-    def read_by(self, operators: Sequence[Operator]) -> tuple[dict[int, Copies], bool]:
-        """The copies that a body reads from outside; and whether it is of the forward pass."""
-        copies: dict[int, Copies] = {}
+    def read_by(self, operators: Sequence[Operator]) -> tuple[dict[int, Copies], dict[int, Copies]]:
+        """The copies that a body reads from outside in the forward pass, and after it."""
+        both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
         for operator in operators:
+            copies = both[operator.phase != "forward"]
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
                     copies.setdefault(use.tensor, {})[placements] = self.operand(operator, k)
-        return copies, all(operator.phase == "forward" for operator in operators)
+        return both
 
-    def executor_of_body(self, given: Mapping[int, Copies], in_forward: bool) -> LocalExecutor:
+    def executor_of_body(
+        self,
+        operators: Sequence[Operator],
+        in_forward: Mapping[int, Copies],
+        after_forward: Mapping[int, Copies],
+    ) -> LocalExecutor:
         """An executor of one iteration, with copies of the tensors that it reads from outside."""
         child = copy.copy(self)
-        copies = {tensor: dict(of_tensor) for tensor, of_tensor in given.items()}
+        begins_forward = any(operator.phase == "forward" for operator in operators)
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
         child.arrived, child.unsent, child.done = {}, {}, set()
-        child.in_forward = copies if in_forward else {}
-        child.after_forward = {} if in_forward else copies
-        child.forward_done = None if in_forward else []
+        child.in_forward = {tensor: dict(copies) for tensor, copies in in_forward.items()}
+        child.after_forward = {tensor: dict(copies) for tensor, copies in after_forward.items()}
+        child.forward_done = None if begins_forward else []
         child.order, child.ready_at = type(self.order)(), defaultdict(int)
         child._gradients, child._results_that_read = {}, defaultdict(list)
         return child

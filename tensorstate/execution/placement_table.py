@@ -162,7 +162,7 @@ class PlacementTable:
     ):
         self.buckets = {(sent.tensor, sent.when): bucket for bucket in buckets for sent in bucket}
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
-        self.traced = problem.traced
+        self.traced = problem.whole
         self.strategies: Sequence[Strategy] = decisions.strategies
         self.recomputed_nodes = cost.recomputed_nodes
         self.reshards: dict[int, ReshardPlan] = {

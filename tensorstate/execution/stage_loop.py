@@ -12,8 +12,10 @@ or writes one microbatch in place.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -39,6 +41,14 @@ class StageRunner(Runner, Protocol):
         """Makes the runners of a body on one microbatch."""
         ...
 
+    def read_by(self, operators: Sequence[Operator]) -> object:
+        """Copies of what operators read from outside of their loop."""
+        ...
+
+    def end_forward(self) -> None:
+        """Make the copies that are saved for the backward pass."""
+        ...
+
 
 class _View(NamedTuple):
     """How an array is cut into microbatches, and a stack into layers.
@@ -47,7 +57,8 @@ class _View(NamedTuple):
         rows: whether its first dimension are the layers of the stage.
         position: the dimension of the batch, rows not counted; ``None`` without a batch.
         shards: parts of the batch on this device that are cut one by one.
-        count: number of microbatches.
+        count: number of microbatches, or of those that are held: then each takes the place of the
+            one that many before it.
     """
 
     rows: bool
@@ -91,7 +102,7 @@ class _View(NamedTuple):
         """By dimension of the opened array, the index that is read or written."""
         fixed = {0: row} if self.rows else {}
         if self.position is not None:
-            fixed[self.position + self.rows + 1] = microbatch
+            fixed[self.position + self.rows + 1] = microbatch % self.count
         return fixed
 
 
@@ -105,10 +116,148 @@ def run_stages(
         number: of the scan.
         operators: all of the scan's, inner loops included.
     """
+    scan = _Scan(runner, number, operators)
+    scan.begin(scan.batch_shards())
+
+    def tick(state, now):
+        (received, *kept), streams = state
+        turn = scan.turn(now)
+        entering = scan.entering(turn, streams, received)
+        leaving, *kept = scan.run(turn, entering, *kept)
+        return ((scan.send(leaving), *kept), scan.stored(turn, streams, leaving)), None
+
+    state = scan.initial(), scan.streams
+    ((_, *kept), streams), _ = lax.scan(tick, state, jnp.arange(scan.staged.ticks))
+    return scan.ends(streams) | scan.kept(*kept)
+
+
+def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[int, jax.Array]:
+    """The tensors that both scans of 1F1B and the operators between them leave behind.
+
+    A tick takes a microbatch forward through the stage, another one through the head and the loss,
+    and a third one backward. The first ticks have no backward part and the last ones no forward
+    part, on any stage.
+
+    Args:
+        runner: runs the operators around the scans.
+        operators: those of both scans, inner loops included, and those between them.
+    """
+    staged, graph = _staged(runner), runner.table.graph
+    between = [o for o in operators if o.loops == (staged.between,)]
+    forward, backward = (
+        _Scan(runner, loop, [o for o in operators if staged.scan_of(o) == loop])
+        for loop in staged.in_order
+    )
+    exits = [o for o in between if o.primitive == "sum_out"]
+    inside = [o for o in between if o.primitive != "sum_out"]
+    shards = math.lcm(forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner))
+    forward.begin(shards)
+    # Reads of the forward pass come first: it saves the copies that the backward pass starts from.
+    runner.read_by([o for o in inside if o.phase == "forward"])
+    runner.end_forward()
+    given = {
+        k
+        for k in backward.sent
+        if graph.loops_around(backward.enter[k].operands[0].tensor) == (staged.between,)
+    }
+    backward.begin(shards, given)
+    start = runner.microbatch_body(inside)
+    stack_of = {o.index: k for k, o in enumerate(forward.stacks)}
+    held = {row: stack_of[stack] for stack, row in staged.residuals}
+
+    def head(turn: _Turn, leaving, sums):
+        """The carries that enter the backward scan, and the sums over microbatches."""
+        body = start(turn.microbatch)
+        for k, x in zip(forward.sent, leaving, strict=True):
+            operator = forward.leave[k]
+            body.enter(operator, boundary_result(body, operator, forward.last(x)))
+        body.run_operators(inside)
+        sums = [
+            flat_operand(body, o)
+            + (old if staged.batch_placements[o.operands[0].tensor] == SUM else 0)
+            for o, old in zip(exits, sums, strict=True)
+        ]
+        return {k: flat_operand(body, backward.enter[k]) for k in given}, sums
+
+    def tick(state, now, has_forward: bool, has_backward: bool):
+        (received, *kept), sums, (received_back, *kept_back), streams = state
+        first = now - (staged.stages - 1)  # the microbatch that leaves the last stage
+        entered: dict[int, jax.Array] = {}
+        if has_forward:
+            turn = forward.turn(now)
+            entering = forward.entering(turn, forward.streams, received)
+            leaving, *kept = forward.run(turn, entering, *kept)
+            received = forward.send(leaving)
+            if has_backward:
+                entered, sums = head(backward.turn(first, 0), leaving, sums)
+        if has_backward:
+            turn = backward.turn(first)
+            rows = [
+                kept[-1][held[o.index]] if o.index in held else x
+                for o, x in zip(backward.rows, backward.given, strict=True)
+            ]
+            entering = backward.entering(turn, streams, received_back, entered)
+            leaving, *kept_back = backward.run(turn, entering, *kept_back, rows)
+            received_back = backward.send(leaving)
+            streams = backward.stored(turn, streams, leaving)
+        return ((received, *kept), sums, (received_back, *kept_back), streams), None
+
+    dtypes = [graph.tensors[o.operands[0].tensor].dtype for o in exits]
+    zeros = [
+        jnp.zeros(_local_sizes(runner, o), dtype) for o, dtype in zip(exits, dtypes, strict=True)
+    ]
+    state = forward.initial(), zeros, backward.initial(), backward.streams
+    ends = [0, staged.stages - 1, staged.ticks, staged.ticks + staged.stages - 1]
+    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
+        run = functools.partial(tick, has_forward=part < 2, has_backward=part > 0)
+        state, _ = lax.scan(run, state, jnp.arange(begin, end))
+    (_, *kept), sums, (_, *kept_back), streams = state
+    found = forward.kept(*kept) | backward.ends(streams) | backward.kept(*kept_back)
+    sums = [boundary_result(runner, o, x) for o, x in zip(exits, sums, strict=True)]
+    return found | {o.results[0].tensor: x for o, x in zip(exits, sums, strict=True)}
+
+
+def _staged(runner: StageRunner) -> Pipeline:
     staged = runner.table.problem.pipeline
     if staged is None:
         raise ValueError("the problem has no pipeline stages")
-    return _Scan(runner, staged, number, operators).run()
+    return staged
+
+
+def _shards_of(operators: Sequence[Operator], runner: StageRunner) -> int:
+    """Shards of the batch, of each of which a microbatch takes its part."""
+    table, staged = runner.table, _staged(runner)
+    counts = [1]
+    for operator in operators:
+        label = staged.labels[operator.index]
+        if label is not None:
+            counts.append(runner.shard(operator).counts[label])
+        for k, use in enumerate(operator.operands):
+            position = staged.outer_batch(use.tensor)
+            if position is not None:
+                placements = table.read_placements(operator.index, k)
+                counts.append(num_shards(placements, position, table.mesh))
+    return math.lcm(*counts)
+
+
+def _local_sizes(runner: StageRunner, operator: Operator) -> list[int]:
+    """The sizes here of the operand of a boundary operator, one per label."""
+    shard = runner.shard(operator)
+    return [shard.local_size(k) for dimension in operator.eqn.input_labels[0] for k in dimension]
+
+
+class _Turn(NamedTuple):
+    """The microbatch that a stage has in a tick.
+
+    Attributes:
+        at: its number, of the nearest one where there is none.
+        is_real: whether there is one.
+        microbatch: the part of the batch.
+    """
+
+    at: Any
+    is_real: Any
+    microbatch: MicrobatchSlice
 
 
 class _Scan:
@@ -117,13 +266,13 @@ class _Scan:
     Attributes:
         sent: places of the carries that go from stage to stage, among all carries.
         summed: places of those that are sums over layers and microbatches.
+        streams: the initial carries that are sent, opened; or zeros that their last values replace.
+        given: the stacks of which it reads rows, opened; ``None`` for residuals of 1F1B.
     """
 
-    def __init__(
-        self, runner: StageRunner, staged: Pipeline, number: int, operators: Sequence[Operator]
-    ):
-        self.runner, self.staged = runner, staged
-        graph = runner.table.graph
+    def __init__(self, runner: StageRunner, number: int, operators: Sequence[Operator]):
+        self.runner, self.staged = runner, _staged(runner)
+        graph, staged = runner.table.graph, self.staged
         self.loop = staged.traced.loops[number]
         self.enter, self.leave = (
             [graph.operators[pair[end]] for pair in self.loop.carries] for end in (0, 1)
@@ -136,67 +285,90 @@ class _Scan:
         kinds = [staged.batch_placements[o.results[0].tensor] for o in self.enter]
         self.sent = [k for k, kind in enumerate(kinds) if kind != SUM]
         self.summed = [k for k, kind in enumerate(kinds) if kind == SUM]
-        self.batch_shards = self._batch_shards()
+        self.is_held = staged.held_tensors.__contains__
         index = lax.axis_index(staged.axis)
         self.place = staged.stages - 1 - index if self.loop.reverse else index
 
-    def run(self) -> dict[int, jax.Array]:
-        """The carries and stacks after the last tick."""
-        runner, staged, stacks = self.runner, self.staged, self.stacks
-        initial = runner.in_turn([flat_operand(runner, o) for o in self.enter])
-        self.given = [self._view(o).open(stacked(flat_operand(runner, o), o)) for o in self.rows]
+    def begin(self, batch_shards: int, entered: Collection[int] = ()) -> None:
+        """Read all that is known before the first tick.
+
+        Args:
+            batch_shards: shards of the batch, of each of which a microbatch takes its part.
+            entered: carries whose initial value comes microbatch by microbatch.
+        """
+        runner, self.shards = self.runner, batch_shards
+        known = [k for k in range(len(self.enter)) if k not in entered]
+        found = runner.in_turn([flat_operand(runner, self.enter[k]) for k in known])
+        initial = dict(zip(known, found, strict=True))
+        for k in entered:
+            dtype = self.staged.traced.tensors[self.enter[k].operands[0].tensor].dtype
+            initial[k] = jnp.zeros(_local_sizes(runner, self.enter[k]), dtype)
+        self.given = [
+            None
+            if self.is_held(o.operands[0].tensor)
+            else self._view(o).open(stacked(flat_operand(runner, o), o))
+            for o in self.rows
+        ]
         self.start = runner.microbatch_body(self.inside)
-        streams = [self._view(self.enter[k]).open(initial[k]) for k in self.sent]
-        firsts = [self._first(initial[k]) for k in self.summed]
+        self.streams = [self._view(self.enter[k]).open(initial[k]) for k in self.sent]
+        self.firsts = [self._first(initial[k]) for k in self.summed]
+
+    def initial(self):
+        """The carries received, the sums and the stacks before the first tick."""
         received = [
             jnp.zeros_like(self._view(self.enter[k]).take(x, 0, 0))
-            for k, x in zip(self.sent, streams, strict=True)
+            for k, x in zip(self.sent, self.streams, strict=True)
         ]
-        state = (received, streams, firsts, [self._empty(o) for o in stacks])
-        (_, streams, sums, made), _ = lax.scan(self._tick, state, jnp.arange(staged.ticks))
-        ends: dict[int, jax.Array] = {}
-        for k, x in zip(self.sent, streams, strict=True):
-            ends[k] = self._last(self._view(self.enter[k]).close(x))
-        ends |= dict(zip(self.summed, sums, strict=True))
-        pairs = [(operator, ends[k]) for k, operator in enumerate(self.leave)]
-        pairs += [(o, self._view(o).close(x)) for o, x in zip(stacks, made, strict=True)]
-        return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in pairs}
+        return received, self.firsts, [self._empty(o) for o in self.stacks]
 
     # ------------------------------------------------------------------ a tick
 
-    def _tick(self, state, tick):
-        """One microbatch through the layers of the stage, and on to the next stage."""
-        received, streams, sums, made = state
-        staged = self.staged
-        now = tick - self.place
-        is_real = (now >= 0) & (now < staged.microbatches)
-        at = jnp.clip(now, 0, staged.microbatches - 1)
-        microbatch = MicrobatchSlice(at, staged.microbatches, self.batch_shards)
-        views = [self._view(self.enter[k]) for k in self.sent]
-        entering = [
-            jnp.where(self.place == 0, view.take(x, 0, at), sent)
-            for view, x, sent in zip(views, streams, received, strict=True)
+    def turn(self, tick: Any, place: Any = None) -> _Turn:
+        """The microbatch at a place, by default this stage's, if the first place has ``tick``."""
+        count = self.staged.microbatches
+        now = tick - (self.place if place is None else place)
+        at = jnp.clip(now, 0, count - 1)
+        return _Turn(at, (now >= 0) & (now < count), MicrobatchSlice(at, count, self.shards))
+
+    def entering(
+        self, turn: _Turn, streams, received, entered: Mapping[int, jax.Array] | None = None
+    ) -> list[jax.Array]:
+        """The carries that the stage begins with."""
+        firsts = [
+            (entered or {}).get(k, None) if k in (entered or {}) else view.take(x, 0, turn.at)
+            for k, view, x in zip(self.sent, self._views(), streams, strict=True)
+        ]
+        return [
+            jnp.where(self.place == 0, first, sent)
+            for first, sent in zip(firsts, received, strict=True)
         ]
 
+    def run(self, turn: _Turn, entering, sums, made, given=None):
+        """One microbatch through the layers of the stage: its carries, the sums and the stacks."""
+        given = self.given if given is None else given
+
         def layer(state, row):
-            return self._layer(microbatch, is_real, state, row), None
+            return self._layer(turn, given, state, row), None
 
         (leaving, added, made), _ = lax.scan(
             layer, (entering, sums, made), jnp.arange(self.num_layers), reverse=self.loop.reverse
         )
-        is_end = is_real & (self.place == staged.stages - 1)
-        streams = [
-            view.put(x, jnp.where(is_end, y, view.take(x, 0, at)), 0, at)
-            for view, x, y in zip(views, streams, leaving, strict=True)
-        ]
-        sums = [jnp.where(is_real, new, old) for new, old in zip(added, sums, strict=True)]
-        return ([self._send(y) for y in leaving], streams, sums, made), None
+        sums = [jnp.where(turn.is_real, new, old) for new, old in zip(added, sums, strict=True)]
+        return leaving, sums, made
 
-    def _layer(self, microbatch: MicrobatchSlice, is_real: Any, state, row: Any):
+    def stored(self, turn: _Turn, streams, leaving) -> list[jax.Array]:
+        """The streams with what leaves the last stage."""
+        is_end = turn.is_real & (self.place == self.staged.stages - 1)
+        return [
+            view.put(x, jnp.where(is_end, y, view.take(x, 0, turn.at)), 0, turn.at)
+            for view, x, y in zip(self._views(), streams, leaving, strict=True)
+        ]
+
+    def _layer(self, turn: _Turn, given, state, row: Any):
         """One layer: the carries after it, and the stacks with its row."""
         sent, sums, made = state
-        body, at = self.start(microbatch), microbatch.index
-        given = [self._view(o).take(x, row, at) for o, x in zip(self.rows, self.given, strict=True)]
+        body, at = self.start(turn.microbatch), turn.at
+        given = [self._view(o).take(x, row, at) for o, x in zip(self.rows, given, strict=True)]
         carry = dict(zip((*self.sent, *self.summed), (*sent, *sums), strict=True))
         for k, operator in enumerate(self.enter):
             body.enter(operator, carry[k])
@@ -208,7 +380,7 @@ class _Scan:
             for k, operator in enumerate(self.leave)
         ]
         made = [
-            self._stored(o, x, flat_operand(body, o), row, at, is_real)
+            self._stored_row(o, x, flat_operand(body, o), row, turn)
             for o, x in zip(self.stacks, made, strict=True)
         ]
         return [after[k] for k in self.sent], [after[k] for k in self.summed], made
@@ -219,44 +391,65 @@ class _Scan:
         steps = (*reshard.in_forward.steps, *reshard.after_forward.steps)
         return wait_for([x], at)[0] if any(step.kind != "slice" for step in steps) else x
 
-    def _stored(
-        self, operator: Operator, x: jax.Array, new: jax.Array, row: Any, at: Any, is_real: Any
+    def _stored_row(
+        self, operator: Operator, x: jax.Array, new: jax.Array, row: Any, turn: _Turn
     ) -> jax.Array:
         """A stack with the row of a layer and a microbatch: added to it, or in its place."""
         view = self._view(operator)
-        old = view.take(x, row, at)
+        old = view.take(x, row, turn.at)
         new = new.reshape(old.shape)
         is_sum = self.staged.batch_placements[operator.operands[0].tensor] == SUM
-        return view.put(x, jnp.where(is_real, old + new if is_sum else new, old), row, at)
+        return view.put(x, jnp.where(turn.is_real, old + new if is_sum else new, old), row, turn.at)
 
-    def _send(self, x: jax.Array) -> jax.Array:
-        """The carry that the previous stage sends."""
+    def send(self, leaving: Sequence[jax.Array]) -> list[jax.Array]:
+        """The carries that the previous stage sends."""
         pairs = [(s, s + 1) for s in range(self.staged.stages - 1)]
         if self.loop.reverse:
             pairs = [(target, source) for source, target in pairs]
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            sent = jc.ppermute(jax.random.key_data(x), self.staged.axis, pairs)
-            return jax.random.wrap_key_data(sent, impl=jax.random.key_impl(x))
-        return jc.ppermute(x, self.staged.axis, pairs)
+        return [_permuted(x, self.staged.axis, pairs) for x in leaving]
 
     # ------------------------------------------------------------------ ends
+
+    def ends(self, streams) -> dict[int, jax.Array]:
+        """The carries that were sent, by their tensors after the scan."""
+        pairs = [
+            (self.leave[k], self.last(view.close(x)))
+            for k, view, x in zip(self.sent, self._views(), streams, strict=True)
+        ]
+        return {o.results[0].tensor: boundary_result(self.runner, o, x) for o, x in pairs}
+
+    def kept(self, sums, made) -> dict[int, jax.Array]:
+        """The sums and the stacks, by their tensors after the scan."""
+        pairs = [(self.leave[k], x) for k, x in zip(self.summed, sums, strict=True)]
+        pairs += [
+            (o, self._view(o).close(x))
+            for o, x in zip(self.stacks, made, strict=True)
+            if not self.is_held(o.results[0].tensor)
+        ]
+        return {o.results[0].tensor: boundary_result(self.runner, o, x) for o, x in pairs}
 
     def _first(self, x: jax.Array) -> jax.Array:
         """The initial value of a sum: zero on all stages but the first."""
         return jnp.where(self.place == 0, x, jnp.zeros_like(x))
 
-    def _last(self, x: jax.Array) -> jax.Array:
-        """The carry after the last stage as a term of a sum over all stages."""
+    def last(self, x: jax.Array) -> jax.Array:
+        """A carry after the last stage as a term of a sum over all stages."""
         return jnp.where(self.place == self.staged.stages - 1, x, jnp.zeros_like(x))
 
     def _empty(self, operator: Operator) -> jax.Array:
         """A stack before its first row, opened."""
-        shard, labels = self.runner.shard(operator), operator.eqn.output_labels[0]
-        sizes = [shard.local_size(k) for dimension in labels[1:] for k in dimension]
-        dtype = self.staged.traced.tensors[operator.results[0].tensor].dtype
-        return self._view(operator).open(jnp.zeros((self.num_layers, *sizes), dtype))
+        view, tensor = self._view(operator), operator.results[0].tensor
+        sizes = [self.num_layers, *_local_sizes(self.runner, operator)]
+        if view.position is not None:
+            at = view.position + 1
+            sizes[at] = sizes[at] // self.staged.microbatches * view.count
+        return view.open(jnp.zeros(sizes, self.staged.traced.tensors[tensor].dtype))
 
     # ------------------------------------------------------------------ the batch
+
+    def _views(self) -> list[_View]:
+        """The views of the carries that are sent."""
+        return [self._view(self.enter[k]) for k in self.sent]
 
     def _view(self, operator: Operator) -> _View:
         """The view of what crosses the boundary at an operator, outside of the scan."""
@@ -265,23 +458,24 @@ class _Scan:
         if label is None:
             return _View(rows, None, 1, count)
         is_stack = operator.primitive == "scan_stack"
+        if rows and self.is_held((operator.results if is_stack else operator.operands)[0].tensor):
+            count = self.staged.held
         dims = operator.eqn.output_labels[0] if is_stack else operator.eqn.input_labels[0]
         flat = [k for dimension in dims[rows:] for k in dimension]
         devices = self.runner.shard(operator).counts[label]
-        return _View(rows, flat.index(label), self.batch_shards // devices, count)
+        return _View(rows, flat.index(label), self.shards // devices, count)
 
-    def _batch_shards(self) -> int:
+    def batch_shards(self) -> int:
         """Shards of the batch, of each of which a microbatch takes its part."""
-        counts = [1]
-        for operator in (*self.enter, *self.rows, *self.stacks):
-            label = self.staged.labels[operator.index]
-            if label is not None:
-                counts.append(self.runner.shard(operator).counts[label])
-        table = self.runner.table
-        for operator in self.inside:
-            for k, use in enumerate(operator.operands):
-                position = self.staged.outer_batch(use.tensor)
-                if position is not None:
-                    placements = table.read_placements(operator.index, k)
-                    counts.append(num_shards(placements, position, table.mesh))
-        return math.lcm(*counts)
+        boundary = (*self.enter, *self.rows, *self.stacks)
+        return math.lcm(
+            *(_shards_of([o], self.runner) for o in boundary), _shards_of(self.inside, self.runner)
+        )
+
+
+def _permuted(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """An array of the previous stage; random keys as their data."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jc.ppermute(x, axis, pairs)
+    sent = jc.ppermute(jax.random.key_data(x), axis, pairs)
+    return jax.random.wrap_key_data(sent, impl=jax.random.key_impl(x))

@@ -22,6 +22,7 @@ from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Phase
 from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
+from tensorstate.problem.pipeline import Schedule
 from tensorstate.problem.problem import Problem
 
 
@@ -61,7 +62,7 @@ class PlanFile:
         operators: in the order of execution.
         decisions, options: of the plan.
         found: objective, bound, method and seconds of the search.
-        microbatches, batch, stages: as for ``search``.
+        microbatches, batch, stages, schedule: as for ``search``, the last of the stages.
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
@@ -81,6 +82,7 @@ class PlanFile:
     network: CollectiveCostModel | None
     predicted: Mapping[str, float]
     stages: str | None = None
+    schedule: Schedule = "gpipe"
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def leaf_difference(self, graph: Graph) -> str | None:
@@ -204,6 +206,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
             "memory": result.cost.memory.peak,
         },
         None if staged is None else staged.axis,
+        problem.schedule,
         {} if padding is None else padding.sizes,
     )
 

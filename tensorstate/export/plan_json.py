@@ -34,6 +34,7 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Phase
 from tensorstate.ir.placements import MeshShape, Placements
+from tensorstate.problem.pipeline import SCHEDULES, Schedule
 
 FORMAT = "tensorstate.plan/1"
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
@@ -65,6 +66,7 @@ def dumps(content: PlanFile) -> str:
         # Without padding and stages the same bytes as before there were any.
         **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
+        **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -202,11 +204,19 @@ def _read(fields: readers.Fields) -> PlanFile:
         ),
         pad_to=fields.optional("pad_to", _read_padding) or {},
         stages=fields.optional("stages", readers.text),
+        schedule=fields.optional("schedule", _read_schedule) or "gpipe",
     )
     fields.end()
     if content.stages is not None and content.stages not in mesh.names:
         raise FormatError(f"stages must be an axis of the mesh, got {shown(content.stages)}")
     return content
+
+
+def _read_schedule(value: object, where: str) -> Schedule:
+    for schedule in SCHEDULES:
+        if value == schedule:
+            return schedule
+    raise FormatError(f"{where} must be one of {', '.join(SCHEDULES)}, got {shown(value)}")
 
 
 def _read_mesh(value: object, where: str) -> MeshShape:

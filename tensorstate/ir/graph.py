@@ -240,7 +240,7 @@ class Loop(NamedTuple):
 
 LOOP_BOUNDARY = frozenset({"carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"})
 # Those whose results a loop leaves behind, outside of its body.
-LOOP_EXITS = frozenset({"carry_out", "scan_stack", "while_condition"})
+LOOP_EXITS = frozenset({"carry_out", "scan_stack", "while_condition", "sum_out"})
 
 
 class Output(NamedTuple):

@@ -96,6 +96,7 @@ class Liveness:
         graph: of the step; or of one microbatch and of the operators after the loop.
         after_loop: the operators that run after the microbatch loop.
         staged: loops in pipeline stages, whose carry is read to the last microbatch.
+        together: loops whose bodies run in turn, microbatch by microbatch, as those of 1F1B.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class Liveness:
         graph: Graph,
         after_loop: frozenset[int] = frozenset(),
         staged: frozenset[int] = frozenset(),
+        together: frozenset[int] = frozenset(),
     ):
         self.graph, self.after_loop, self.staged = graph, after_loop, staged
-        self.at = _execution_order(graph, after_loop)
-        self._bodies = _bodies(graph, self.at)
+        self.at = _execution_order(graph, after_loop, together)
+        self._bodies = _bodies(graph, self.at, together)
         self.end = len(graph.operators)
         # The first point after the loop; without a loop, past the end of the step.
         self.loop_end = self.end - len(after_loop) if after_loop else self.end + 1
@@ -359,7 +361,7 @@ class Liveness:
     def _started_at(self, tensor: int) -> int:
         """The point from which on a tensor is being produced: a stack, throughout its loop."""
         producer = self.producer(tensor)
-        if producer is not None and producer.primitive == "scan_stack":
+        if producer is not None and producer.primitive in ("scan_stack", "sum_out"):
             return self._bodies[producer.loops[-1]].first
         return self._produced_at(tensor)
 
@@ -423,10 +425,15 @@ def _points_between(program_points: np.ndarray, start: int, ends: Sequence[int])
     return (program_points > start) & (program_points <= max(ends, default=-math.inf))
 
 
-def _execution_order(graph: Graph, after_loop: frozenset[int]) -> dict[int, int]:
+def _execution_order(
+    graph: Graph, after_loop: frozenset[int], together: frozenset[int]
+) -> dict[int, int]:
     """The point of every operator. Optimizer operators run as soon as their operands are ready."""
     producer_of = {use.tensor: o.index for o in graph.operators for use in o.results}
     forward_end = min((o.index for o in graph.operators if o.phase != "forward"), default=0)
+    # Nothing is complete before the last microbatch.
+    ends = [o.index for o in graph.operators if not together.isdisjoint(o.loops)]
+    forward_end = max([forward_end, *ends])
     ready: dict[int, int] = {}
     for operator in graph.operators:
         ready[operator.index] = operator.index
@@ -454,8 +461,8 @@ class _Body(NamedTuple):
     carried: int
 
 
-def _bodies(graph: Graph, at: Mapping[int, int]) -> dict[int, _Body]:
-    """The bodies of all loops that run."""
+def _bodies(graph: Graph, at: Mapping[int, int], together: frozenset[int]) -> dict[int, _Body]:
+    """The bodies of all loops that run; those that run together begin and end as one."""
     points: dict[int, list[int]] = {}
     for operator in graph.operators:
         for loop in operator.loops:
@@ -465,4 +472,8 @@ def _bodies(graph: Graph, at: Mapping[int, int]) -> dict[int, _Body]:
         ends = [at[leave] for _, leave in graph.loops[loop].carries]
         last = max(of_loop)
         bodies[loop] = _Body(min(of_loop), last, min(ends, default=last + 1) - 1)
+    joined = [bodies[loop] for loop in sorted(together)]
+    for loop in together:
+        first, last = min(b.first for b in joined), max(b.last for b in joined)
+        bodies[loop] = bodies[loop]._replace(first=first, last=last)
     return bodies

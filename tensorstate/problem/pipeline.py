@@ -14,6 +14,10 @@ On the axis of the stages the placements of a scan are fixed:
 - the carry enters replicated and leaves as a term of a sum: the last stage has it, all others have
   zeros. So an all-reduce broadcasts it, and a reduce-scatter shards its batch.
 
+That schedule is "gpipe", which holds the residuals of M microbatches. "1f1b" runs a microbatch
+backward as soon as it has left the last stage, and holds those of 2 S - 1 (see
+``tensorstate.problem.interleaved``).
+
 Within a body, tensors along the batch have the size of a microbatch. Sums over the batch, such as
 gradients of weights, are accumulated: in their stack, or in a carry that is not sent.
 """
@@ -23,13 +27,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator
+from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
+from tensorstate.problem.interleaved import interleaved
 from tensorstate.problem.microbatching import (
     BatchTracker,
     batch_factor,
@@ -38,13 +44,16 @@ from tensorstate.problem.microbatching import (
 )
 from tensorstate.tracing.node_classes import group_nodes
 
+Schedule = Literal["gpipe", "1f1b"]
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipeline:
     """The scans over layers of a training step as stages of a pipeline.
 
     Attributes:
-        traced: the step.
+        traced: the step, of the whole batch, in the order in which it runs.
         axis: name of the mesh axis of the stages.
         stages: number of stages (S).
         microbatches: number of microbatches (M).
@@ -54,6 +63,8 @@ class Pipeline:
             over microbatches, or ``REPLICATED``.
         labels: of every operator in a body, its boundary included, the label of the batch or
             ``None``.
+        between: number of the loop that runs the head and the loss of a microbatch between its
+            forward and its backward pass, in 1F1B; ``None`` in GPipe.
     """
 
     traced: Graph
@@ -64,6 +75,55 @@ class Pipeline:
     loops: frozenset[int]
     batch_placements: tuple[int, ...]
     labels: tuple[int | None, ...]
+    between: int | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of forward and backward passes."""
+        return "gpipe" if self.between is None else "1f1b"
+
+    @property
+    def held(self) -> int:
+        """Microbatches whose residuals are in memory at the same time."""
+        if self.between is None:
+            return self.microbatches
+        return min(self.microbatches, 2 * self.stages - 1)
+
+    @functools.cached_property
+    def residuals(self) -> tuple[tuple[int, int], ...]:
+        """In 1F1B, the operators that stack a residual forward and read it backward."""
+        graph = self.traced
+        if self.between is None:
+            return ()
+        return tuple(
+            (operator.index, consumer.operator)
+            for operator in graph.operators
+            if self.is_boundary(operator, "scan_stack")
+            for consumer in graph.tensors[operator.results[0].tensor].consumers
+            if self.is_boundary(graph.operators[consumer.operator], "scan_row")
+        )
+
+    @functools.cached_property
+    def held_tensors(self) -> frozenset[int]:
+        """In 1F1B, the stacks of residuals, which exist within the loop over ticks only."""
+        operators = self.traced.operators
+        return frozenset(operators[stack].results[0].tensor for stack, _ in self.residuals)
+
+    @property
+    def in_order(self) -> list[int]:
+        """The scans, that which runs first before others."""
+        firsts = {n: o.index for o in reversed(self.traced.operators) for n in o.loops[:1]}
+        return sorted(self.loops, key=lambda loop: firsts[loop])
+
+    def scan_of(self, operator: Operator) -> int | None:
+        """The staged scan in whose body an operator runs, or at whose boundary."""
+        loops = self.traced.operators[operator.index].loops
+        return loops[0] if loops and loops[0] in self.loops else None
+
+    @functools.cached_property
+    def together(self) -> frozenset[int]:
+        """In 1F1B, the loops that run in turn."""
+        return frozenset() if self.between is None else self.loops | {self.between}
 
     @property
     def batch(self) -> int:
@@ -90,10 +150,16 @@ class Pipeline:
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
             if number in self.loops
+            else loop._replace(length=self.microbatches)
+            if number == self.between
             else loop
             for number, loop in enumerate(graph.loops)
         )
-        nodes, node_classes, edges = group_nodes(tensors, operators, graph.outputs, loops=loops)
+        if self.between is not None:
+            tensors, operators = self._of_one_tick(tensors, operators)
+        nodes, node_classes, edges = group_nodes(
+            tensors, operators, graph.outputs, loops=loops, ties=self.residuals
+        )
         return dataclasses.replace(
             graph,
             tensors=tensors,
@@ -102,6 +168,42 @@ class Pipeline:
             nodes=nodes,
             node_classes=node_classes,
             edges=edges,
+        )
+
+    def _of_one_tick(
+        self, tensors: tuple[Tensor, ...], operators: tuple[Operator, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Operator, ...]]:
+        """The residuals of the microbatches that are held; carries that leave are of one."""
+        sizes = {
+            t.index: tuple(
+                size // self.microbatches * self.held if dim == self.factor else size
+                for dim, size in zip(t.dims, t.sizes, strict=True)
+            )
+            for t in (tensors[number] for number in self.held_tensors)
+            if self.labels[t.producer or 0] is not None
+        }
+        tensors = tuple(
+            dataclasses.replace(t, sizes=sizes[t.index]) if t.index in sizes else t for t in tensors
+        )
+        operators = tuple(
+            dataclasses.replace(o, loops=(self.between, *o.loops))
+            if any(use.tensor in self.streamed for use in o.results)
+            else o
+            for o in operators
+        )
+        return tensors, operators
+
+    @functools.cached_property
+    def streamed(self) -> frozenset[int]:
+        """In 1F1B, the carries that leave the forward scan microbatch by microbatch."""
+        return frozenset(
+            use.tensor
+            for operator in self.traced.operators
+            if self.between is not None
+            and operator.phase == "forward"
+            and self.is_boundary(operator, "carry_out")
+            for use in operator.results
+            if self.batch_placements[operator.operands[0].tensor] != SUM
         )
 
     def num_layers(self, loop: int) -> int:
@@ -139,15 +241,30 @@ class Pipeline:
             return None
         return dims.index(self.factor)
 
-    def is_sent(self, tensor: int) -> bool:
-        """Whether a tensor is a carry within a body that goes from stage to stage."""
+    def num_sends(self, tensor: int) -> int:
+        """How often a tensor goes from stage to stage: a carry within a body, once per tick.
+
+        The last send is read by nobody. XLA leaves it out where it does not stand in a loop: after
+        1F1B's forward part two stages have one tick, which is none.
+        """
         producer = self.traced.tensors[tensor].producer
         if producer is None or self.batch_placements[tensor] == SUM:
-            return False
-        return self.is_boundary(self.traced.operators[producer], "carry_in")
+            return 0
+        operator = self.traced.operators[producer]
+        if not self.is_boundary(operator, "carry_in"):
+            return 0
+        is_last = operator.loops[0] == self.in_order[-1]
+        return self.ticks - (self.between is not None and self.stages == 2 and is_last)
 
 
-def pipeline(graph: Graph, axis: str, stages: int, microbatches: int, factor: int) -> Pipeline:
+def pipeline(
+    graph: Graph,
+    axis: str,
+    stages: int,
+    microbatches: int,
+    factor: int,
+    schedule: Schedule = "gpipe",
+) -> Pipeline:
     """The scans over layers of a step as stages along a mesh axis.
 
     Args:
@@ -156,10 +273,12 @@ def pipeline(graph: Graph, axis: str, stages: int, microbatches: int, factor: in
         stages: its size, above 1.
         microbatches: number of equal parts of the batch.
         factor: the batch.
+        schedule: "gpipe", or "1f1b" which holds fewer residuals.
 
     Raises:
         PlanError: no scan over layers, layers that the stages do not divide, a batch that the
-            microbatches do not divide, or an operator of a layer that needs the full batch.
+            microbatches do not divide, an operator of a layer that needs the full batch, or what
+            1F1B cannot run between its scans.
     """
     loops = layer_loops(graph, factor)
     for loop in loops:
@@ -172,7 +291,13 @@ def pipeline(graph: Graph, axis: str, stages: int, microbatches: int, factor: in
             f"it, as {nearest_divisors(batch, microbatches)} do"
         )
     batch_placements, labels = _BodySplit(graph, factor, loops).run()
-    return Pipeline(graph, axis, stages, microbatches, factor, loops, batch_placements, labels)
+    between = None
+    if schedule == "1f1b":
+        graph, between = interleaved(graph, factor, loops, batch_placements)
+        batch_placements, labels = _BodySplit(graph, factor, loops, between).run()
+    return Pipeline(
+        graph, axis, stages, microbatches, factor, loops, batch_placements, labels, between
+    )
 
 
 def find_num_stages(mesh: MeshShape, axis: str) -> int:
@@ -341,9 +466,13 @@ class _BodySplit:
     found by trial: where a carry enters as the same for all microbatches and leaves as a sum.
     """
 
-    def __init__(self, graph: Graph, factor: int, loops: frozenset[int]):
+    def __init__(
+        self, graph: Graph, factor: int, loops: frozenset[int], between: int | None = None
+    ):
         self.graph, self.factor, self.loops = graph, factor, loops
-        self.inside = [o for o in graph.operators if o.loops and o.loops[0] in loops]
+        streamed = loops if between is None else loops | {between}
+        self.inside = [o for o in graph.operators if o.loops and o.loops[0] in streamed]
+        self.between = between
         self.carries = {
             enter: leave
             for number in {n for o in self.inside for n in o.loops}
@@ -369,12 +498,17 @@ class _BodySplit:
             sums |= found
         self._check(tracker, sums)
         inside = {use.tensor for o in self.inside for use in o.results}
-        inside -= {use.tensor for o in self.inside if self._leaves(o) for use in o.results}
+        inside -= {use.tensor for o in self.inside if self._is_whole(o) for use in o.results}
         placements = tuple(
             placement if tensor in inside else REPLICATED
             for tensor, placement in enumerate(tracker.batch_placements)
         )
         return placements, tuple(tracker.labels)
+
+    def _is_whole(self, operator: Operator) -> bool:
+        """Whether the result of an operator is of the whole batch, after all microbatches."""
+        is_streamed = operator.primitive == "carry_out" and operator.phase == "forward"
+        return self._leaves(operator) and not (is_streamed and self.between is not None)
 
     def _leaves(self, operator: Operator) -> bool:
         return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS

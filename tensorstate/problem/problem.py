@@ -32,7 +32,13 @@ from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MOST_DEVICES, REPLICATED, SUM, MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
-from tensorstate.problem.pipeline import Pipeline, find_num_stages, pipeline, stream_factor
+from tensorstate.problem.pipeline import (
+    Pipeline,
+    Schedule,
+    find_num_stages,
+    pipeline,
+    stream_factor,
+)
 from tensorstate.problem.reshard import NO_RESHARD, ReshardGraph, ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
@@ -61,6 +67,7 @@ class Problem:
         stages: the mesh axis of pipeline stages, through which the microbatches are streamed; an
             axis that the network does not have counts as one of ``num_stages`` devices.
         num_stages: where the network is a part of the mesh; by default as the axis has.
+        schedule: of the stages, "gpipe" or "1f1b".
 
     Attributes:
         microbatches: iterations of the loop over microbatches; 1 with stages.
@@ -82,6 +89,7 @@ class Problem:
         batch: str | None = None,
         stages: str | None = None,
         num_stages: int | None = None,
+        schedule: Schedule = "gpipe",
     ):
         checks.instance(graph, Graph, "graph", PlanError)
         checks.instance(network, CollectiveCostModel, "network", PlanError)
@@ -90,7 +98,7 @@ class Problem:
         checks.optional(batch, checks.text, "batch", PlanError)
         self.traced, self.network, self.hardware = graph, network, hardware
         self.batch = batch
-        self.pipeline = self._pipeline(stages, num_stages, microbatches)
+        self.pipeline = self._pipeline(stages, num_stages, microbatches, schedule)
         # A stream of one stage is not cut.
         self.microbatches = microbatches = 1 if stages is not None else microbatches
         in_loop = microbatches != 1
@@ -132,7 +140,18 @@ class Problem:
             self.batch,
             staged.axis if staged else None,
             staged.stages if staged else None,
+            self.schedule,
         )
+
+    @property
+    def schedule(self) -> Schedule:
+        """That of the pipeline; "gpipe" without one."""
+        return "gpipe" if self.pipeline is None else self.pipeline.schedule
+
+    @property
+    def whole(self) -> Graph:
+        """The operators of ``graph`` on the whole batch."""
+        return self.traced if self.pipeline is None else self.pipeline.traced
 
     @property
     def num_parts(self) -> int:
@@ -146,7 +165,7 @@ class Problem:
         return Problem(self.traced, self.network, self.hardware, 1, self.batch)
 
     def _pipeline(
-        self, axis: str | None, num_stages: int | None, microbatches: int
+        self, axis: str | None, num_stages: int | None, microbatches: int, schedule: Schedule
     ) -> Pipeline | None:
         """The stages along a mesh axis; none along an axis of one device."""
         checks.optional(axis, checks.text, "stages", PlanError)
@@ -157,7 +176,7 @@ class Problem:
         if count == 1:
             return None
         factor = stream_factor(self.traced, self.batch)
-        return pipeline(self.traced, axis, count, microbatches, factor)
+        return pipeline(self.traced, axis, count, microbatches, factor, schedule)
 
     @property
     def stage_axis(self) -> int | None:
@@ -208,18 +227,21 @@ class Problem:
 
         Within a scan in stages the devices along the axis of the stages have other layers and other
         microbatches, so that no step leads along it: a slice of a tensor that counts as replicated
-        there, and a gather after a cheaper reduction, would mix them.
+        there, and a gather after a cheaper reduction, would mix them. Nor is a residual of 1F1B
+        resharded, of which no device has all microbatches at any time.
         """
         shares, staged = self._shares.get(group), self.pipeline
         loops = self.graph.loops_around(group.tensors[0]) if staged is not None else ()
-        apart = self.stage_axis if staged and loops and loops[0] in staged.loops else None
-        key = group.sizes, group.nbytes, shares, apart
+        apart = {self.stage_axis} if staged and loops and loops[0] in staged.loops else set()
+        if staged is not None and group.tensors[0] in staged.held_tensors:
+            apart = set(range(len(self.mesh.sizes)))
+        key = group.sizes, group.nbytes, shares, frozenset(apart)
         if key not in self._reshard_graphs:
             seconds = self.network.collective_seconds
             if shares is not None:
                 seconds = functools.partial(_shared_seconds, seconds, shares)
             self._reshard_graphs[key] = ReshardGraph(
-                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds, apart
+                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds, key[-1]
             )
         return self._reshard_graphs[key]
 
@@ -236,11 +258,12 @@ class Problem:
     def sends(self, group: TensorGroup, placements: Placements) -> tuple[ReshardTree, int]:
         """The send of a carry from stage to stage, and how often it is sent; of others none."""
         axis, staged = self.stage_axis, self.pipeline
-        if staged is None or axis is None or not staged.is_sent(group.tensors[0]):
+        count = 0 if staged is None else staged.num_sends(group.tensors[0])
+        if staged is None or axis is None or not count:
             return NO_RESHARD, 0
         nbytes = self.local_bytes(group, placements)
         step = ReshardStep("permute", axis, placements, placements, nbytes)
-        return ReshardTree((step,), self.reshard_graph(group).seconds(step)), staged.ticks
+        return ReshardTree((step,), self.reshard_graph(group).seconds(step)), count
 
     @functools.cached_property
     def liveness(self) -> Liveness:
@@ -250,6 +273,7 @@ class Problem:
             self.graph,
             frozenset(i for i, s in enumerate(stages) if s == "after"),
             self.pipeline.loops if self.pipeline else frozenset(),
+            self.pipeline.together if self.pipeline else frozenset(),
         )
 
     def live_ranges(self, number: int) -> LiveRanges:

@@ -99,7 +99,7 @@ class ReshardGraph:
         mesh: the device mesh.
         collective_seconds: seconds of a collective.
         send_seconds: seconds of a send to the next device, given its mesh axis and bytes.
-        apart: the mesh axis along which no step leads; ``None`` for steps along all axes.
+        apart: the mesh axes along which no step leads.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ReshardGraph:
         mesh: MeshShape,
         collective_seconds: CollectiveSeconds,
         send_seconds: Callable[[int, int], float] | None = None,
-        apart: int | None = None,
+        apart: frozenset[int | None] = frozenset(),
     ):
         self.sizes, self.nbytes, self.mesh = tuple(sizes), nbytes, mesh
         self.collective_seconds, self.send_seconds = collective_seconds, send_seconds
@@ -123,7 +123,7 @@ class ReshardGraph:
         if placements not in self._steps_from:
             steps = reshard_steps(placements, self.sizes, self.nbytes, self.mesh)
             self._steps_from[placements] = tuple(
-                (step, self.seconds(step)) for step in steps if step.axis != self.apart
+                (step, self.seconds(step)) for step in steps if step.axis not in self.apart
             )
         return self._steps_from[placements]
 

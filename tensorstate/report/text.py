@@ -57,7 +57,7 @@ def _parallelisms(
     if staged is not None and axis == problem.stage_axis:
         return [
             f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
-            f"bubble {100 * staged.bubble:.0f} %)"
+            f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
         ]
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
@@ -263,7 +263,10 @@ def _time(cost: Cost, timeline: Timeline) -> str:
 def _format_microbatches(problem: Problem) -> str:
     if (staged := problem.pipeline) is not None:
         count, batch = staged.microbatches, staged.batch
-        return f", {count} microbatches of {batch // count} of a batch of {batch} in its stages"
+        held = f", residuals of {staged.held} held" if staged.held < count else ""
+        return (
+            f", {count} microbatches of {batch // count} of a batch of {batch} in its stages{held}"
+        )
     if problem.microbatch_split is None:
         return ""
     count, batch = problem.microbatches, problem.microbatch_split.batch
@@ -404,7 +407,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
         raise PlanError(f"no tensor is called {checks.shown(name)}; there are {some}, ...")
     tensor = tensors[0]
-    full = problem.traced.tensors[tensor.index]
+    full = problem.whole.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
         lines.append(f"split into {problem.num_parts} microbatches of {size(tensor.nbytes)}")

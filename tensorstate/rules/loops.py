@@ -74,6 +74,7 @@ RULES: dict[str, PrimitiveRule] = {
     "carry_in": PrimitiveRule(carry),
     "carry_out": PrimitiveRule(carry),
     "while_condition": PrimitiveRule(carry),
+    "sum_out": PrimitiveRule(carry),
     "scan_row": PrimitiveRule(row),
     "scan_stack": PrimitiveRule(stack),
     "fill": PrimitiveRule(fill, _run_fill),

@@ -31,6 +31,7 @@ def group_nodes(
     outputs: Sequence[Output],
     stages: Sequence[Hashable] | None = None,
     loops: Sequence[Loop] = (),
+    ties: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[Node, ...], Classes, tuple[Edge, ...]]:
     """The nodes of a graph, their classes, and the edges between them.
 
@@ -39,6 +40,7 @@ def group_nodes(
         stages: of every operator, if the step has several: all nodes of a class, and all operators
             of a node, are in one stage.
         loops: of the graph. Both ends of a carry are of one class.
+        ties: further pairs of operators with equal labels that are of one class.
     """
     stages = stages or [_stage(operator, loops) for operator in operators]
     chains = _fused_chains(tensors, operators, stages)
@@ -48,7 +50,8 @@ def group_nodes(
             nodes.append(_input_node(len(nodes), tensor))
     edges = _edges(nodes, tensors, operators)
     class_ids = _refine(nodes, edges, tensors, operators, outputs, stages)
-    class_ids = _merged(class_ids, _ends(nodes, operators, loops))
+    carries = [pair for loop in loops for pair in loop.carries]
+    class_ids = _merged(class_ids, _ends(nodes, operators, [*carries, *ties]))
     classes: list[list[int]] = [[] for _ in range(max(class_ids, default=-1) + 1)]
     for node, class_id in zip(nodes, class_ids, strict=True):
         classes[class_id].append(node.index)
@@ -70,14 +73,13 @@ def _stage(operator: Operator, loops: Sequence[Loop]) -> Hashable:
 
 
 def _ends(
-    nodes: Sequence[Node], operators: Sequence[Operator], loops: Sequence[Loop]
+    nodes: Sequence[Node], operators: Sequence[Operator], pairs: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """The nodes at both ends of every carry that can be sharded."""
+    """The nodes at both ends of every carry that can be sharded, or of another such pair."""
     node_of = {member.operator: node.index for node in nodes for member in node.members}
     return [
         (node_of[enter], node_of[leave])
-        for loop in loops
-        for enter, leave in loop.carries
+        for enter, leave in pairs
         if operators[enter].sizes == operators[leave].sizes
     ]
 

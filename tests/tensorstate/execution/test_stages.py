@@ -111,7 +111,12 @@ CUBE = {"data": 2, "stage": 2, "model": 2}
 
 
 @functools.cache
-def planned(name: str, axes: tuple[tuple[str, int], ...], microbatches: int = 4) -> ts.Plan:
+def planned(
+    name: str,
+    axes: tuple[tuple[str, int], ...],
+    microbatches: int = 4,
+    schedule: Any = "gpipe",
+) -> ts.Plan:
     step, *shapes = ALL[name]
     mesh = ts.MeshShape.of(dict(axes))
     network = ts.AlphaBetaCosts(mesh, (1e-6,) * len(axes), (1e9,) * len(axes))
@@ -124,6 +129,7 @@ def planned(name: str, axes: tuple[tuple[str, int], ...], microbatches: int = 4)
         batch="x" if name == "forward" else None,
         stages="stage",
         microbatches=microbatches,
+        pipeline_schedule=schedule,
     )
 
 
@@ -158,9 +164,29 @@ def test_stages_have_the_values_of_one_device(name):
     same(name, plan.apply(devices(PLANE), lax_collectives))
 
 
+# Of 1F1B two stages hold three of eight microbatches, and four of four.
+INTERLEAVED = [n for n in ALL if n not in ("shared", "forward")]
+HELD = {"stage": 2}, 8
+
+
+@pytest.mark.parametrize(
+    "name", ["layers", *(pytest.param(n, marks=pytest.mark.slow) for n in INTERLEAVED[1:])]
+)
+def test_1f1b_has_the_values_of_one_device(name):
+    """And the bytes of the plan in the compiled program, with less memory than GPipe."""
+    axes, microbatches = HELD
+    plan = planned(name, tuple(axes.items()), microbatches, "1f1b")
+    assert plan.problem.pipeline is not None
+    assert plan.problem.pipeline.held == 3
+    report = plan.check(mesh=devices(axes))
+    assert report.agrees or "keys" in name, str(report)
+    same(name, plan.apply(devices(axes), lax_collectives))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("name", ["gpt_scan", "llama"])
-def test_a_language_model_trains_in_stages(name):
+def test_a_language_model_trains_in_stages(name, schedule):
     """Losses and parameters of five steps on 8 devices, data and tensor parallel beside stages."""
     network = ts.AlphaBetaCosts(ts.MeshShape.of(CUBE), (1e-6,) * 3, (1e9,) * 3)
     model = load_model(name)
@@ -172,6 +198,7 @@ def test_a_language_model_trains_in_stages(name):
         hardware="CPU",
         stages="stage",
         microbatches=2,
+        pipeline_schedule=schedule,
     )
     assert "pipeline parallel (2 stages, 2 microbatches" in str(plan)
     report = plan.check(mesh=devices(CUBE))
@@ -180,9 +207,12 @@ def test_a_language_model_trains_in_stages(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [*((name, "gpipe") for name in ALL), *((name, "1f1b") for name in INTERLEAVED)],
+)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_any_plan_in_stages(name, seed):
+def test_any_plan_in_stages(name, schedule, seed):
     """Drawn strategies, beside the stages, on three axes."""
-    problem = planned(name, tuple(CUBE.items()), 2).problem
+    problem = planned(name, tuple(CUBE.items()), 2, schedule).problem
     agrees(problem, drawn(problem, seed), CUBE, name)

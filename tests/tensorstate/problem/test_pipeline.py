@@ -282,7 +282,7 @@ def test_a_plan_in_stages_says_so(tmp_path):
     carry = next(
         t.name
         for t in plan.problem.graph.tensors
-        if plan.problem.pipeline is not None and plan.problem.pipeline.is_sent(t.index)
+        if plan.problem.pipeline is not None and plan.problem.pipeline.num_sends(t.index)
     )
     assert "to the next stage, 5 times: permute over stage" in plan.explain(carry)
     assert "20 %" in plan.html()
