@@ -180,10 +180,8 @@ class Plan:
             PlanError: a mesh of other axes, or too few devices.
         """
         checks.optional(collectives, checks.function, "collectives", PlanError)
-        # XLA joins the collectives of ``jax.lax`` itself.
-        buckets = self.timeline.buckets if collectives is None else ()
         decided = self.problem, self.decisions, self.cost
-        return apply(*decided, self._mesh(mesh), collectives, buckets)
+        return apply(*decided, self._mesh(mesh), collectives, self.timeline)
 
     def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
         """The mesh that was given, checked, or else the plan's own."""
@@ -296,9 +294,12 @@ class Plan:
         made = self.apply(mesh, lax_collectives) if step is None else step
         jitted = made.jit() if isinstance(made, ShardedStep) else made
         compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        (sharding, *_) = jax.tree.leaves(compiled.input_shardings) or [None]
+        on_cpu = sharding is None or next(iter(sharding.device_set)).platform == "cpu"
+        held = 0.0 if on_cpu else self.timeline.held
         names = None if step is None else {t.index: t.name for t in self.graph.tensors}
         network = self.problem.network
-        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names)
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost, network, names, held)
 
     def explain(self, tensor: str) -> str:
         """One tensor, by its name: its placements, how it is resharded, and its consumers.

@@ -3,7 +3,8 @@
 A tensor's copies are made by its producer and by the collectives of its reshard plan; whoever reads
 a copy waits for what makes it. Parameters, and casts of them, are sent *ahead* of their readers:
 nothing computes before them. Reductions that only the optimizer reads are sent *behind* their
-producers.
+producers. In the body of a scan a collective is either where no carry leads to it or from it: then
+it may run beside other iterations than its own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tensorstate.cost.memory import resharded_bytes
+from tensorstate.cost.memory import receive_buffer_bytes, resharded_bytes
 from tensorstate.cost.reshard_plan import Decisions, Pass, ReshardPlan
 from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import Placements
@@ -58,6 +59,8 @@ class StepTask:
         is_state: whether a collective is ahead or behind: of parameters and gradients mostly.
         first: the place of a collective's first reader, though that may wait.
         is_alone: whether nothing may run beside it.
+        across: of a collective in a scan that may run beside another iteration, the bytes that it
+            then holds.
     """
 
     seconds: float
@@ -76,6 +79,7 @@ class StepTask:
     is_state: bool = False
     first: float = 0.0
     is_alone: bool = False
+    across: int = 0
 
 
 class StepTasks:
@@ -98,10 +102,13 @@ class StepTasks:
         self.tasks: list[StepTask] = []
         self.first_run: dict[int, int] = {}  # by node, its task
         self.again: dict[int, int] = {}  # by recomputed node, the task that recomputes it
+        self.carries: dict[int, list[tuple[int, int]]] = {}  # by scan that sends: in, and out
         self._compute()
         for reshard in reshards:
             self._reshard(reshard)
         self._hoist_casts()
+        if self.graph.loops and problem.hardware.overlaps and problem.pipeline is None:
+            self._find_across()
         self._place_collectives()
 
     # ------------------------------------------------------------------ tasks
@@ -261,6 +268,33 @@ class StepTasks:
             if task.axis < 0 and not task.before and not task.where and node.phase == "forward":
                 task.order = number / len(self.tasks) - 1.0
 
+    def _find_across(self) -> None:
+        """Collectives in scans that no carry leads to, or from: gathers of rows, sums of stacks."""
+        run_of = {m.operator: run for node, run in self.first_run.items()
+                  for m in self.graph.nodes[node].members}  # fmt: skip
+        inside: dict[Where, list[int]] = defaultdict(list)
+        for number, task in enumerate(self.tasks):
+            for depth in range(len(task.where)):
+                inside[task.where[: depth + 1]].append(number)
+        for where in {task.where for task in self.tasks if task.sent and task.where}:
+            if MICROBATCHES in where or self.graph.loops[where[-1]].length is None:
+                continue
+            readers: dict[int, list[int]] = {number: [] for number in inside[where]}
+            sources: dict[int, list[int]] = {number: [] for number in inside[where]}
+            for number in inside[where]:
+                for other in set(self.tasks[number].before) & readers.keys():
+                    readers[other].append(number)
+                    sources[number].append(other)
+            carries = [(run_of[a], run_of[b]) for a, b in self.graph.loops[where[-1]].carries]
+            self.carries[where[-1]] = carries
+            later = _reached((enter for enter, _ in carries), readers)
+            first = _reached((leave for _, leave in carries), sources)
+            for number in inside[where]:
+                task = self.tasks[number]
+                if task.sent and task.where == where and number not in later & first:
+                    received = receive_buffer_bytes(task.sent[0].step)
+                    task.across = received + (task.behind if number in later else task.ahead)
+
     def _place_collectives(self) -> None:
         """Every collective's place, that of its first reader; and whether it is ahead or behind."""
         tasks, end = self.tasks, self.end
@@ -292,7 +326,7 @@ class StepTasks:
             task.ahead = task.ahead or 1 if is_early and not task.where else 0
             is_late = task.order >= end and not task.ahead
             task.behind = task.behind if is_late else 0
-            task.is_state = bool(task.ahead) or is_late
+            task.is_state = bool(task.ahead or task.across) or is_late
 
     def _let_casts_wait(self, readers: Mapping[int, Sequence[int]]) -> None:
         """What only the optimizer reads may wait like it: gradients that are cast or scaled."""
@@ -310,6 +344,17 @@ class StepTasks:
                 else:
                     found.add(reader)
             tasks[number].is_patient = bool(found) and all(tasks[n].is_patient for n in found)
+
+
+def _reached(start: Iterable[int], edges: Mapping[int, Sequence[int]]) -> set[int]:
+    """All that edges lead to, the start included."""
+    found, pending = set[int](), [*start]
+    while pending:
+        number = pending.pop()
+        if number not in found:
+            found.add(number)
+            pending += edges[number]
+    return found
 
 
 def operator_names(problem: Problem, class_id: int) -> str:

@@ -7,7 +7,9 @@ share a resource. Devices that overlap nothing have one resource for all of it.
 
 A loop, of the step or of microbatches, is one task that nothing else runs beside. Its body is
 scheduled once: seconds of a task are those of all iterations, so that the body's makespan is the
-loop's. Iterations do not overlap with each other.
+loop's. Scans may be unrolled a little: then the body is a few iterations, which wait for each other
+only by the carries, so that rows are gathered and sums are reduced beside the iterations around
+them. What all of them hold at once counts as held.
 
 Collectives of one kind and axis that are ahead, and those that are behind, are joined in buckets of
 at most so many bytes: a bucket pays latency once, and copies its operands and results once more.
@@ -37,6 +39,11 @@ MOST_AHEAD = 0.05
 JOINABLE = ("all_gather", "reduce_scatter", "all_reduce")
 # Bytes of a bucket that are tried; 0 joins nothing.
 BUCKETS = (0, 1 << 22, 1 << 25)
+# Iterations that become one body. Each doubles the time of compiling a scan, so that it must make
+# the step shorter by a part. Gathers ahead across one iteration, in the carry of the loop, were
+# worse: XLA reuses the buffer of the carry, and so has to compute before it gathers.
+UNROLLS = (2, 4)
+LEAST_GAIN = 0.01
 
 
 class Event(NamedTuple):
@@ -69,6 +76,7 @@ class Timeline:
         held: the most bytes of collectives that are sent ahead or behind.
         bucket_bytes: most bytes of joined collectives; 0 where none are.
         buckets: the collectives that are joined.
+        unrolled: by number of a scan of the step, how many iterations are one body.
     """
 
     events: tuple[Event, ...]
@@ -78,6 +86,7 @@ class Timeline:
     held: float
     bucket_bytes: int
     buckets: tuple[tuple[Sent, ...], ...]
+    unrolled: Mapping[int, int]
 
     def __repr__(self) -> str:
         return (
@@ -110,7 +119,32 @@ def schedule_step(
     step = StepTasks(problem, decisions, reshards, recomputed_nodes)
     room = _room(problem, live, memory_limit)
     found = [_scheduled(step, nbytes, room) for nbytes in _worth_trying(step)]
-    return min(found, key=lambda timeline: timeline.seconds)
+    best = min(found, key=lambda timeline: timeline.seconds)
+    for most in UNROLLS if step.carries else ():
+        unrolled = _unrolled(step, most, room)
+        if not unrolled or unrolled == best.unrolled:
+            break
+        longer = _scheduled(step, best.bucket_bytes, room, unrolled)
+        if longer.seconds > (1 - LEAST_GAIN) * best.seconds:
+            break
+        best = longer
+    return best
+
+
+def _unrolled(step: StepTasks, most: int, room: Room) -> dict[int, int]:
+    """By scan the iterations that fit into a body, up to ``most``, and leave at most one behind."""
+    unrolled = {}
+    for number in step.carries:
+        inside = [task for task in step.tasks if number in task.where]
+        places = [task.order for task in inside if task.axis < 0]
+        left = room(min(places), max(places))
+        held = sum(task.across for task in inside if task.where[-1] == number)
+        length = step.graph.loops[number].length or 1
+        for count in range(min(most, length), 1, -1):
+            if 0 < held * (count - 1) <= left and length % count <= 1:
+                unrolled[number] = count
+                break
+    return unrolled
 
 
 def _room(problem: Problem, live: np.ndarray, memory_limit: float | None) -> Room:
@@ -138,19 +172,32 @@ def _worth_trying(step: StepTasks) -> Iterator[int]:
             yield nbytes
 
 
-def _scheduled(step: StepTasks, bucket_bytes: int, room: Room) -> Timeline:
-    """The schedule with buckets of a size."""
-    tasks = _joined(step, bucket_bytes) if bucket_bytes else step.tasks
-    starts, seconds, held = _Loops(tasks, *_resources(step.problem), room).schedule()
+def _scheduled(
+    step: StepTasks, bucket_bytes: int, room: Room, unrolled: Mapping[int, int] | None = None
+) -> Timeline:
+    """The schedule with buckets of a size, and some scans unrolled."""
+    tasks, carries = step.tasks, step.carries
+    if bucket_bytes:
+        tasks, carries = _joined(step, bucket_bytes)
+    loops = _Loops(tasks, _resources(step.problem), room, carries, unrolled or {})
+    seconds, runs, held = loops.schedule()
     compute = math.fsum(d.seconds for d in tasks if d.axis < 0)
-    events = sorted(
-        Event(start, d.seconds, d.axis, d.name, d.class_id)
-        for d, start in zip(tasks, starts, strict=True)
-        if d.seconds > 0
-    )
+    events = []
+    for number, start, end in runs:
+        task = tasks[number]
+        if end > start:
+            events.append(Event(start, end - start, task.axis, task.name, task.class_id))
     buckets = tuple(d.sent for d in tasks if len(d.sent) > 1)
-    exposed = _exposed(tasks, starts)
-    return Timeline(tuple(events), seconds, compute, exposed, held, bucket_bytes, buckets)
+    return Timeline(
+        tuple(sorted(events)),
+        seconds,
+        compute,
+        _exposed(tasks, runs),
+        held,
+        bucket_bytes,
+        buckets,
+        unrolled or {},
+    )
 
 
 def _resources(problem: Problem) -> tuple[list[int], int]:
@@ -163,8 +210,10 @@ def _resources(problem: Problem) -> tuple[list[int], int]:
     return [number[group] for group in links], 1 + len(number)
 
 
-def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
-    """The tasks, with small neighbours of one kind, axis and dtype as one."""
+def _joined(
+    step: StepTasks, bucket_bytes: int
+) -> tuple[list[StepTask], dict[int, list[tuple[int, int]]]]:
+    """The tasks, with small neighbours of one kind, axis and dtype as one; and all carries."""
     in_turn = functools.partial(_place, step.tasks)
     rate = step.problem.hardware.memory_bandwidth
     taken: dict[int, int] = {}
@@ -205,7 +254,14 @@ def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
                 name=f"{others[0].name} of {len(bucket)}",
             )
             taken |= dict.fromkeys(bucket, first)
-    return _without(joined, taken)
+    kept = [n for n in range(len(joined)) if taken.get(n, n) == n]
+    renamed = {n: k for k, n in enumerate(kept)}
+    for task in joined:
+        task.before = [renamed[taken.get(b, b)] for b in task.before]
+    carries = {
+        loop: [(renamed[a], renamed[b]) for a, b in pairs] for loop, pairs in step.carries.items()
+    }
+    return [joined[n] for n in kept], carries
 
 
 def _place(tasks: Sequence[StepTask], number: int) -> tuple[float, int]:
@@ -233,39 +289,42 @@ def _buckets(
         yield bucket
 
 
-def _without(tasks: Sequence[StepTask], taken: Mapping[int, int]) -> list[StepTask]:
-    """The tasks without those that others have taken over, numbered again."""
-    kept = [n for n in range(len(tasks)) if taken.get(n, n) == n]
-    renamed = {n: k for k, n in enumerate(kept)}
-    for task in tasks:
-        task.before = [renamed[taken.get(b, b)] for b in task.before]
-    return [tasks[n] for n in kept]
-
-
 # ---------------------------------------------------------------------- schedules of loops
 
 
-def _exposed(tasks: Sequence[StepTask], starts: Sequence[float]) -> dict[tuple[int, bool], float]:
+class Run(NamedTuple):
+    """A task in time; that of an unrolled scan runs several times."""
+
+    number: int
+    start: float
+    end: float
+
+
+def _exposed(tasks: Sequence[StepTask], runs: Sequence[Run]) -> dict[tuple[int, bool], float]:
     """Seconds for which computation waits, by the collective that it waits for.
 
     At the end of a body, and where it waits for others that wait, that is the last that ended.
     """
     exposed: dict[tuple[int, bool], float] = defaultdict(float)
+    sends = sorted((run.end, run.number) for run in runs if tasks[run.number].axis >= 0)
+    ends: dict[int, list[float]] = defaultdict(list)
+    for end, number in sends:
+        ends[number].append(end)
     last_compute = 0.0
-    ends = [start + d.seconds for d, start in zip(tasks, starts, strict=True)]
-    final = max(range(len(tasks)), key=ends.__getitem__, default=None)
-    sends = sorted((ends[n], n) for n, d in enumerate(tasks) if d.axis >= 0)
-    by_start = sorted((n for n, d in enumerate(tasks) if d.axis < 0), key=starts.__getitem__)
-    for number in by_start:
-        sent = [b for b in tasks[number].before if tasks[b].axis >= 0]
-        waited = starts[number] - last_compute
+    for number, start, end in sorted(runs, key=lambda run: run.start):
+        if tasks[number].axis >= 0:
+            continue
+        waited, until = start - last_compute, start * (1 + 1e-12)
         if waited > 0 and sends:
-            last = bisect.bisect_right(sends, (starts[number] * (1 + 1e-12), len(tasks))) - 1
-            blamed = tasks[max(sent, key=ends.__getitem__) if sent else sends[max(0, last)][1]]
+            own = [(ends[b][k - 1], b) for b in tasks[number].before
+                   if (k := bisect.bisect_right(ends[b], until))]  # fmt: skip
+            last = bisect.bisect_right(sends, (until, len(tasks))) - 1
+            blamed = tasks[(max(own) if own else sends[max(0, last)])[1]]
             exposed[blamed.axis, blamed.is_state] += waited
-        last_compute = max(last_compute, ends[number])
-    if final is not None and tasks[final].axis >= 0 and ends[final] > last_compute:
-        exposed[tasks[final].axis, tasks[final].is_state] += ends[final] - last_compute
+        last_compute = max(last_compute, end)
+    if sends and sends[-1][0] > last_compute:
+        final = tasks[sends[-1][1]]
+        exposed[final.axis, final.is_state] += sends[-1][0] - last_compute
     return dict(exposed)
 
 
@@ -273,10 +332,16 @@ class _Loops:
     """Schedules bodies of loops from the innermost out, each as one task of the body around it."""
 
     def __init__(
-        self, tasks: Sequence[StepTask], resources: Sequence[int], num_resources: int, room: Room
+        self,
+        tasks: Sequence[StepTask],
+        resources: tuple[Sequence[int], int],
+        room: Room,
+        carries: Mapping[int, Sequence[tuple[int, int]]],
+        unrolled: Mapping[int, int],
     ):
-        self.tasks, self.resources, self.num_resources = tasks, resources, num_resources
+        self.tasks, (self.resources, self.num_resources) = tasks, resources
         self.room, self.held = room, 0.0
+        self.carries, self.unrolled = carries, unrolled
         self.children: dict[Where, list[int]] = defaultdict(list)
         self.bodies: dict[Where, set[Where]] = defaultdict(set)
         for number, task in enumerate(tasks):
@@ -301,16 +366,13 @@ class _Loops:
         if earlier != later:
             self.before[a[:shared]][later].add(earlier)
 
-    def schedule(self) -> tuple[list[float], float, float]:
-        """The start of every task, the makespan, and the most bytes held."""
-        starts = [0.0] * len(self.tasks)
-        seconds, _, found = self._body(())
-        for number, start in found:
-            starts[number] = start
-        return starts, seconds, self.held
+    def schedule(self) -> tuple[float, list[Run], float]:
+        """The makespan, all tasks in time, and the most bytes held."""
+        seconds, _, runs = self._body(())
+        return seconds, runs, self.held
 
-    def _body(self, where: Where) -> tuple[float, float, list[tuple[int, float]]]:
-        """The makespan of a body, its place, and the starts of its tasks."""
+    def _body(self, where: Where) -> tuple[float, float, list[Run]]:
+        """The makespan of a body, its place, and its tasks in time."""
         loops = sorted(self.bodies[where])
         inner = {loop: self._body(loop) for loop in loops}
         names: list[int | Where] = [*self.children[where], *loops]
@@ -325,18 +387,27 @@ class _Loops:
                 first = self.tasks[name].first
             before = tuple(k for k in wanted if orders[k] < first or not self._is_compute(names[k]))
             placed.append(self._task(name, order, before, inner))
+        count = self.unrolled.get(where[-1], 1) if where else 1
+        if count > 1:
+            across = sum(self.tasks[number].across for number in self.children[where])
+            self.held = max(self.held, float(across * (count - 1)))
+            carries = [(place[a], place[b]) for a, b in self.carries[where[-1]]]
+            placed = _iterations(placed, count, carries)
         starts, held = list_schedule(placed, self.num_resources, self.room)
         self.held = max(self.held, held)
-        ends = (start + task.seconds for start, task in zip(starts, placed, strict=True))
-        found: list[tuple[int, float]] = []
-        for name, start in zip(names, starts, strict=True):
+        ends = [start + task.seconds for start, task in zip(starts, placed, strict=True)]
+        runs: list[Run] = []
+        for name, start, end in zip(names * count, starts, ends, strict=True):
             if isinstance(name, int):
-                found.append((name, start))
+                runs.append(Run(name, start, end))
             else:
-                found += [(number, start + inside) for number, inside in inner[name][2]]
+                runs += [
+                    Run(run.number, start + run.start / count, start + run.end / count)
+                    for run in inner[name][2]
+                ]
         first = min((o for o, n in zip(orders, names, strict=True) if self._is_compute(n)),
                     default=0.0)  # fmt: skip
-        return max(ends, default=0.0), first, found
+        return max(ends, default=0.0), first, runs
 
     def _is_compute(self, name: int | Where) -> bool:
         return not isinstance(name, int) or self.tasks[name].axis < 0
@@ -361,3 +432,25 @@ class _Loops:
         if resource == COMPUTE:
             return Task(task.seconds, COMPUTE, order, before, is_patient=task.is_patient)
         return Task(task.seconds, resource, order, before, task.ahead, task.behind)
+
+
+def _iterations(
+    tasks: Sequence[Task], count: int, carries: Sequence[tuple[int, int]]
+) -> list[Task]:
+    """Some iterations of a body in a row, of tasks that take as long as all of them."""
+    n, span = len(tasks), 1 + max(t.order for t in tasks) - min(t.order for t in tasks)
+    leaves = dict(carries)
+    made = []
+    for k in range(count):
+        for number, task in enumerate(tasks):
+            before = [other + k * n for other in task.before]
+            if k and number in leaves:
+                before.append(leaves[number] + (k - 1) * n)
+            made.append(
+                task._replace(
+                    seconds=task.seconds / count,
+                    order=task.order + k * span,
+                    before=tuple(before),
+                )
+            )
+    return made

@@ -148,7 +148,8 @@ class LocalExecutor:
         elif staged is not None and number in staged.loops:
             results = run_stages(self, number, body)
         else:
-            results = run_loop(self, self.graph, number, body)
+            unroll = self.table.unrolled.get(number, 1) if self.overlap else 1
+            results = run_loop(self, self.graph, number, body, unroll)
         first = next(iter(results.values()))
         self.order.advance(first)
         for tensor, x in results.items():

@@ -6,7 +6,7 @@ A reshard step is executed inside ``jax.shard_map``: with jaxcoll schedules or w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -147,10 +147,11 @@ class NodePosition:
 
 
 class PlacementTable:
-    """The placements of all tensors: produced, read, and returned; and the buckets of collectives.
+    """The placements of all tensors: produced, read, and returned; buckets, and unrolled scans.
 
     Args:
         buckets: collectives that are joined, where they overlap with compute.
+        unrolled: iterations of a scan in one body there, by the number of its loop.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class PlacementTable:
         decisions: Decisions,
         cost: Cost,
         buckets: Sequence[tuple[Sent, ...]] = (),
+        unrolled: Mapping[int, int] | None = None,
     ):
+        self.unrolled = dict(unrolled or {})
         self.buckets = {(sent.tensor, sent.when): bucket for bucket in buckets for sent in bucket}
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.whole

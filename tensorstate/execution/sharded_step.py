@@ -23,12 +23,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.cost.step_tasks import Sent
+from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
     Collectives,
     PlacementTable,
+    lax_collectives,
     scheduled_collectives,
     to_partition_spec,
 )
@@ -248,7 +249,7 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
-    buckets: Sequence[tuple[Sent, ...]] = (),
+    timeline: Timeline | None = None,
 ) -> ShardedStep:
     """The training step of a problem, run as decided.
 
@@ -258,13 +259,16 @@ def apply(
         cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
-        buckets: collectives that are joined on devices that overlap them (``Timeline.buckets``).
+        timeline: the schedule that was priced. On devices that overlap, scans are unrolled and
+            collectives joined like its own; XLA joins those of ``jax.lax`` itself.
 
     Raises:
         PlanError: for a mesh of other axes.
     """
     check_axes(problem, mesh)
-    table = PlacementTable(problem, decisions, cost, buckets)
+    buckets = () if timeline is None or collectives is lax_collectives else timeline.buckets
+    unrolled = None if timeline is None else timeline.unrolled
+    table = PlacementTable(problem, decisions, cost, buckets, unrolled)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 

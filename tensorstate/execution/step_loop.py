@@ -67,13 +67,14 @@ def by_loop(
 
 
 def run_loop(
-    runner: Runner, graph: Graph, number: int, operators: Sequence[Operator]
+    runner: Runner, graph: Graph, number: int, operators: Sequence[Operator], unroll: int = 1
 ) -> dict[int, Any]:
     """The tensors that a loop leaves behind, one dimension per position.
 
     Args:
         runner: runs the operators around the loop.
         operators: all of the loop's, inner loops included.
+        unroll: iterations of a scan in one body, where collectives of one hide under another.
     """
     loop = graph.loops[number]
     mine = [o for o in operators if o.loops[-1] == number and o.primitive in LOOP_BOUNDARY]
@@ -111,7 +112,7 @@ def run_loop(
             body = iteration(carry, given, inside)
             return carried(body, carry), [flat_operand(body, o) for o in at["scan_stack"]]
 
-        last, ys = lax.scan(step, initial, rows, loop.length, loop.reverse)
+        last, ys = lax.scan(step, initial, rows, loop.length, loop.reverse, unroll)
     made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
 

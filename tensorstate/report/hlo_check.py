@@ -283,6 +283,7 @@ def compare_with_hlo(
     cost: Cost,
     network: CollectiveCostModel | None = None,
     names: Mapping[int, str] | None = None,
+    held: float = 0.0,
 ) -> HloComparison:
     """A compiled step beside its prediction.
 
@@ -293,6 +294,8 @@ def compare_with_hlo(
         cost: the prediction.
         network: by which the compiled collectives are priced.
         names: of the tensors, for a step whose collectives name theirs.
+        held: bytes of collectives ahead and behind, beside those of the cost, on devices that
+            overlap (``Timeline.held``).
 
     Raises:
         FormatError: a compiler that does not show its HLO, or shows it in an unknown notation.
@@ -324,7 +327,7 @@ def compare_with_hlo(
         program.unknown_loops,
         cost.memory.inputs,
         memory.argument_size_in_bytes if memory else 0,
-        cost.memory.peak - cost.memory.inputs,
+        cost.memory.peak - cost.memory.inputs + round(held),
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
         0.0 if network is None else network_seconds(program.collectives, network, stages),

@@ -35,8 +35,8 @@ from tensorstate.solver.plain import simplify
 
 # The share of collectives that hide: ties are then for the plan that sends less.
 LEAST_SHARE = 0.05
-# In the body of a loop iterations do not overlap with each other.
-LOOP_SHARE = 0.5
+# Of four iterations of a scan in one body, the gathers of the first and the sums of the last.
+LOOP_SHARE = 0.25
 # Programs beside that of "sum", and the improvement that justifies another.
 MOST_ROUNDS, MIN_IMPROVEMENT = 2, 1e-2
 # Parts of the time limit: of the program of "sum", of each other one; and seconds of a strategy.

@@ -48,7 +48,7 @@ def main(name: str) -> None:
     problem = Problem(trace(step, arguments), ScheduleCosts(target.topology, mesh), device)
     plan = solve_baseline(problem, "fsdp")
     devices = Devices(np.asarray(target.devices, object), mesh.names)
-    applied = apply(problem, plan.decisions, plan.cost, devices, buckets=plan.timeline.buckets)
+    applied = apply(problem, plan.decisions, plan.cost, devices, timeline=plan.timeline)
     found = aot.summarize(applied.jit().lower(*arguments).compile())
     hidden = plan.cost.communication - plan.timeline.exposed_seconds
     print(

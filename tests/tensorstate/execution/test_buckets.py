@@ -1,4 +1,4 @@
-"""Joined collectives: the values of those that they replace, and as many fewer as were priced."""
+"""Joined collectives and unrolled scans: the same values and bytes, in as many as were priced."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
+from tensorstate.report.hlo_check import compare_with_hlo
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import assert_alike
 
@@ -76,23 +77,28 @@ def problem_of(name: str, **sizes: int) -> tuple:
     return model, Problem(trace(model.step, model.abstract_args), NETWORK, HARDWARE["H100"])
 
 
-@pytest.mark.parametrize("how", ["fsdp", "zero1"])
-def test_a_step_with_buckets_is_the_step(how, monkeypatch):
-    """On CPU devices, in the order of devices that overlap."""
-    model, problem = problem_of("mlp")
-    plan = solve_baseline(problem, how)
-    buckets = plan.timeline.buckets
-    assert buckets
+@pytest.fixture
+def in_overlap(monkeypatch):
+    """CPU devices in the order of devices that overlap."""
     overlapping = sharded_step.LocalExecutor
     monkeypatch.setattr(
         sharded_step, "LocalExecutor", lambda *args, **_: overlapping(*args, overlap=True)
     )
+
+
+@pytest.mark.usefixtures("in_overlap")
+@pytest.mark.parametrize("how", ["fsdp", "zero1"])
+def test_a_step_with_buckets_is_the_step(how):
+    model, problem = problem_of("mlp")
+    plan = solve_baseline(problem, how)
+    buckets = plan.timeline.buckets
+    assert buckets
     mesh = plan.make_mesh(jax.devices()[:8])
     args = model.init(0)
     found = {}
-    for name, joined in (("apart", ()), ("joined", buckets)):
+    for name, timeline in (("apart", None), ("joined", plan.timeline)):
         applied = sharded_step.apply(
-            problem, plan.decisions, plan.cost, mesh, lax_collectives, joined
+            problem, plan.decisions, plan.cost, mesh, lambda *of: lax_collectives(*of), timeline
         )
         placed = jax.device_put(jax.device_get(args), applied.in_shardings)
         lowered = applied.jit(donate=False).lower(*placed)
@@ -100,3 +106,37 @@ def test_a_step_with_buckets_is_the_step(how, monkeypatch):
         assert_alike(lowered.compile()(*placed), jax.jit(model.step)(*args))
     fewer = sum(len(bucket) - 1 for bucket in buckets)
     assert found["joined"] == found["apart"] - fewer
+
+
+def scanned(params, x):
+    def layer(h, w):
+        return h + jnp.tanh(h @ w["up"]) @ w["down"], h.mean()
+
+    def loss(params):
+        h, means = jax.lax.scan(layer, x, params)
+        return jnp.square(h).mean() + means.sum()
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.usefixtures("in_overlap")
+def test_an_unrolled_scan_is_the_scan_with_the_same_bytes():
+    """Seven layers in bodies of three: two bodies, and one layer beside them."""
+    params = {"up": jnp.ones((7, 16, 32)) / 16, "down": jnp.ones((7, 32, 16)) / 32}
+    args = params, jnp.linspace(-1, 1, 64 * 16).reshape(64, 16)
+    network = AlphaBetaCosts(MESH, (1e-7, 1e-7), (1e9, 1e9))
+    problem = Problem(trace(scanned, args), network, HARDWARE["H100"])
+    plan = solve_baseline(problem, "fsdp")
+    assert set(plan.timeline.unrolled.values()) == {3}
+    mesh = plan.make_mesh(jax.devices()[:8])
+    decided = problem, plan.decisions, plan.cost, mesh, lax_collectives
+    counts = []
+    for timeline in (None, plan.timeline):
+        applied = sharded_step.apply(*decided, timeline)
+        placed = jax.device_put(jax.device_get(args), applied.in_shardings)
+        lowered = applied.jit(donate=False).lower(*placed)
+        counts.append(len(COLLECTIVES.findall(lowered.as_text())))
+        compiled = lowered.compile()
+        assert compare_with_hlo(compiled, problem.mesh, plan.cost).agrees
+        assert_alike(compiled(*placed), jax.jit(scanned)(*args))
+    assert counts[1] >= 3 * counts[0]
