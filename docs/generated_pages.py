@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jaxcoll import SYNTHESIZERS
-from jaxcoll.cli.application import COMMANDS, application
+from jaxcoll.cli import COMMANDS, application
 from jaxcoll.collective import DUALS, KINDS
 from jaxcoll.synth import REGISTRY
 

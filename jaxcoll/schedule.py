@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxcoll import fields
+from jaxcoll import fields, pictures
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
 from jaxcoll.paths import Edges, whole_numbers
-from jaxcoll.pictures import markup
 from jaxcoll.topology import Topology
 
 
@@ -294,8 +293,8 @@ class Schedule:
         }
         in_step = np.diff(np.searchsorted(self.message_ptr, self.step_ptr))
         share = in_step / max(in_step.max(initial=1), 1)
-        drawing = markup.bars(share, "messages by step")
-        return markup.table(f"Schedule of {self.collective.kind}", rows, drawing)
+        drawing = pictures.bars(share, "messages by step")
+        return pictures.table(f"Schedule of {self.collective.kind}", rows, drawing)
 
     def check_claims(self) -> None:
         """Refuse a collective that is too large to be looked at for the few sends there are.

@@ -30,7 +30,7 @@ from jaxcoll.links import (
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number
-from jaxcoll.pictures.markup import network_card
+from jaxcoll.pictures import network_card
 
 if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
     import networkx as nx

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
+from jaxcoll import pictures
 from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
-from jaxcoll.pictures import markup
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
 from tensorstate.cost.timeline import Timeline
@@ -121,8 +121,8 @@ class Plan:
         room = options.memory_limit or self.problem.hardware.memory
         parts = dataclasses.astuple(cost.memory)
         filled = [sum(parts[: i + 1]) / room for i in range(len(parts))]
-        drawing = markup.bars(filled, "inputs, saved, resident, gradients, temporaries")
-        return markup.table(parallelism_name(self.problem, self.decisions, cost), rows, drawing)
+        drawing = pictures.bars(filled, "inputs, saved, resident, gradients, temporaries")
+        return pictures.table(parallelism_name(self.problem, self.decisions, cost), rows, drawing)
 
     def html(self, title: str = "Plan") -> str:
         """An interactive page, one HTML file that needs nothing else.

@@ -18,7 +18,7 @@ from jaxcoll.finder import entry
 from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program
-from jaxcoll.tune.tables import table_file
+from jaxcoll.tune import table_file
 from tests.execute.meshes.xla_flags import cpu_devices
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import jaxcoll as jc
-from jaxcoll.cli.application import COMMANDS
+from jaxcoll.cli import COMMANDS
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -27,7 +27,7 @@ from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.study import ConfigError, Row, Rows, publish
-from jaxcoll.configurations.config import CHANNELS, CHUNK_BYTES, THREADS
+from jaxcoll.configurations import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}

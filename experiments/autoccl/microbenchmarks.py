@@ -42,8 +42,8 @@ from experiments.study import ConfigError, Row, Rows, publish, tell
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
+from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.offline_tuner import tune
-from jaxcoll.tune.tables.in_use import this_machine
 from jaxcoll.tune.trial import Trial
 
 _BEST, _WORST, _DEFAULT = "best", "worst", "default"

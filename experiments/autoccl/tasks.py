@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from experiments.autoccl import MEASURED, MODELLED
 from experiments.config import StudyConfig, at_least
 from experiments.study import ConfigError, Row, Rows, publish
-from jaxcoll.configurations.config import TABLE_2
+from jaxcoll.configurations import TABLE_2
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
 

@@ -30,7 +30,7 @@ from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
 from experiments.study import CheckError, Row, Rows, publish
 from experiments.timing import compare
-from jaxcoll.configurations.config import THREADS
+from jaxcoll.configurations import THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config as Configuration

@@ -35,7 +35,7 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
-from experiments.autoccl.searches.sampled import global_configuration
+from experiments.autoccl.searches import global_configuration
 from experiments.config import above, at_least, one_of
 from experiments.study import CheckError, ConfigError
 from jaxcoll.tune import Config as Configuration

@@ -20,18 +20,18 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import Bandwidth
-from experiments.autoccl.searches.landscapes import Landscape, equations, landscape_space
-from experiments.autoccl.searches.released import Released
-from experiments.autoccl.searches.sampled import global_configuration
+from experiments.autoccl.landscapes import Landscape, equations, landscape_space
+from experiments.autoccl.released import Released
+from experiments.autoccl.searches import global_configuration
 from experiments.config import StudyConfig, above, at_least
 from experiments.study import Row, Rows, publish, tell
+from jaxcoll.configurations import THREADS, Task, nccl_config
 from jaxcoll.configurations.base import Search
-from jaxcoll.configurations.config import THREADS, Task, nccl_config
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
 

@@ -26,9 +26,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from experiments.benchmarks.report import report, write
 from experiments.study import printed
-from experiments.timing import compare
+from experiments.timing import compare, report, write
 from jaxcoll import execute, topologies
 from jaxcoll.execute.choice.selection import derived
 from jaxcoll.execute.lowerings.rounds import permute_program

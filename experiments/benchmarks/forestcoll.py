@@ -22,9 +22,9 @@ import networkx as nx
 import numpy as np
 
 from experiments import recording
-from experiments.benchmarks.report import report
 from experiments.forestcoll.tables import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
 from experiments.study import Rows, describe_machine
+from experiments.timing import report
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.io.files import write_text

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.benchmarks.report import earlier, report, write
 from experiments.models import load_model
 from experiments.models.scripts import SCRIPTS, Script
 from experiments.recording import table
 from experiments.study import printed
+from experiments.timing import earlier, report, write
 from jaxcoll import topologies
 from jaxcoll.io.files import write_text
 from tensorstate import (

@@ -11,8 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from experiments.benchmarks.report import report
-from experiments.timing import Timing, time_it
+from experiments.timing import Timing, report, time_it
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective

@@ -16,18 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import report
 from experiments.study import Rows
 from experiments.tacos.synthesis import growth, measure_mesh
-from experiments.timing import time_it
+from experiments.timing import report, time_it
 from jaxcoll.bounds import bound, ideal, step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.auto import Portfolio
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade
 from jaxcoll.synth.entry import synthesize
 from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.topologies import hypercube, mesh, ring_fc_switch, torus

@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from experiments.benchmarks.report import report
+from experiments.timing import report
 from jaxcoll import aot, execute, topologies
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from scipy.stats import kendalltau
 
-from experiments.benchmarks.report import report
 from experiments.models import Model, load_model
+from experiments.timing import report
 from jaxcoll import topologies
 from jaxcoll.execute.choice import measured_costs
 from tensorstate import (

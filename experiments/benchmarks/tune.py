@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmarks.report import earlier, report, text, write
+from experiments.timing import earlier, report, text, write
 
 if TYPE_CHECKING:  # JAX starts once its devices are counted
     from jaxcoll.configurations.base import Search
@@ -60,7 +60,7 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     """A row with ``jax.lax`` in the space and one without."""
     import numpy as np
 
-    from experiments.autoccl.searches.sampled import Exhaustive
+    from experiments.autoccl.searches import Exhaustive
     from jaxcoll.tune import Fitted, Table, this_machine
     from jaxcoll.tune.offline_tuner import tune
 

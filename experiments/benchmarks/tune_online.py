@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import report
 from experiments.study import Rows
-from jaxcoll.configurations.config import Task
+from experiments.timing import report
+from jaxcoll.configurations import Task
 from jaxcoll.tune import Config
+from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.processes import Progress
 from jaxcoll.tune.training_step.regression import TimedStep
-from jaxcoll.tune.training_step.state_machine import State
 
 _LAYERS = 6
 

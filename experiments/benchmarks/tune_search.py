@@ -25,8 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.autoccl.searches import Afnfa, Printed, Released
-from experiments.autoccl.searches.landscapes import (
+from experiments.autoccl.landscapes import (
     Landscape,
     cliff,
     coupled,
@@ -38,8 +37,9 @@ from experiments.autoccl.searches.landscapes import (
     ramps,
     two_peaks,
 )
-from experiments.benchmarks.report import report, text
+from experiments.autoccl.searches import Afnfa, Printed, Released
 from experiments.study import Rows
+from experiments.timing import report, text
 from jaxcoll import executors
 from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable

@@ -38,7 +38,7 @@ from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
-from jaxcoll.finder.properties import measured_bases
+from jaxcoll.finder.construction import measured_bases
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth import Bfb, Sccl, StepMilp

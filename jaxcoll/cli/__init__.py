@@ -1,15 +1,171 @@
 """The command line: ``jaxcoll COMMAND``, or ``python -m jaxcoll COMMAND``.
 
-- ``application``: the commands by name, each loaded when it is called; errors as one line; exit
-  codes 0 (done), 1 (a check failed) and 2 (bad usage or input);
-- ``quantities``: "256KiB", "0.5us" and "50GB/s", tables and JSON; ``networks``: "torus:4x4" and the
-  other names; ``files``: schedules and networks of every format;
-- ``schedules``, ``comparing``, ``exploring``, ``tuning``, ``compiling``, ``doctor``: the commands.
+Here are the commands by name, each loaded when it is called, and what becomes of their errors: one
+line, and exit codes 0 (done), 1 (a check failed) and 2 (bad usage or input). ``--help`` and
+completion load no command but the one they are for, and no command loads NumPy before its arguments
+are read: a wrong option is refused at once.
+
+- ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
+  ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
+- ``schedules``, ``exploring``, ``tuning``, ``compiling``, ``doctor``: the commands.
 
 Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of
 click), with completion of names and files for bash, zsh and fish.
 """
 
-from jaxcoll.cli.application import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import concurrent.futures
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from jaxcoll.cli.quantities import Group, one_line
+
+# Name -> the module that has the command under it, and its line in the list of commands. ``plan``
+# stands above this package, so it is found by its name, as a plugin's would be.
+COMMANDS = {
+    "synth": ("jaxcoll.cli.schedules", "Make a schedule: the fastest found, or one by name."),
+    "verify": ("jaxcoll.cli.schedules", "Prove a schedule, or name rank, chunk and step."),
+    "prove": ("jaxcoll.cli.schedules", "Prove a file by a second, independent checker."),
+    "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
+    "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
+    "compare": ("jaxcoll.cli.exploring", "All synthesizers on my network, in percent of a bound."),
+    "bound": ("jaxcoll.cli.exploring", "The time that no schedule can beat, and why."),
+    "find": ("jaxcoll.cli.exploring", "Networks of a size and degree with the best schedules."),
+    "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
+    "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
+    "calibrate": ("jaxcoll.cli.tuning", "Fit links to times that nccl-tests measured."),
+    "plan": ("tensorstate.command_line", "Choose the placements of a training step's tensors."),
+    "targets": ("jaxcoll.cli.compiling", "Compile my function for a slice that is not here."),
+    "doctor": ("jaxcoll.cli.doctor", "Devices, their guessed network, versions, missing packages."),
+    "completion": ("jaxcoll.cli.doctor", "Print the script for completion in a shell."),
+}
+
+_COMPLETE = "_JAXCOLL_COMPLETE"  # shells ask by this variable
+INTERRUPTED = 130  # what shells say of a command that was stopped by Ctrl-C
+CLOSED_PIPE = 141  # and of one whose reader went away
+
+
+class _Application(Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from jaxcoll import __version__
+
+        click.echo(f"jaxcoll {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Application,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version,
+    help="Print the version.",
+)  # fmt: skip
+@click.pass_context
+def application(ctx: click.Context) -> None:
+    """Schedules for collective communication, made for the network they run on.
+
+    A network is a name (torus:4x4, dgx-h100:4, v5p:4x4x8; jaxcoll show --names lists them) or a
+    file. Sizes are 256KiB or 25MB, latencies 0.5us, bandwidths 50GB/s. Every command takes --json.
+    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code. Errors that the user can repair are one line on stderr."""
+    warnings.showwarning = _show_warning
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if _COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(application, {}, "jaxcoll", _COMPLETE, os.environ[_COMPLETE])
+    try:
+        # Not by ``application.main``, which prints a line of its own for Ctrl-C and exits with 1.
+        with application.make_context("jaxcoll", given) as context:
+            code = application.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except BrokenPipeError:
+        # Python would complain when it flushes what is left at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return _failed("interrupted", INTERRUPTED)
+    except click.UsageError as error:
+        return _failed(_usage(error), 2)
+    except click.ClickException as error:
+        return _failed(error.format_message(), 2)
+    except ModuleNotFoundError as error:
+        return _failed(_missing(error), 2)
+    except concurrent.futures.BrokenExecutor as error:
+        return _failed(f"{error}; type --workers 1 to see why", 2)
+    except MemoryError:
+        return _failed("not enough memory for this size; type a smaller one", 2)
+    except OSError as error:
+        named = error.strerror and error.filename is not None
+        return _failed(f"{error.filename}: {error.strerror}" if named else one_line(error), 2)
+    except ValueError as error:
+        return _failed(one_line(error), 2)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"jaxcoll: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _usage(error: click.UsageError) -> str:
+    message = one_line(error.format_message()).rstrip(".")
+    path = error.ctx.command_path if error.ctx is not None else ""
+    return (
+        f"{message} (jaxcoll --help)" if path in ("", "jaxcoll") else f"{message} ({path} --help)"
+    )
+
+
+# Packages that commands need and the library does not, by the extra or command that installs them.
+_INSTALLS = {
+    "jax": "pip install jax",
+    "jaxlib": "pip install jax",
+    "matplotlib": "pip install matplotlib",
+    "cvxpy": "pip install cvxpy",
+    "optax": "pip install optax",
+    "sklearn": "pip install scikit-learn",
+}
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if package not in _INSTALLS:
+        return one_line(error)
+    return f"this needs the package {package}; type: {_INSTALLS[package]}"
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    print(f"jaxcoll: warning: {one_line(message)}", file=sys.stderr)

@@ -171,7 +171,7 @@ def completion(shell, as_json) -> int:
     """
     from click.shell_completion import get_completion_class
 
-    from jaxcoll.cli.application import application
+    from jaxcoll.cli import application
 
     found = get_completion_class(shell)
     if found is None:

@@ -85,7 +85,7 @@ def needs_network(path: str) -> str:
         return ""
     if is_trace(path):
         return "a trace of Chakra's"
-    from jaxcoll.io.recognised import ON_NETWORK
+    from jaxcoll.io import ON_NETWORK
 
     return ON_NETWORK.get(_kind(path), "")
 
@@ -96,7 +96,7 @@ def is_taccl(path: str) -> bool:
 
 
 def _kind(path: str) -> str:
-    from jaxcoll.io.recognised import kind_of
+    from jaxcoll.io import kind_of
 
     with open(path, "rb") as file:
         return kind_of(file.read(4096).decode("utf-8", "replace"))

@@ -18,8 +18,7 @@ from typing import Any
 
 import click
 
-from jaxcoll.cli.failing import after_failures, failure_options
-from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
+from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, after_failures, failure_options
 from jaxcoll.progress import working
 
 # Ranks up to which a family with a link between every two ranks is built, and all others: more

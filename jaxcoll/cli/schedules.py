@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from jaxcoll.cli.failing import after_failures, failure_options
 from jaxcoll.cli.files import (
     FORMATS,
     check_network,
@@ -34,7 +33,9 @@ from jaxcoll.cli.quantities import (
     SIZE,
     SIZES,
     Table,
+    after_failures,
     bandwidth_text,
+    failure_options,
     print_json,
     size_text,
     time_text,

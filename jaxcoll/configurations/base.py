@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from jaxcoll.configurations.config import Config
+from jaxcoll.configurations import Config
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks

@@ -23,11 +23,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxcoll.configurations import TABLE_2, Config
 from jaxcoll.configurations.base import Search, Steps, race
-from jaxcoll.configurations.config import TABLE_2, Config
 from jaxcoll.configurations.fits import NCCL_PHASES, Equations, Floats
-from jaxcoll.configurations.grid import Grid, better_form, fit_form, share
-from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
+from jaxcoll.configurations.peaks import (
+    Elliptical,
+    Grid,
+    Peaks,
+    Separable,
+    better_form,
+    fit_form,
+    share,
+)
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jaxcoll.configurations.config import NVLINK_DEFAULT, TABLE_2, Config, Parameter, Value
+from jaxcoll.configurations import NVLINK_DEFAULT, TABLE_2, Config, Parameter, Value
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 

@@ -10,7 +10,7 @@ transpose, batching), ``layout`` (operands as rows), ``lowerings/`` (schedules a
 from jax.lax import axis_index, axis_size, ppermute
 
 from jaxcoll.execute.choice.cheapest import Explanation, explain_choice
-from jaxcoll.execute.choice.stated import use_topology
+from jaxcoll.execute.choice.stated import compiler_options, use_topology
 from jaxcoll.execute.functions import (
     all_gather,
     all_to_all,
@@ -25,7 +25,6 @@ from jaxcoll.execute.functions import (
     reduce,
     scatter,
 )
-from jaxcoll.execute.xla_options import compiler_options
 
 __all__ = [
     "Explanation",

@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
 

@@ -17,17 +17,16 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
-from jaxcoll.execute.layout import at_least, is_same
-from jaxcoll.execute.native import Native
+from jaxcoll.execute.layout import Axes, at_least, is_same
+from jaxcoll.execute.primitives import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer

@@ -5,7 +5,9 @@ may be anything. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
 - ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``; or
-  ``Native``, for the collective of ``jax.lax``.
+  ``Native``, for the collective of ``jax.lax``, so that transposes, batching and types are the same
+  whichever runs, also where ``jax.lax`` has no rule of its own: groups under ``check_vma`` or
+  ``vmap``, several axes under ``vmap``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
 - ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
@@ -45,17 +47,75 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcoll.collective import DUALS
+from jaxcoll.collective import DUALS, ROOTED, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute import fixed_order, jax_internals, layout, native
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute import fixed_order, jax_internals, layout
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
-from jaxcoll.execute.native import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """A collective run by ``jax.lax``.
+
+    Raises:
+        CollectiveError: one with a root, of which ``jax.lax`` has none with these types.
+    """
+
+    collective: Collective
+
+    def __post_init__(self) -> None:
+        if not is_native(self.collective.kind):
+            raise CollectiveError(
+                f"jax.lax has no {self.collective.kind} with a root; choose another algorithm"
+            )
+
+    def reverse(self) -> Native:
+        """That of the dual collective, as ``Schedule.reverse``."""
+        return Native(self.collective.dual())
+
+    @property
+    def program(self) -> PermuteProgram:
+        """A program without permutes, for the shapes of operand and result."""
+        return PermuteProgram(self.collective, 0, (self.collective.num_ranks,), ())
+
+
+def is_native(kind: str) -> bool:
+    """Whether ``jax.lax`` has the collective."""
+    return kind not in ROOTED
+
+
+_SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+
+
+def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
+    """The collective on an operand as ``primitives.bind`` has it, its blocks leading.
+
+    Called where types are no longer checked: ``jax.lax`` refuses groups where they are.
+    """
+    kind, names = collective.kind, axes.names
+    is_whole = len(collective.groups) == 1 and collective.groups[0] == tuple(range(axes.num_ranks))
+    groups = None if is_whole else collective.groups
+    with jax_internals.vma_unchecked():
+        if kind == "all_reduce":
+            return _SUMS[op](x, names, axis_index_groups=groups)
+        if kind == "all_gather":
+            return lax.all_gather(x, names, axis_index_groups=groups, tiled=True)
+        if kind == "reduce_scatter":
+
+            def scattered(x):
+                return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
+
+            if jax_internals.explicit_axes():  # beside them that of JAX 0.12 fails to lower
+                return jax_internals.as_auto_axes(scattered, PartitionSpec())(x)
+            return scattered(x)
+        return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)
+
 
 TIMEOUT_SECONDS = 300
 # How much longer than the leader the others wait: for its verdict on a process that did not come.
@@ -297,7 +357,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     if layout.is_same(x.size, 0):
         return x.reshape(shape)
     if isinstance(schedule, Native):
-        return native.run(x, axes, schedule.collective, op)
+        return _run_native(x, axes, schedule.collective, op)
     program = permute_program(schedule)
     into, out = program.blocks
     if op == "fixed_sum":

@@ -31,8 +31,7 @@ import numpy as np
 from jaxcoll import executors
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.errors import TopologyError
-from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.properties import measured_bases
+from jaxcoll.finder.construction import Construction, measured_bases
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.progress import Progress, reporting
 from jaxcoll.synth.direct_connect.bfb import bfb_cost

@@ -20,13 +20,12 @@ from jaxcoll.bounds.moore import cost as schedule_cost
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
-from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.properties import diameter, rate_bounds
+from jaxcoll.finder.construction import Construction, diameter, rate_bounds
 from jaxcoll.finder.search import FixedCost, Prices, tori
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.direct_connect.bfb_reversal import all_reduce_of
+from jaxcoll.synth.direct_connect.columns import all_reduce_of
 from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, scatter_of
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, RateBounds, digraph_flow

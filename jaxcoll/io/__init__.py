@@ -1,44 +1,260 @@
 """Files, one format per module.
 
-- ``load``, ``save``: files of every format that says what it is, from ``recognised``; ``loads``
-  and ``dumps``: the library's own JSON, from ``json``;
+Here are ``load`` and ``save`` of files of every format, told apart by content and suffix, and
+``synthesize_for``: a schedule made for a runtime, the fastest whose files it takes.
+
+- ``json``: the library's own format, of ``loads`` and ``dumps``;
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
 - ``msccl``: programs of MSCCL, in XML;
 - ``mscclpp``: execution plans of MSCCL++, in JSON;
-- ``nvidia_smi``: how the GPUs and NICs of a host are joined, as ``nvidia-smi topo -m`` prints it;
-- ``nccl_topology``: hosts as ``NCCL_TOPO_DUMP_FILE`` describes them; ``link_types``: the speeds of
-  their links;
+- ``networks``: from NCCL, ``nvidia-smi``, graph editors, InfraGraph, ASTRA-sim; TPU slices by name;
 - ``sccl``: networks and schedules of msccl-tools and TACCL; ``teccl``: of TE-CCL; ``forestcoll``:
   ForestColl's trees;
-- ``graph_files``: GraphML and GEXF; ``infragraph``: models of InfraGraph;
-- ``astra_sim``: networks of ASTRA-sim's analytical backend; ``tpu_slices``: TPU slices by name;
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
 - ``timings``: measured times of collectives, from whoever measured them;
 - ``traces``: timelines for Perfetto; ``chakra``: execution traces that ASTRA-sim runs;
-- ``synthesize_for``: a schedule with as many chunks as the file of a runtime holds;
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import Any
+
+from jaxcoll import fields as readers
 from jaxcoll.compact import open_compact
+from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from jaxcoll.io import (
-    astra_sim,
     chakra,
+    json,
     msccl,
     mscclpp,
     multitree,
-    nccl_topology,
-    nvidia_smi,
     timings,
-    tpu_slices,
     traces,
 )
-from jaxcoll.io.fitting import synthesize_for
-from jaxcoll.io.graph_models import graph_files, infragraph
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.json import dumps, loads
-from jaxcoll.io.nccl import nccl_tests
-from jaxcoll.io.recognised import load, save
+from jaxcoll.io.nccl import conf, nccl_tests, ncclx
+from jaxcoll.io.nccl.conf import COLLECTIVES, NcclRule
+from jaxcoll.io.networks import (
+    astra_sim,
+    graph_files,
+    infragraph,
+    nccl_topology,
+    nvidia_smi,
+    tpu_slices,
+)
 from jaxcoll.io.research import forestcoll, sccl, teccl
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import Portfolio, Synthesizer, synthesize
+from jaxcoll.synth.building.base import BUCKET_BYTES, Problem
+from jaxcoll.synth.entry import synthesizer_named
+from jaxcoll.topology import Topology
+
+_START = 4096  # characters that are looked at for a root element or a first key
+_WORDS = "|".join(COLLECTIVES.values())
+_RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)
+
+
+def load(
+    path: str | os.PathLike,
+    network: Topology | None = None,
+    *,
+    ranks: int | None = None,
+    nodes: int = 1,
+    max_bytes: int = MAX_BYTES,
+) -> Any:
+    """Read a file of any format that says what it is by its content.
+
+    Networks are read from this library's JSON, from msccl-tools, TE-CCL, InfraGraph, GraphML, GEXF,
+    NCCL's topology XML, ``nvidia-smi topo -m`` and ASTRA-sim; schedules from JSON, and on
+    ``network`` from MSCCL XML, MSCCL++ plans, ForestColl's trees and TE-CCL; rules of NCCL's tuners
+    and measured times as tuples of ``NcclRule`` and as ``timings.Timings``. Numbers that a format
+    does not say are assumed, with a warning; its own module has the arguments.
+
+    Args:
+        network: of a schedule in a format that does not name it.
+        ranks, nodes: of the communicator that rules of NCCLX are read for; ranks of measured times
+            that do not say them.
+        max_bytes: larger files are refused unread.
+
+    Raises:
+        FormatError: naming the file: no format, a schedule without its network, or anything
+            that the format's own reader refuses.
+        ModuleNotFoundError: the package networkx or pyyaml is missing.
+        OSError: the file cannot be read.
+    """
+    checks.optional(network, checks.instance, Topology, "network", FormatError)
+    checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=2**20)
+    checks.integer(nodes, "nodes", FormatError, least=1, most=2**20)
+    return load_text(path, lambda text: _read(text, network, ranks, nodes), max_bytes)
+
+
+# What a file holds whose format does not name its network, by kind.
+ON_NETWORK = {
+    "msccl": "MSCCL XML",
+    "forestcoll": "ForestColl's trees",
+    "teccl schedule": "a schedule of TE-CCL",
+    "mscclpp": "an MSCCL++ plan",
+}
+_ROOTS = {
+    "algo": "msccl", "Algo": "forestcoll", "system": "nccl topology", "graphs": "nccl graphs",
+    **dict.fromkeys(graph_files.FORMATS, "graph"),
+}  # fmt: skip
+
+
+def kind_of(text: str, keys: Collection[str] | None = None) -> str:
+    """The format of a file by its text, or by its first thousands of characters.
+
+    Args:
+        keys: of the JSON object that the text is; those among its first characters when None.
+
+    Returns:
+        The name of a format; ``jaxcoll`` where nothing else is recognised, and an XML root as
+        ``<root>`` where none is.
+    """
+    start = text[:_START].lstrip("\ufeff \t\r\n")
+    if start.startswith("<"):
+        bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
+        found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
+        root = found[1] if found else ""
+        return _ROOTS.get(root, f"<{root}>")
+    if start.startswith("{"):
+        inside = re.findall(r'"([^"\n]{1,40})"\s*:', start) if keys is None else keys
+        return _kind_of_json(start, set(inside))
+    if re.search(r"^\W*GPU0\b", start, re.MULTILINE):
+        return "nvidia-smi"
+    if re.search(r"^topology:\s*\[", start, re.MULTILINE):
+        return "astra-sim"
+    if re.search(r"^(devices|instances):", text, re.MULTILINE):
+        return "infragraph"
+    if start.startswith("Accelerator "):
+        return "multitree"
+    if start.startswith("collective,ranks") or re.match(r"collective,[a-z,]*nbytes", start):
+        return "timings"
+    if (rule := _RULE.search(start)) is not None:
+        # The third column is a size in NCCL's own file, and an algorithm in Meta's.
+        return "nccl-conf" if rule[1].strip().isdigit() else "ncclx"
+    is_log = "algbw" in text or "AlgBW" in start or "Execution time: " in start
+    return "log" if is_log else "jaxcoll"
+
+
+def _kind_of_json(start: str, keys: set[str]) -> str:
+    if keys & {"msccl_type", "sccl_type"}:
+        return "sccl"
+    if "TopologyParams" in keys:
+        return "teccl"
+    if keys & {"7-Flows", "1-Epoch_Duration"}:
+        return "teccl schedule"
+    if "format" not in keys and keys & {"gpus", "gpus_per_node"}:
+        return "mscclpp" if "gpus" in keys else "taccl"
+    if {"devices", "instances"} <= keys:
+        return "infragraph"
+    if "rules" in keys:
+        return "ncclx json"
+    is_log = keys & {"results", "benchmark"} or '"jaxcoll.timings/' in start
+    return "log" if is_log else "jaxcoll"
+
+
+def _read(text: str, network: Topology | None, ranks: int | None, nodes: int) -> Any:
+    start = text[:_START].lstrip("\ufeff \t\r\n")
+    keys = None
+    # Schedules may be large: those of this library, whose first key it is, are parsed once.
+    if re.match(r'\{\s*"format"\s*:\s*"jaxcoll\.(?!timings)', start):
+        return json.loads(text)
+    if start.startswith("{"):
+        whole = readers.parse(text)
+        keys = set(whole) if isinstance(whole, dict) else set()
+    kind = kind_of(text, keys)
+    if kind in ON_NETWORK:
+        topology = _needed(network, "this file does not name its network; give network=")
+        on_network = {
+            "msccl": lambda: msccl.lift(msccl.loads(text), topology),
+            "forestcoll": lambda: forestcoll.loads(text, topology),
+            "teccl schedule": lambda: teccl.loads_schedule(text, topology),
+            "mscclpp": lambda: mscclpp.loads(text, topology),
+        }
+        return on_network[kind]()
+    if kind in ("ncclx", "ncclx json"):
+        read = ncclx.loads_csv if kind == "ncclx" else ncclx.loads_json
+        return read(text, _needed(ranks, "rules of NCCLX need ranks="), nodes)
+    if kind == "log":
+        return timings.loads(text, ranks=ranks)
+    if kind == "taccl":
+        raise FormatError(
+            "TACCL's topologies are of one size of message; read them by "
+            "jc.io.sccl.topology(text, nbytes)"
+        )
+    if kind == "nccl graphs":
+        raise FormatError("NCCL's graphs are orders of ranks, not a network; give its topology")
+    if kind.startswith("<"):
+        raise FormatError(f"expected <algo>, <Algo>, <system>, <graphml> or <gexf>, got {kind}")
+    return _READERS[kind](text)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "jaxcoll": json.loads,
+    "nccl topology": lambda text: nccl_topology.topology(nccl_topology.loads(text)),
+    "nvidia-smi": lambda text: nvidia_smi.topology(nvidia_smi.loads(text)),
+    "graph": graph_files.loads,
+    "sccl": sccl.loads,
+    "teccl": teccl.loads,
+    "infragraph": infragraph.loads,
+    "astra-sim": astra_sim.loads,
+    "multitree": multitree.loads,
+    "timings": timings.loads,
+    "nccl-conf": conf.loads,
+}
+
+
+def _needed(value: Any, wanted: str) -> Any:
+    if value is None:
+        raise FormatError(wanted)
+    return value
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def save(path: str | os.PathLike, obj: Any) -> None:
+    """Write an object to a file, all or nothing.
+
+    Networks, collectives and schedules are written as this library's JSON, networks as GraphML or
+    GEXF where the name ends with .graphml or .gexf. Rules of NCCL's tuners (a sequence of
+    ``NcclRule``) are written as NCCLX's JSON where it ends with .json, else as ``nccl_tuner.conf``;
+    tables of nccl-tests and timings as JSON where it ends with .json, else as text.
+
+    Raises:
+        FormatError: an object of another type, or one that the format cannot hold.
+        TuneError: rules that the format cannot hold.
+        OSError: the file cannot be written; an existing one is unchanged.
+    """
+    suffix = os.path.splitext(os.fspath(path))[1] if isinstance(path, (str, os.PathLike)) else ""
+    writers: list[tuple[type, Callable[[Any, Any], None]]] = [
+        (nccl_tests.Measurements, nccl_tests.save),
+        (timings.Timings, lambda path, log: timings.save(path, log.rows)),
+    ]
+    for kind, write in writers:
+        if isinstance(obj, kind):
+            return write(path, obj)
+    if isinstance(obj, Topology) and suffix in (".graphml", ".gexf"):
+        return graph_files.save(path, obj)
+    rules: Any = obj if isinstance(obj, (list, tuple)) else ()
+    if rules and all(isinstance(rule, NcclRule) for rule in rules):
+        return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
+    own: Any = obj  # a network, collective or schedule, or refused there
+    json.save(path, own)
+
 
 __all__ = [
     "astra_sim",
@@ -64,3 +280,123 @@ __all__ = [
     "tpu_slices",
     "traces",
 ]
+
+
+log = logging.getLogger(__name__)
+
+# Of each runtime, a call that refuses a schedule which its file cannot hold.
+_LOWERED: dict[str, Callable[[Schedule], object]] = {
+    "msccl": lambda schedule: msccl.lower(schedule, dialect="msccl"),
+    "azure": lambda schedule: msccl.lower(schedule, dialect="azure"),
+    "mscclpp": mscclpp.lower,
+}
+FOR_RUNTIMES = tuple(_LOWERED)
+_MOST_MAKERS = 4  # synthesizers of auto's table that are tried at least, if one of them fits
+
+
+def synthesize_for(
+    topology: Topology,
+    collective: str,
+    synthesizer: str | Synthesizer = "auto",
+    *,
+    for_runtime: str,
+    **options: Any,
+) -> Schedule:
+    """The schedule of ``jc.synthesize`` if a runtime's file holds it, else the fastest that fits.
+
+    Files are the longer the more chunks a pipeline has, and chunks do not divide links equally
+    well, so of fewer chunks the fastest that fits is taken, not the most. Where ``auto`` chose the
+    synthesizer, the next ones of its table are tried too as long as they may be faster.
+
+    Args:
+        collective: a kind.
+        for_runtime: ``msccl``, ``azure`` or ``mscclpp``.
+        options: of ``jc.synthesize``; ``chunks`` fixes them, so that nothing is left to choose.
+
+    Raises:
+        FormatError: none that fits, with the number that is too large at first; an unknown
+            runtime.
+        CollectiveError, TopologyError: see ``jc.synthesize``.
+    """
+    fits = _LOWERED[checks.choice(for_runtime, FOR_RUNTIMES, "for_runtime", FormatError)]
+    schedule = synthesize(topology, collective, synthesizer, **options)
+    try:
+        fits(schedule)
+        return schedule
+    except FormatError as error:
+        refused = error
+    if options.get("chunks") is not None or not isinstance(collective, str):
+        raise refused
+    log.info("not as it is for %s: %s", for_runtime, refused)
+    search = _Search(fits, topology, collective, options)
+    table = _by_maker(schedule, synthesizer, Problem.stated(topology, collective), search.nbytes)
+    for tried, (maker, times) in enumerate(table):
+        if min(times.values()) >= search.seconds or (search.best and tried >= _MOST_MAKERS):
+            break
+        search.run(maker, times, schedule.collective.chunks_per_shard)
+    if search.best is None:
+        raise refused
+    return search.best
+
+
+Times = dict[int, float]  # seconds by chunk count
+
+
+def _by_maker(
+    schedule: Schedule, given: str | Synthesizer, problem: Problem, nbytes: Number
+) -> list[tuple[str | Synthesizer, Times]]:
+    """The synthesizers that a search has tried, the fastest first, with their seconds by count."""
+    table: Any = schedule.provenance.certificate.get("table", ())
+    times: defaultdict[str, Times] = defaultdict(dict)
+    for row in table:
+        if "time" in row:
+            times[row["candidate"]][row["chunks"]] = row["time"]
+    by_auto = synthesizer_named(given)
+    if not isinstance(by_auto, Portfolio):
+        return [(given, times.popitem()[1] if times else {schedule.collective.chunks_per_shard: 0})]
+    climbs = by_auto.with_nbytes(nbytes).candidates(dataclasses.replace(problem, any_chunks=True))
+    makers = {repr(climb.synthesizer): climb.synthesizer for climb in climbs}
+    fastest = sorted((min(each.values()), name) for name, each in times.items() if name in makers)
+    return [(makers[name], times[name]) for _, name in fastest]
+
+
+@dataclasses.dataclass
+class _Search:
+    """The fastest schedule that fits so far."""
+
+    fits: Callable[[Schedule], object]
+    topology: Topology
+    collective: str
+    options: dict[str, Any]
+    best: Schedule | None = None
+    seconds: float = float("inf")
+
+    @property
+    def nbytes(self) -> Number:
+        given = self.options.get("nbytes")
+        return BUCKET_BYTES if given is None else given
+
+    def run(self, maker: str | Synthesizer, times: Times, most: int) -> None:
+        """Try a synthesizer's chunk counts: halves of the most and powers of two, which may do as
+        well as those that the search has tried, and those, the fastest first.
+
+        Args:
+            times: known of some counts.
+            most: the count that was refused.
+        """
+        guessed = {most >> i for i in range(1, most.bit_length())}
+        guessed |= {1 << i for i in range(most.bit_length())}
+        for count in sorted({*times, *guessed} - {most}, key=lambda c: (times.get(c, 0.0), c)):
+            if times.get(count, 0.0) >= self.seconds:
+                return
+            try:
+                schedule = synthesize(
+                    self.topology, self.collective, maker, **{**self.options, "chunks": count}
+                )
+                self.fits(schedule)
+            except (CollectiveError, FormatError, TopologyError):
+                continue
+            execution = self.options.get("execution")
+            seconds = simulate(schedule, self.nbytes, execution=execution).time
+            if seconds < self.seconds:
+                self.best, self.seconds = schedule, seconds

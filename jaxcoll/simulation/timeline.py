@@ -14,11 +14,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from jaxcoll import pictures
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
-from jaxcoll.pictures import markup
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.kernels import Hops
 
@@ -239,8 +239,8 @@ class Timeline:
             "links busy": f"{100 * self.mean_utilization():.0f} % of the time",
         }
         busy = self.utilization(60).mean(axis=0) if self.schedule.topology.num_links else []
-        drawing = markup.bars(busy, "share of links busy over time")
-        return markup.table(f"Timeline of {self.schedule.collective.kind}", rows, drawing)
+        drawing = pictures.bars(busy, "share of links busy over time")
+        return pictures.table(f"Timeline of {self.schedule.collective.kind}", rows, drawing)
 
 
 @kernel(cache=True)

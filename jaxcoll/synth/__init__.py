@@ -6,14 +6,14 @@ them. ``building`` holds what they share; the other folders are one family each.
 
 from jaxcoll.synth.auto import Portfolio
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer, empty_schedule
-from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade, Themis
-from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
-from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
+from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
+from jaxcoll.synth.patterns.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
+from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.dimensional.cascade import BlueConnect, Cascade, Themis
-from jaxcoll.synth.dimensional.rings import Bucket, HierarchicalRing, Ring2D
 from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.milp import Sccl, StepMilp
-from jaxcoll.synth.oblivious.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
-from jaxcoll.synth.oblivious.ring import Direct, NcclRing, Ring
+from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade, Themis
+from jaxcoll.synth.patterns.grid_rings import Bucket, HierarchicalRing, Ring2D
+from jaxcoll.synth.patterns.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivance
+from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos.synthesizer import Tacos

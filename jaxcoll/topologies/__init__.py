@@ -1,7 +1,7 @@
 """Families of networks, a file per kind of construction: free functions that return a ``Topology``.
 
 Start with ``grids``: rings, meshes, tori, and ``product``, which builds most of the others;
-``arguments`` holds the checks that all of them share.
+``jaxcoll.links`` has the checks that all of them share.
 
 ``generative`` holds direct-connect families, regular digraphs of which expansions are made.
 """

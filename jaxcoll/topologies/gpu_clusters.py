@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import MAX_VERTICES, check_size, count, latency, speed
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import MAX_VERTICES, check_size, count, latency, speed
 from jaxcoll.topology import Topology
 
 ALPHA_INSIDE = 0.7e-6  # seconds per link; the TACOS paper's model of a DGX (Sec. VI-B.5)

@@ -13,9 +13,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
-from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.topologies.arguments import (
+from jaxcoll.links import (
     check_size,
     count,
     latencies,
@@ -24,6 +22,8 @@ from jaxcoll.topologies.arguments import (
     speed,
     speeds,
 )
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology
 
 ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)

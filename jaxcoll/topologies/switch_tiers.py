@@ -20,9 +20,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import per_dimension
-from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.topologies.arguments import (
+from jaxcoll.links import (
     check_size,
     count,
     latencies,
@@ -31,6 +29,8 @@ from jaxcoll.topologies.arguments import (
     speed,
     speeds,
 )
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, fully_connected, product, ring, switch
 from jaxcoll.topology import Topology
 

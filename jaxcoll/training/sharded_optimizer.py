@@ -33,7 +33,7 @@ from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training.leaf_sums import check_options, check_own, names_of, stay_apart, tracked
+from jaxcoll.training import check_options, check_own, names_of, stay_apart, tracked
 
 
 class ZeroState(NamedTuple):

@@ -65,7 +65,7 @@ from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receiv
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training.leaf_sums import LeafSums, check_options, check_own
+from jaxcoll.training import LeafSums, check_options, check_own
 from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
 
 __all__ = [

@@ -6,27 +6,27 @@ before training, ``online`` a training step while it trains, ``bucket_bytes`` th
 gradient buckets.
 
 What may be chosen and the search for the fastest are in ``jaxcoll.configurations``. Then to be read
-in this order: ``backend_space`` (what a JAX backend may run), ``tables``; ``trial`` and
-``offline_tuner``; ``training_step`` (the online tuner); ``nccl``.
+in this order: ``table`` (measurements and decisions), ``table_file`` and ``in_use`` (calls that run
+by it); ``trial`` (what a JAX backend may run, and how it is measured) and ``offline_tuner``;
+``training_step`` (the online tuner); ``nccl``.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from jaxcoll.configurations.config import Config, Parameter, Task
+from jaxcoll.configurations import Config, Parameter, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.tune import nccl
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 if TYPE_CHECKING:
-    from jaxcoll.tune.backend_space import jax_space
+    from jaxcoll.tune.in_use import this_machine, use
     from jaxcoll.tune.offline_tuner import BucketSizes, Outcome, bucket_bytes, offline
-    from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.training_step.online_tuner import online
     from jaxcoll.tune.training_step.report import Recording, Report, replay
-    from jaxcoll.tune.trial import tasks_of
+    from jaxcoll.tune.trial import jax_space, tasks_of
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
@@ -35,13 +35,13 @@ _NEED_JAX = {
     "Recording": "training_step.report",
     "Report": "training_step.report",
     "bucket_bytes": "offline_tuner",
-    "jax_space": "backend_space",
+    "jax_space": "trial",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
     "replay": "training_step.report",
     "tasks_of": "trial",
-    "this_machine": "tables.in_use",
-    "use": "tables.in_use",
+    "this_machine": "in_use",
+    "use": "in_use",
 }
 
 __all__ = [

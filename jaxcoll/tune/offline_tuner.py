@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxcoll.configurations import Config, Task
 from jaxcoll.configurations.base import Search
-from jaxcoll.configurations.config import Config, Task
 from jaxcoll.configurations.fitted import Fitted
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
@@ -32,11 +32,10 @@ from jaxcoll.execute.buckets import BUCKET_BYTES
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.in_use import this_machine
-from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
+from jaxcoll.tune.in_use import this_machine
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
+from jaxcoll.tune.trial import COLLECTIVES, Program, Trial, jax_space
 
 log = logging.getLogger(__name__)
 

@@ -177,7 +177,7 @@ def test_a_run_on_boxes_that_meets_the_bound(monkeypatch):
         topologies.ring(2, alpha=0.0, bandwidth=1e9), topologies.ring(2, alpha=1e-5, bandwidth=1e15)
     )
     orders = [(1, 0)] * 8 + [(0, 1)] * 8
-    monkeypatch.setattr("jaxcoll.synth.dimensional.cascade.least_load_orders", lambda *_: orders)
+    monkeypatch.setattr("jaxcoll.synth.patterns.cascade.least_load_orders", lambda *_: orders)
     schedule = Cascade(4e4).synthesize(topology, Collective("all_reduce", 4, 16))
     verify(schedule)
     found = bound(topology, "all_reduce", 4e4)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import jaxcoll as jc
-from jaxcoll.cli.application import COMMANDS, application
+from jaxcoll.cli import COMMANDS, application
 from tests.cli.calls import called, refused
 
 TORUS = jc.topologies.torus(2, 2)

@@ -19,7 +19,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import jaxcoll as jc
-from jaxcoll.cli.application import application
+from jaxcoll.cli import application
 from tests.cli.calls import ROOT, WITHOUT_JAX, called, refused
 
 

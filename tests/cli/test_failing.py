@@ -8,7 +8,7 @@ import click
 import pytest
 
 import jaxcoll as jc
-from jaxcoll.cli.failing import after_failures
+from jaxcoll.cli.quantities import after_failures
 from tests.cli.calls import called, refused
 
 TORUS = jc.topologies.torus(3, 3)

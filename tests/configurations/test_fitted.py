@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.autoccl.searches.landscapes import (
+from experiments.autoccl.landscapes import (
     coupled,
     equations,
     hills,
@@ -18,8 +18,7 @@ from experiments.autoccl.searches.landscapes import (
     ramps,
 )
 from jaxcoll.configurations.base import race
-from jaxcoll.configurations.grid import better_form
-from jaxcoll.configurations.peaks import Elliptical, Separable
+from jaxcoll.configurations.peaks import Elliptical, Separable, better_form
 from jaxcoll.tune import Config, Fitted
 from tests.configurations.searching import SPACE, finish, seconds_of
 

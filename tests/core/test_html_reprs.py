@@ -9,8 +9,7 @@ import networkx as nx
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import topologies
-from jaxcoll.pictures import markup
+from jaxcoll import pictures, topologies
 from jaxcoll.schedule import Provenance
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -72,7 +71,7 @@ def test_numbers_are_those_of_the_object():
     assert f"{timeline.algbw / 1e9:.4g} GB/s" in timeline._repr_html_()
     bars = Elements(SCHEDULE._repr_html_()).count["rect"]
     assert bars == SCHEDULE.num_steps
-    assert Elements(markup.bars([0.5] * 1000, "")).count["rect"] == 120
+    assert Elements(pictures.bars([0.5] * 1000, "")).count["rect"] == 120
 
 
 def test_names_stay_text():

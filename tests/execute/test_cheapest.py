@@ -16,9 +16,9 @@ import jaxcoll as jc
 from jaxcoll import CollectiveError, ExecutionCosts, TopologyError, topologies
 from jaxcoll.collective import Collective
 from jaxcoll.execute.choice.cheapest import candidates, taken
-from jaxcoll.execute.native import Native
+from jaxcoll.execute.primitives import Native
 from jaxcoll.simulation.execution_costs import costs_of
-from jaxcoll.tune.tables.in_use import use
+from jaxcoll.tune.in_use import use
 from tests.execute.harness import integers, mesh_of, sharded
 
 OPERATIONS = re.compile(r"stablehlo\.(collective_permute|all_\w+|reduce_scatter)")

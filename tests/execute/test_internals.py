@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from tests.execute.harness import mesh_of
 
 VERSION = f"jax {jax.__version__}; jax_internals.py was proved on {', '.join(jax_internals.PROVED)}"

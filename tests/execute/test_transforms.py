@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import ScheduleError
 from jaxcoll.collective import KINDS, ROOTED
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded

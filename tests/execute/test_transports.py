@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
-from jaxcoll.execute.axes import permute_together
 from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.stated import (
@@ -26,6 +25,7 @@ from jaxcoll.execute.choice.stated import (
     clique_conflict,
     is_grouped,
 )
+from jaxcoll.execute.layout import permute_together
 from jaxcoll.tune import tasks_of
 from tests.execute.harness import mesh_of
 

@@ -8,11 +8,12 @@ import functools
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments import __main__ as command
 from experiments.config import configure
@@ -67,15 +68,21 @@ def small_run(name: str) -> SmallRun:
     return SmallRun(printed.getvalue(), files)
 
 
-def refuses_settings(study: str, cases: Sequence[tuple[str, str, str]]) -> Callable:
-    """A test that studies refuse settings before anything runs.
+# By the first part of the names of studies: the rest of a name, a setting, and the words of the
+# error (a regular expression).
+REFUSALS: Mapping[str, list[list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("refusals.yaml").read_text()
+)
+
+
+def refuses_settings(study: str) -> Callable:
+    """A test that studies refuse the settings of ``REFUSALS`` before anything runs.
 
     Args:
-        study: the first part of the names of the studies.
-        cases: the rest of the name, the setting, and the words (a regular expression).
+        study: the first part of their names.
     """
 
-    @pytest.mark.parametrize(("name", "setting", "words"), cases)
+    @pytest.mark.parametrize(("name", "setting", "words"), REFUSALS[study])
     def refused(name: str, setting: str, words: str) -> None:
         with pytest.raises(ConfigError, match=words):
             configure([f"experiment={study}{name}", setting])

@@ -24,8 +24,8 @@ from jaxcoll.finder import (
     frontiers,
 )
 from jaxcoll.finder.candidates import bases, with_bfb_cost
+from jaxcoll.finder.construction import circulant_rows, kautz_rows, measured_bases
 from jaxcoll.finder.found import paper_table
-from jaxcoll.finder.properties import circulant_rows, kautz_rows, measured_bases
 from jaxcoll.finder.search import search, tori
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative import is_reverse_symmetric

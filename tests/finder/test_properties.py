@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.moore import moore_steps
-from jaxcoll.finder import Construction, FoundTopology, frontiers, properties
+from jaxcoll.finder import Construction, FoundTopology, frontiers
+from jaxcoll.finder.construction import diameter, rate_bounds
 from jaxcoll.finder.search import search
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 
@@ -22,10 +23,10 @@ def cells():
 @pytest.fixture
 def by_formula(monkeypatch):
     """No linear program, for digraphs of any size."""
-    monkeypatch.setattr(properties, "SOLVED", 0)
-    properties.rate_bounds.cache_clear()
+    monkeypatch.setattr("jaxcoll.finder.construction.SOLVED", 0)
+    rate_bounds.cache_clear()
     yield
-    properties.rate_bounds.cache_clear()
+    rate_bounds.cache_clear()
 
 
 def test_diameters_are_those_of_the_digraphs(cells):
@@ -34,7 +35,7 @@ def test_diameters_are_those_of_the_digraphs(cells):
             point = FoundTopology(size, degree, candidate)
             built = candidate.construction.digraph().diameter
             assert point.diameter == built, candidate.construction
-            assert properties.diameter(candidate.construction) == built, candidate.construction
+            assert diameter(candidate.construction) == built, candidate.construction
 
 
 @settings(max_examples=60)
@@ -56,7 +57,7 @@ def test_bounds_by_formula_hold_for_the_rate_of_the_linear_program(cells):
 def _check(construction: Construction) -> None:
     digraph = construction.digraph()
     rate = digraph_flow(digraph.size, digraph.tails, digraph.heads)
-    bounds = properties.rate_bounds(construction)
+    bounds = rate_bounds(construction)
     assert bounds.lower <= rate.upper, construction
     assert bounds.upper >= rate.lower, construction
     assert bounds.lower > 0
@@ -73,7 +74,7 @@ def _check(construction: Construction) -> None:
 )
 def test_the_rate_of_a_product_is_the_least_of_its_factors(parts):
     made = Construction("product", (), tuple(Construction(*part) for part in parts))
-    bounds = properties.rate_bounds(made)
+    bounds = rate_bounds(made)
     digraph = made.digraph()
     rate = digraph_flow(digraph.size, digraph.tails, digraph.heads)
     assert bounds.is_exact

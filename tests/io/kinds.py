@@ -15,15 +15,15 @@ import jaxcoll as jc
 import tensorstate
 from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, synth, topologies
 from jaxcoll.aot.summary import summarize_module
-from jaxcoll.configurations.config import Config
+from jaxcoll.configurations import Config
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import chakra, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text
 from jaxcoll.io.nccl.conf import NcclRule
 from jaxcoll.prove import NotProved, NotRead, prove_file
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 from tensorstate.errors import PlanError
 from tensorstate.export import plan_json
 from tensorstate.export.plan_file import plan_file

@@ -6,10 +6,12 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 LONG = "long" * 5_000
 NESTED: list = []
@@ -123,20 +125,26 @@ def _places(value):
         yield from _places(value[key])
 
 
+# By reader: old text, new text in all its places, and a regular expression of the error's words.
+REFUSALS: dict[str, list[list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("refusals.yaml").read_text()
+)
+
+
 def refuses(
+    name: str,
     read: Callable[[str], Any],
     error: type[Exception] | tuple[type[Exception], ...],
     text: str | Callable[[], str],
-    changes: Sequence[tuple[str, str, str]],
 ) -> Callable:
-    """A test that text is refused after a change, with an error of certain words.
+    """A test that text is refused after each change of ``REFUSALS``, with an error of its words.
 
     Args:
+        name: of the reader, in ``REFUSALS``.
         text: the readable text; a function where only the test is to make it.
-        changes: old text, new text in all its places, and a regular expression of the words.
     """
 
-    @pytest.mark.parametrize(("old", "new", "words"), changes)
+    @pytest.mark.parametrize(("old", "new", "words"), REFUSALS[name])
     def refused(old: str, new: str, words: str) -> None:
         whole = text if isinstance(text, str) else text()
         assert old in whole

@@ -19,7 +19,7 @@ from jaxcoll.errors import TuneError
 from jaxcoll.io import msccl, multitree
 from jaxcoll.io.msccl import replay
 from jaxcoll.tune.nccl import nccl_tests, ncclx
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
 from tests.aot.test_aot import GPU
 from tests.io.kinds import kinds
 from tests.io.mutants import try_mutants

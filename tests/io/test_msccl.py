@@ -237,28 +237,7 @@ def test_programs_of_another_result_are_refused():
         msccl.lift(program, jc.topologies.ring(5))
 
 
-test_bad_programs_are_refused = refuses(
-    msccl.loads,
-    FormatError,
-    ring_program(1),
-    [
-        ("allgather", "alltoall", "alltoall"),
-        ('type="cpy"', 'type="re"', "'re' are not read"),
-        ('type="cpy"', 'type="ra"', "'ra' are not read"),
-        ('type="cpy"', 'type="copy"', "type"),
-        ('cnt="1"', 'cnt="72"', "cnt"),
-        ('cnt="1"', 'cnt="one"', "integer"),
-        ('send="1"', 'send="0"', "own rank"),
-        ('send="1"', 'send="-1"', "no peer"),
-        ('ngpus="3"', 'ngpus="4"', "no gpu 3"),
-        ('gpu id="1"', 'gpu id="0"', "twice"),
-        ('depid="-1" ', "", "lacks"),
-        ("</algo>", "", "cut short"),
-        ("<algo", "<!DOCTYPE algo><algo", "entities"),
-        ('tb id="1" send="-1"', 'tb id="1" send="1"', "two blocks"),
-        ('proto="Simple"', 'proto="Fast"', "proto"),
-    ],
-)
+test_bad_programs_are_refused = refuses("msccl", msccl.loads, FormatError, ring_program(1))
 
 
 NUMBER = re.compile(rb'"(-?[0-9]+)"')

@@ -7,7 +7,7 @@ from typing import Any
 from jaxcoll import finder, tune
 from jaxcoll.tune import nccl
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx, shared_table
-from jaxcoll.tune.tables.decision import Decision
+from jaxcoll.tune.table_file import Decision
 from tests.misuse import fields_of
 
 HERE = tune.Machine("cpu: 2 cores", "0.12.0")

@@ -249,9 +249,9 @@ def test_the_tuner_compiles_no_kernel_for_eight_ranks(tmp_path):
     """The space of a task, all its schedules and their permutes: Numba takes a minute for these."""
     program = """
 from numba.core import event
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.tune import jax_space
-from jaxcoll.tune.backend_space import candidates
+from jaxcoll.tune.trial import candidates
 
 with event.install_recorder("numba:compile") as recorder:
     for kind in ("all_reduce", "all_gather", "reduce_scatter"):

@@ -47,7 +47,7 @@ def train(process: int, what: str, table: str, count: int) -> None:
 
     import jaxcoll as jc
     from jaxcoll import tune
-    from jaxcoll.configurations.config import Config
+    from jaxcoll.configurations import Config
 
     n = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("x",))

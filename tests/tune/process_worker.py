@@ -44,8 +44,8 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from jaxcoll.tune.training_step import State
     from jaxcoll.tune.training_step.processes import Decision, Progress, coordinator
-    from jaxcoll.tune.training_step.state_machine import State
 
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))

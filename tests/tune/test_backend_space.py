@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.stated import clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.trial import COLLECTIVES, Trial
+from jaxcoll.tune.trial import COLLECTIVES, Trial, jax_space
 
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})
 

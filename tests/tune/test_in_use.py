@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TableWarning
 from jaxcoll.execute.choice.configured import FIRST_ROWS, default_schedule, default_topology
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.in_use import ByTable, this_machine, use
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.in_use import ByTable, this_machine, use
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 RANKS, DEFAULT = 4, Config({"algorithm": "default"})
 RING = Config({"algorithm": "ring"})

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from experiments.autoccl.searches.sampled import Exhaustive
-from jaxcoll.configurations.config import Config
+from experiments.autoccl.searches import Exhaustive
+from jaxcoll.configurations import Config
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import TuneError
 from jaxcoll.progress import Progress
-from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.offline_tuner import Outcome, offline, tune
-from jaxcoll.tune.tables.in_use import this_machine
-from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.trial import Trial
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.trial import Trial, jax_space
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Table
+from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.processes import (
     Alone,
     Connected,
@@ -25,7 +26,6 @@ from jaxcoll.tune.training_step.processes import (
     coordinator,
 )
 from jaxcoll.tune.training_step.regression import TimedStep
-from jaxcoll.tune.training_step.state_machine import State
 
 ROOT = Path(__file__).parents[2]
 

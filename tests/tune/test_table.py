@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import jaxcoll.io.files
 from jaxcoll.cli import main
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import FormatError, TuneError
-from jaxcoll.tune.tables import table_file
-from jaxcoll.tune.tables.decision import Decision, Machine, nearest, size_ranges
-from jaxcoll.tune.tables.table import ENDED_IN_TRIAL, Table
+from jaxcoll.tune import table_file
+from jaxcoll.tune.table import ENDED_IN_TRIAL, Table
+from jaxcoll.tune.table_file import Decision, Machine, nearest, size_ranges
 
 HERE = Machine("cpu: 2 cores", "0.12.0")
 ELSEWHERE = Machine("gpu: NVIDIA H100", "0.12.0")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import report, text, write
+from experiments.timing import report, text, write
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE
 
 ROOT = Path(__file__).parents[3]
@@ -279,7 +279,7 @@ def site() -> Iterator[Row]:
 
 def pages() -> Iterator[Row]:
     """Blocks that the tests run, and commands."""
-    from jaxcoll.cli.application import COMMANDS
+    from jaxcoll.cli import COMMANDS
 
     folders = (ROOT, ROOT / "docs", ROOT / "docs/notebooks")
     count = sum(len(blocks(page)) for folder in folders for page in folder.glob("*.md"))

@@ -39,8 +39,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from experiments.benchmarks.report import report
 from experiments.study import Rows, describe_machine, printed
+from experiments.timing import report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective

@@ -25,8 +25,8 @@ import networkx as nx
 import numpy as np
 
 from experiments.benchmarks.default.default import WITHIN, Limits, search
-from experiments.benchmarks.report import report, text, write
 from experiments.study import printed
+from experiments.timing import report, text, write
 from jaxcoll import executors, topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError

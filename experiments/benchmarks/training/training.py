@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import report
+from experiments.timing import report
 
 DEVICES = 8
 Row = dict[str, Any]

@@ -22,10 +22,10 @@ from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
-from jaxcoll.execute.native import Native, is_native
+from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.primitives import Native, is_native
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted

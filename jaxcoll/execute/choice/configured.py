@@ -51,14 +51,13 @@ from jax import lax
 
 from jaxcoll import topologies
 from jaxcoll.collective import ROOTED, Collective
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import after
 from jaxcoll.execute.choice.stated import check_transport, is_grouped
-from jaxcoll.execute.layout import Size, at_least
-from jaxcoll.execute.native import Native
+from jaxcoll.execute.layout import Axes, Size, at_least
+from jaxcoll.execute.primitives import Native
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import FEW_SENDS, interpreted
 from jaxcoll.schedule import Provenance, Schedule

@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
+from jaxcoll.execute.layout import Axes
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed
 from jaxcoll.schedule import Schedule

@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.axes import Axes, permute_together
+from jaxcoll.execute.layout import Axes, permute_together
 from jaxcoll.execute.lowerings.buffer import (
     Run,
     initial_buffer,

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.axes import Axes, permute_together
-from jaxcoll.execute.layout import at_least
+from jaxcoll.execute.layout import Axes, at_least, permute_together
 from jaxcoll.execute.lowerings.buffer import (
     blank,
     initial_buffer,

@@ -1,20 +1,272 @@
 """MSCCL XML: schedules as the programs that MSCCL, its executor for NCCL and RCCL run.
 
+``lower`` makes the program of a schedule: blocks for each end of each link, as many as a runtime
+needs.
+
 - ``program``: a program as data, its XML, and the limits of the runtimes that read it;
-- ``lowering``: the program of a schedule;
 - ``replay``: a program run message by message, and the schedule that it carries out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections import defaultdict
 
+import numpy as np
+
+from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
-from jaxcoll.io.msccl.lowering import lower
-from jaxcoll.io.msccl.program import Block, Instruction, Program, loads, written
+from jaxcoll.io.msccl import program as form
+from jaxcoll.io.msccl.program import (
+    MOST_CHARACTERS,
+    MOST_ELEMENTS,
+    Block,
+    Instruction,
+    Program,
+    Runtime,
+    loads,
+    written,
+    written_for,
+)
 from jaxcoll.io.msccl.replay import lift
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
+
+_BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
+Connection = tuple[int, int, int]  # sender, receiver, channel
+Place = tuple[int, int]  # block, instruction
+_MOST_TRIALS = 8
+
+
+def lower(
+    schedule: Schedule, *, name: str = "jaxcoll", protocol: str = "Simple", dialect: str = "msccl"
+) -> Program:
+    """The program of a schedule, in place, within the limits of a runtime.
+
+    A rank has one block for every edge out of it and one for every edge into it; several edges of
+    two ranks are channels. An edge with more instructions than a block holds has several channels,
+    each of which begins when the one before has ended, so that the order on the edge stays. Chunks
+    of a message that are neighbours in the buffer are one instruction. Accesses to a chunk from
+    several blocks of a rank, of which one writes, wait for each other in the order of the schedule;
+    in a step, ranks send before they receive. As every wait is for something earlier in that order,
+    as is every message that must leave a connection first, no program stops, however few messages a
+    connection holds.
+
+    Args:
+        schedule: an all_gather, reduce_scatter or all_reduce of all ranks in order.
+        protocol: Simple, LL or LL128.
+        dialect: ``msccl`` or ``azure``, the runtime whose limits are kept.
+
+    Raises:
+        FormatError: another collective or dialect; groups; more chunks, blocks, channels, elements
+            or awaited blocks than the runtime takes, with the number.
+    """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.text(name, "name", FormatError)
+    checks.choice(protocol, form.PROTOCOLS, "protocol", FormatError)
+    runtime = written_for(dialect)
+    if len(name) > MOST_CHARACTERS:
+        raise FormatError(f"name has {len(name)} characters, runtimes take {MOST_CHARACTERS}")
+    if not name.isidentifier():
+        raise FormatError(f"name must be letters, digits and _, got {checks.shown(name)}")
+    collective = schedule.collective
+    if collective.kind not in _BUFFER or collective.is_grouped or collective.shares is not None:
+        raise FormatError(
+            f"MSCCL programs are written of {', '.join(_BUFFER)} of all ranks with equal shards, "
+            f"not of {collective}"
+        )
+    if collective.num_chunks > form.MOST_CHUNKS:
+        raise FormatError(
+            f"{collective} has {collective.num_chunks} chunks, a program at most "
+            f"{form.MOST_CHUNKS}; take fewer chunks per shard"
+        )
+    runs = _runs(schedule)
+    paths = [tuple(schedule.edges.path(e)) for e in range(len(schedule.edges))]
+    _check_elements(runs, schedule, runtime)
+    longest = runtime.instructions
+    for _ in range(_MOST_TRIALS):
+        rows = _rows(runs, schedule, longest, paths)
+        program = Program(name, collective.kind, protocol, collective.num_chunks, True, rows)
+        most = max((len(b.instructions) for row in rows for b in row), default=0)
+        if most <= runtime.instructions or longest < 2:
+            break
+        # Waits are instructions, too, and their number is known only when blocks are: fewer runs.
+        longest = min(longest - 1, longest * runtime.instructions // most)
+    form.check_limits(program, runtime)
+    return program
+
+
+def _check_elements(runs: list[_Run], schedule: Schedule, runtime: Runtime) -> None:
+    """Refuse before the work what has too many instructions, those that only wait left out."""
+    edges = np.asarray([run.edge for run in runs], np.int64)
+    ranks = schedule.collective.num_ranks
+    ends = np.concatenate([schedule.edges.src[edges], schedule.edges.dst[edges]])
+    count = np.bincount(ends, minlength=ranks)
+    rank = int(count.argmax())
+    if 1 + ranks + count[rank] > MOST_ELEMENTS:
+        raise FormatError(
+            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
+            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
+            "(--for-runtime chooses them), or fewer links per rank"
+        )
+
+
+def _rows(
+    runs: list[_Run], schedule: Schedule, longest: int, paths: list[tuple[int, ...]]
+) -> tuple[tuple[Block, ...], ...]:
+    """The blocks of every rank, with at most so many runs in one."""
+    ranks = [_Rank() for _ in range(schedule.collective.num_ranks)]
+    connections = _connections(runs, schedule, longest)
+    buffer = _BUFFER[schedule.collective.kind]
+    for run, (connection, before) in zip(runs, connections, strict=True):
+        place = (buffer, run.first)
+        sends = Instruction("s", place, place, run.count, step=run.step, place=run.place)
+        receives = Instruction("rrc" if run.reduce else "r", place, place, run.count)
+        for rank, end, each, time in (
+            (connection[0], "send", sends, 2 * run.step),
+            (connection[1], "receive", receives, 2 * run.step + 1),
+        ):
+            key, last = (end, connection), None if before is None else (end, before)
+            ranks[rank].add(key, each, time, last)
+            ranks[rank].paths[key] = paths[run.edge] if end == "send" else None
+    return tuple(rank.finished() for rank in ranks)
+
+
+def _connections(
+    runs: list[_Run], schedule: Schedule, longest: int
+) -> list[tuple[Connection, Connection | None]]:
+    """The connection of every run, and the one after whose end it begins, of the same edge."""
+    ends = list(zip(schedule.edges.src.tolist(), schedule.edges.dst.tolist(), strict=True))
+    channels: defaultdict[tuple[int, int], int] = defaultdict(int)
+    present: dict[int, Connection] = {}
+    filled: defaultdict[int, int] = defaultdict(int)
+    found: list[tuple[Connection, Connection | None]] = []
+    # Whole edges first, in their order, so that an edge that is not split has its own number.
+    for e, pair in enumerate(ends):
+        present[e] = (*pair, channels[pair])
+        channels[pair] += 1
+    for run in runs:
+        pair, before = ends[run.edge], None
+        if filled[run.edge] == longest:
+            before, filled[run.edge] = present[run.edge], 0
+            present[run.edge] = (*pair, channels[pair])
+            channels[pair] += 1
+        filled[run.edge] += 1
+        found.append((present[run.edge], before))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Neighbouring chunks of one message; ``place`` of the first among the sends of its step."""
+
+    step: int
+    edge: int
+    first: int
+    count: int
+    reduce: bool
+    place: int
+
+
+def _runs(schedule: Schedule) -> list[_Run]:
+    """The sends as runs of neighbouring chunks, in the order of the schedule."""
+    step, edge, chunk = (
+        np.asarray(c, np.int64) for c in (schedule.step, schedule.edge, schedule.chunk)
+    )
+    reduce = schedule.reduce
+    breaks = np.ones(len(step), bool)
+    breaks[1:] = (
+        (step[1:] != step[:-1])
+        | (edge[1:] != edge[:-1])
+        | (chunk[1:] != chunk[:-1] + 1)
+        | (reduce[1:] != reduce[:-1])
+    )
+    start = np.flatnonzero(breaks)
+    begin = schedule.step_ptr
+    rows = zip(start.tolist(), np.diff(np.append(start, len(step))).tolist(), strict=True)
+    most = form.MOST_COUNT
+    return [
+        _Run(
+            int(step[i]),
+            int(edge[i]),
+            int(chunk[i + k]),
+            min(n - k, most),
+            bool(reduce[i]),
+            int(i + k - begin[step[i]]),
+        )
+        for i, n in rows
+        for k in range(0, n, most)
+    ]
+
+
+Key = tuple[str, Connection]  # end of a connection
+
+
+class _Rank:
+    """The blocks of a rank, in the making."""
+
+    def __init__(self):
+        self.number: dict[Key, int] = {}
+        self.rows: list[list[Instruction]] = []
+        self.paths: dict[Key, tuple[int, ...] | None] = {}
+        self.pending: list[tuple[int, int, Key, Instruction, Key | None]] = []
+
+    def add(self, key: Key, each: Instruction, time: int, last: Key | None) -> None:
+        """An instruction at a time, after the last one of another end of a connection."""
+        self.pending.append((time, len(self.pending), key, each, last))
+
+    def finished(self) -> tuple[Block, ...]:
+        """The blocks, with the instructions that each waits for."""
+        written: dict[int, Place] = {}
+        readers: defaultdict[int, list[Place]] = defaultdict(list)
+        for _, _, key, each, last in sorted(self.pending, key=lambda row: row[:2]):
+            block = self.number.setdefault(key, len(self.number))
+            if block == len(self.rows):
+                self.rows.append([])
+            writes = each.type != "s"
+            chunks = range(each.src[1], each.src[1] + each.count)
+            before = [written[c] for c in chunks if c in written]
+            if writes:
+                before += [place for c in chunks for place in readers[c]]
+            if last is not None:
+                other = self.number[last]
+                before.append((other, len(self.rows[other]) - 1))
+            place = self._append(block, each, before)
+            for c in chunks:
+                if writes:
+                    written[c] = place
+                    readers[c] = []
+                else:
+                    readers[c].append(place)
+        return tuple(
+            Block(
+                key[1][1] if key[0] == "send" else None,
+                key[1][0] if key[0] == "receive" else None,
+                key[1][2],
+                tuple(self.rows[block]),
+                self.paths[key],
+            )
+            for key, block in self.number.items()
+        )
+
+    def _append(self, block: int, each: Instruction, before: list[Place]) -> Place:
+        """The instruction after what it waits for; all waits but the last are of their own."""
+        latest: dict[int, int] = {}
+        for other, instruction in before:
+            if other != block:
+                latest[other] = max(latest.get(other, -1), instruction)
+        waits = sorted(latest.items())
+        row = self.rows[block]
+        for wait in waits[:-1]:
+            row.append(Instruction("nop", ("i", -1), ("o", -1), 0, wait))
+        row.append(dataclasses.replace(each, after=waits[-1] if waits else None))
+        for other, instruction in waits:
+            awaited = self.rows[other][instruction]
+            self.rows[other][instruction] = dataclasses.replace(awaited, awaited=True)
+        return block, len(row) - 1
+
 
 __all__ = ["Block", "Instruction", "Program", "dumps", "lift", "load", "loads", "lower", "save"]
 

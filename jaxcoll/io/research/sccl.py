@@ -29,7 +29,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, warn_user
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
-from jaxcoll.io.link_types import ALPHA
+from jaxcoll.io.networks.link_types import ALPHA
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology

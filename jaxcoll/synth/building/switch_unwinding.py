@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -67,6 +68,12 @@ def degrees(topology: Topology) -> tuple[int, ...]:
     return tuple(sorted(few | {2**i for i in range(3, most.bit_length())}))
 
 
+def unwound(topology: Topology, degree: int | str) -> Iterator[tuple[int, Unwound]]:
+    """The network unwound with a degree or, for "best", with each that is worth trying."""
+    for each in (int(degree),) if degree != "best" else degrees(topology):
+        yield each, unwind(topology, each)
+
+
 def unwind(topology: Topology, degree: int) -> Unwound:
     """The network with every switch unwound; a switch with fewer ports is unwound with all.
 
@@ -118,8 +125,7 @@ def _levels(topology: Topology) -> np.ndarray:
     """Links from each vertex to the nearest rank, either way; 0 for ranks."""
     level = np.where(np.arange(topology.num_vertices) < topology.num_ranks, 0, -1)
     while True:
-        ends = np.concatenate([topology.src, topology.dst])
-        others = np.concatenate([topology.dst, topology.src])
+        ends, others = np.append(topology.src, topology.dst), np.append(topology.dst, topology.src)
         reached = others[(level[ends] == level.max()) & (level[others] < 0)]
         if not len(reached):
             return level

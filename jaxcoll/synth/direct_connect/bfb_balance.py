@@ -8,14 +8,26 @@ A.5.1).
 Jobs with the same links form a group, so that a flow has few vertices. If links of some capacity
 cannot take all jobs, the flow's cut holds a set J of jobs that have too few links f(J) (Thm. 19);
 the capacity rises to what J needs, until the flow takes all jobs. So it is least, and J proves it.
+
+Where links differ, what no chunks can beat is the linear program (A.12), here solved exactly by the
+same method: the set of jobs that the links which can deliver it take longest for (``bfb_times``).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
 import numpy as np
 
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import dinic
+from jaxcoll.numerics.connectivity import FlowNetwork, dinic
+from jaxcoll.numerics.rational import Number, common_denominator
+from jaxcoll.paths import hop_distances
+from jaxcoll.topology import Topology
 
 
 @kernel(cache=True)
@@ -213,3 +225,93 @@ def deal(jobs, unit, flow, via):
                     left = flow[i]
                 via[jobs.source[s] * unit + k] = jobs.link[i]
                 left -= 1
+
+
+# ---------------------------------------------------------------------- as if chunks could be split
+
+Speed = tuple[Fraction, Fraction]  # alpha in seconds, shards per second
+
+
+def bfb_times(topology: Topology, nbytes: Number) -> tuple[Fraction, ...]:
+    """Seconds of each step of a BFB all_gather whose shards may be split at will (A.12).
+
+    The steps follow one another; a link that carries nothing costs no alpha. No schedule of ``Bfb``
+    has a faster step, and with P chunks per shard none is slower by more than a chunk on the
+    slowest link takes.
+
+    Args:
+        topology: a network without switches.
+        nbytes: bytes of a rank's buffer.
+
+    Raises:
+        TopologyError: the network has switches.
+        CollectiveError: nbytes is not above 0.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    if not topology.is_direct:
+        raise TopologyError(f"bfb is for networks without switches; {topology} has some")
+    size = checks.nbytes(nbytes, CollectiveError)
+    shard = checks.rational(size, "nbytes", CollectiveError) / topology.num_ranks
+    hops = hop_distances(topology)
+    ptr, order = topology.in_links
+    steps = [Fraction(0)] * int(hops.max())
+    for u in range(topology.num_ranks):
+        into = order[ptr[u] : ptr[u + 1]]
+        speeds = [
+            (topology.exact_alpha[link], topology.exact_bandwidth[link] / shard) for link in into
+        ]
+        for t in range(1, int(hops[:, u].max()) + 1):
+            jobs: dict[tuple[int, ...], int] = defaultdict(int)
+            for v in np.flatnonzero(hops[:, u] == t):
+                usable = np.flatnonzero(hops[v, topology.src[into]] == t - 1)
+                jobs[tuple(usable.tolist())] += 1
+            steps[t - 1] = max(steps[t - 1], _least_seconds(jobs, speeds))
+    return tuple(steps)
+
+
+def _least_seconds(jobs: Mapping[tuple[int, ...], int], speeds: Sequence[Speed]) -> Fraction:
+    """The least time in which links take all jobs, by Newton's method on cuts.
+
+    Args:
+        jobs: the number of shards for each set of links that may deliver them.
+        speeds: of each link.
+    """
+    groups, links = len(jobs), len(speeds)
+    sink = groups + links + 1
+    arcs = [(0, 1 + g) for g in range(groups)]
+    arcs += [(1 + g, 1 + groups + link) for g, usable in enumerate(jobs) for link in usable]
+    arcs += [(1 + groups + link, sink) for link in range(links)]
+    network = FlowNetwork(sink + 1, *np.asarray(arcs).T)
+    count = list(jobs.values())
+    # A bound to start from: all jobs over all links. Every cut found later raises it, and to a
+    # value that one set of jobs needs, so the loop ends at the least time, after few of the sets
+    # there are.
+    time = _seconds_for(sum(count), speeds)
+    while True:
+        room = [max(time - alpha, Fraction(0)) * rate for alpha, rate in speeds]
+        # Fractions as integers for the flow, which is then exact.
+        unit = common_denominator(room)
+        need = sum(count) * unit
+        capacity = [size * unit for size in count] + [need] * sum(map(len, jobs))
+        capacity += [int(amount * unit) for amount in room]
+        short = network.first_short(capacity, 0, [sink], need)
+        if short is None:
+            return time
+        tight = [g for g in range(groups) if short.source_side[1 + g]]
+        used = set().union(*(usable for g, usable in enumerate(jobs) if g in tight))
+        time = _seconds_for(sum(count[g] for g in tight), [speeds[link] for link in used])
+
+
+def _seconds_for(amount: int, speeds: Sequence[Speed]) -> Fraction:
+    """The time in which links together carry an amount, those of the least alpha first."""
+    rate = started = Fraction(0)
+    best = None
+    for alpha, speed in sorted(speeds):
+        # A link that starts only after all is carried would count as carrying a negative amount.
+        if best is not None and alpha >= best:
+            break
+        rate, started = rate + speed, started + speed * alpha
+        best = (amount + started) / rate
+    if best is None:
+        raise TopologyError("a shard has no link to arrive by")
+    return best

@@ -31,8 +31,7 @@ from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import Bfb
-from jaxcoll.synth.direct_connect.bfb_reversal import rename_ranks, reversed_on
-from jaxcoll.synth.direct_connect.columns import Gather, Sends
+from jaxcoll.synth.direct_connect.columns import Gather, Sends, rename_ranks, reversed_on
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 from jaxcoll.topologies.generative.operations import (
     bidirectional,

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import MAX_VERTICES
+from jaxcoll.links import MAX_VERTICES, latency, speed
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 

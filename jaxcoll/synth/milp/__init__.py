@@ -1,8 +1,404 @@
 """Exact searches for tiny networks: integer programs whose columns are sends, solved by HiGHS.
 
-``model`` holds the columns and rows; ``step_milp`` the two formulations.
+- ``StepMilp``: the least time by steps, on a time-expanded network.
+- ``Sccl``: the fewest steps, and in them the fewest rounds, for chunks that are given.
+
+``model`` holds the columns and rows of both.
 """
 
-from jaxcoll.synth.milp.step_milp import Sccl, StepMilp
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import time
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.bounds import step_bound
+from jaxcoll.collective import KINDS, REDUCING, Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, common_denominator
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
+from jaxcoll.synth.forestcoll.stages import edges_of
+from jaxcoll.synth.milp.model import (
+    MOST_RANKS,
+    Answer,
+    Moves,
+    Program,
+    add_causes,
+    check_entries,
+    check_tiny,
+    chosen_moves,
+    distances,
+    first_arrivals,
+    schedule_of,
+    time_limit,
+    useful_moves,
+)
+from jaxcoll.topology import Topology
 
 __all__ = ["Sccl", "StepMilp"]
+
+
+_MOST_MOVES = 30_000
+_MOST_TICKS = 2**31  # of one link; sums of them must stay exact
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMilp(Synthesizer):
+    """Chunks over a network of copies of the ranks, one for each tick of time; tiny networks only.
+
+    After TACCL (Shah et al., NSDI 2023) and TE-CCL (Liu et al., SIGCOMM 2024), without their
+    sketches: which chunk starts over which connection in which tick is an integer program, whose
+    horizon grows from a bound, tick by tick, until HiGHS finds a schedule. Between ranks that only
+    switches join, connections are shortest paths, without multicast or waiting inside.
+
+    Ticks divide the time of a chunk and the latency of every link where the horizon then has
+    ``ticks`` at most. Then, on a network without switches, nothing is lost by waiting for the next
+    tick, and the certificate's ``time`` is the least possible in the "astra" link model,
+    for these chunks (``exact``), if every smaller horizon was proved too small (``gap`` is 0).
+    Otherwise ticks are those of a chunk on the fastest link, and durations are rounded.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to be fast for; None for so many that latency is
+            negligible.
+        ticks: see above; at least 1.
+        seconds: time limit of the search. A horizon that takes half of the remaining time is given
+            up, and the next is a quarter longer.
+        most_ranks: larger networks are refused.
+
+    Raises:
+        CollectiveError: a field that is not a valid number.
+    """
+
+    nbytes: Number | None = None
+    ticks: int = 64
+    seconds: float = 60.0
+    most_ranks: int = MOST_RANKS
+
+    name: ClassVar[str] = "step_milp"
+    kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    has_nbytes: ClassVar[bool] = True
+    tried_by_auto: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.put(self, nbytes=nbytes)
+        checks.integer_fields(self, CollectiveError, "ticks", "most_ranks")
+        checks.put(self, seconds=time_limit(self.seconds))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: too many ranks or sends to choose from, speeds too far apart, or no
+                schedule was found in time.
+        """
+        check_tiny(topology, collective, self.most_ranks, self.name)
+        edges = _connections(topology)
+        ends = time.perf_counter() + self.seconds
+        clock = clock_of(topology, collective, edges, self.nbytes, self.ticks)
+        horizon = proved = clock.least
+        while True:
+            moves = useful_moves(collective, edges, clock.takes, horizon, clock.apart)
+            if len(moves) > _MOST_MOVES:
+                raise TopologyError(
+                    f"step_milp is for tiny networks: {collective} on {topology} has {len(moves)} "
+                    f"sends to choose from in {horizon} ticks, more than {_MOST_MOVES}"
+                )
+            answer = _search(moves, collective, edges, clock, ends)
+            if answer.found is not None:
+                break
+            if ends - time.perf_counter() <= self.seconds / 64:
+                raise TopologyError(
+                    f"step_milp found no schedule for {collective} on {topology} in "
+                    f"{self.seconds} s"
+                )
+            if answer.is_impossible:
+                proved = horizon = max(proved, horizon) + 1
+            else:
+                horizon += max(1, horizon // 4)
+        chosen = chosen_moves(moves, answer, collective, edges)
+        certificate = {
+            "ticks": horizon,
+            "least ticks": proved,
+            "gap": (horizon - proved) / horizon,
+            "exact": clock.is_exact,
+            "time": float(horizon * clock.tick),
+        }
+        return schedule_of(topology, collective, edges, chosen, certificate)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clock:
+    """Durations in whole ticks.
+
+    Attributes:
+        tick: seconds; of a byte of the buffer, if latency counts for nothing.
+        is_exact: whether durations are multiples of it, and no chunk waits inside the network.
+        busy: ticks that a chunk occupies each link, int64 of shape (links,).
+        delay: ticks from then to its arrival, likewise.
+        takes: ticks over each connection, int64.
+        apart: least ticks from rank to rank.
+        least: horizon that no schedule can beat.
+    """
+
+    tick: Fraction
+    is_exact: bool
+    busy: np.ndarray
+    delay: np.ndarray
+    takes: np.ndarray
+    apart: np.ndarray
+    least: int
+
+
+def clock_of(
+    topology: Topology, collective: Collective, edges: Edges, nbytes: Number | None, most: int
+) -> Clock:
+    """The coarsest ticks that divide all durations, or, with more than ``most``, coarser ones."""
+    sizes = set(collective.chunk_bytes(1 if nbytes is None else nbytes))
+    busy = [max(sizes) / b for b in topology.exact_bandwidth]
+    delay = [Fraction(0) if nbytes is None else a for a in topology.exact_alpha]
+    scale = common_denominator([*busy, *delay])
+    finest = Fraction(math.gcd(*(int(d * scale) for d in [*busy, *delay])), scale)
+    exact = topology.is_direct and len(sizes) == 1
+    if max(busy) + max(delay) <= most * finest:
+        clock = _clock(topology, collective, edges, busy, delay, finest, exact)
+        if clock.least <= most:
+            return clock
+    return _clock(topology, collective, edges, busy, delay, min(busy), False)
+
+
+def _clock(
+    topology: Topology,
+    collective: Collective,
+    edges: Edges,
+    busy: list[Fraction],
+    delay: list[Fraction],
+    tick: Fraction,
+    exact: bool,
+) -> Clock:
+    ticks = [max(1, round(b / tick)) for b in busy], [round(a / tick) for a in delay]
+    if max(map(max, ticks)) > _MOST_TICKS:
+        raise TopologyError(
+            f"step_milp counts time in ticks of {float(tick):g} s, of which the slowest link takes "
+            f"{max(map(max, ticks))}, more than {_MOST_TICKS}; the speeds of {topology} are too "
+            f"far apart"
+        )
+    occupied, late = (np.asarray(column, np.int64) for column in ticks)
+    takes = np.add.reduceat((occupied + late)[edges.path_link], edges.path_ptr[:-1])
+    apart = distances(edges, takes, topology.num_ranks)
+    holds, wants = collective.precondition(), collective.postcondition()
+    far = int(first_arrivals(collective, apart)[wants.T].max())
+    received = (wants & ~holds).sum(axis=1)
+    sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
+
+    def suffices(horizon: int) -> bool:
+        carried = np.maximum(horizon - late, 0) // occupied
+        into = np.bincount(topology.dst, carried, topology.num_vertices)[: len(received)]
+        out = np.bincount(topology.src, carried, topology.num_vertices)[: len(sent)]
+        return bool((into >= received).all() and (out >= sent).all())
+
+    ample = far + collective.num_chunks * int(occupied.max()) + int(late.max())
+    least = bisect.bisect_left(range(ample), True, lo=far, key=suffices)
+    return Clock(tick, exact, occupied, late, takes, apart, least)
+
+
+def _connections(topology: Topology) -> Edges:
+    """Links between ranks, and a shortest path for each pair of ranks that only switches join."""
+    if topology.is_direct:
+        return Edges.from_links(topology)
+    n = topology.num_ranks
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    routes = shortest_routes(topology, src, dst)
+    through = [
+        routes.path(e) for e in range(len(routes)) if _only_switches(topology, routes.path(e))
+    ]
+    links = np.flatnonzero(np.maximum(topology.src, topology.dst) < n).tolist()
+    return edges_of(topology, [*((link,) for link in links), *through])
+
+
+def _only_switches(topology: Topology, path: tuple[int, ...]) -> bool:
+    between = topology.dst[list(path[:-1])]
+    return len(between) > 0 and bool((between >= topology.num_ranks).all())
+
+
+def _search(
+    moves: Moves, collective: Collective, edges: Edges, clock: Clock, ends: float
+) -> Answer:
+    """Any schedule of these moves in which a link carries one chunk at a time.
+
+    Args:
+        ends: when all time is up; half of the remaining time is taken.
+    """
+    program = Program(len(moves))
+    check_entries(
+        int(np.add.reduceat(clock.busy[edges.path_link], edges.path_ptr[:-1])[moves.edge].sum())
+    )
+    add_causes(program, moves, collective, edges)
+    serving: dict[tuple[int, int], list[int]] = {}
+    ahead = _ticks_ahead(edges, clock)
+    for m, (e, start) in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
+        for h in range(edges.path_ptr[e], edges.path_ptr[e + 1]):
+            link, begin = int(edges.path_link[h]), start + int(ahead[h])
+            for tick in range(begin, begin + int(clock.busy[link])):
+                serving.setdefault((link, tick), []).append(m)
+    for columns in serving.values():
+        if len(columns) > 1:
+            program.row(columns, [1] * len(columns), high=1)
+    none, all_ = np.zeros(len(moves)), np.ones(len(moves))
+    return program.minimize(none, none, all_, (ends - time.perf_counter()) / 2)
+
+
+def _ticks_ahead(edges: Edges, clock: Clock) -> np.ndarray:
+    """Ticks from the start of a send to its start on each link of its path, int64."""
+    takes = (clock.busy + clock.delay)[edges.path_link]
+    before = np.cumsum(takes) - takes
+    return before - np.repeat(before[edges.path_ptr[:-1]], edges.hops)
+
+
+# Units that the slowest link is of: at most so many if they divide all bandwidths, and else the
+# fewest that come so near to all of them.
+_MOST_PARTS = 64
+_PARTS = range(1, 17)
+_NEAR = Fraction(1, 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sccl(Synthesizer):
+    """An exact search over synchronous steps, for tiny networks without switches.
+
+    Cai et al., "Synthesizing optimal collective algorithms" (PPoPP 2021): a schedule of S steps, of
+    which step s lasts r_s rounds, in each of which a link carries as many chunks as its bandwidth
+    is of the unit of all bandwidths; R is the sum of all rounds. It costs S latencies and R times a
+    chunk over the unit. Which sends are made is an integer program, where SCCL asks an SMT solver.
+
+    With neither field given, S is the least there is and R the least for that S: the paper's
+    latency-optimal algorithm. More steps trade latency for bandwidth; ``rounds=1`` asks for the
+    fewest steps of one round, as ``step_bound`` counts them. The certificate has S, R and the bound
+    of R that is proved, and both are exact unless time runs out; ``exact`` is whether the unit
+    divides all bandwidths, which otherwise are rounded to multiples of it.
+
+    Attributes:
+        steps: S; the least when None.
+        rounds: rounds that a step lasts at most; as many as needed when None.
+        seconds: time limit of the search.
+        most_ranks: larger networks are refused: some of 16 ranks take a second, others hours.
+
+    Raises:
+        CollectiveError: a field that is not a valid number.
+    """
+
+    steps: int | None = None
+    rounds: int | None = None
+    seconds: float = 60.0
+    most_ranks: int = MOST_RANKS
+
+    name: ClassVar[str] = "sccl"
+    kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    tried_by_auto: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "steps", "rounds", or_none=True)
+        checks.integer_fields(self, CollectiveError, "most_ranks")
+        checks.put(self, seconds=time_limit(self.seconds))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk: more gain nothing."""
+        return ((1,),)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule; see ``Synthesizer``.
+
+        Raises:
+            TopologyError: switches, or too many ranks.
+            CollectiveError: there is no schedule of so many steps and rounds, or none was found in
+                time.
+        """
+        if not topology.is_direct:
+            raise TopologyError(f"sccl knows no switches; {topology} has some")
+        check_tiny(topology, collective, self.most_ranks, self.name)
+        edges = Edges.from_links(topology)
+        exact, widths = _widths(topology)
+        takes = np.ones(len(edges), np.int64)
+        apart = distances(edges, takes, topology.num_ranks)
+        least = self._least_steps(topology, collective, widths, apart)
+        steps = self.steps or least
+        while True:
+            moves = useful_moves(collective, edges, takes, steps, apart)
+            answer = self._search(moves, collective, edges, widths, steps)
+            if answer.found is not None:
+                break
+            if self.steps is not None or not answer.is_impossible:
+                said = "there is none" if answer.is_impossible else "the time ran out"
+                raise CollectiveError(
+                    f"sccl found no {collective} on {topology} in {steps} steps of "
+                    f"{self.rounds or 'any number of'} rounds: {said}"
+                )
+            steps += 1
+        rounds = int(answer.found[len(moves) :].sum())
+        certificate = {
+            "steps": steps,
+            "rounds": rounds,
+            "least rounds": int(answer.bound),
+            "gap": (rounds - int(answer.bound)) / rounds,
+            "exact": exact,
+        }
+        chosen = chosen_moves(moves, answer, collective, edges)
+        return schedule_of(topology, collective, edges, chosen, certificate)
+
+    def _search(
+        self, moves: Moves, collective: Collective, edges: Edges, widths: list[int], steps: int
+    ) -> Answer:
+        """Columns: a choice for each move, then the rounds of each step."""
+        program = Program(len(moves) + steps)
+        add_causes(program, moves, collective, edges)
+        together: dict[tuple[int, int], list[int]] = {}
+        for m, key in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
+            together.setdefault(key, []).append(m)
+        for (edge, step), columns in together.items():
+            values = [1] * len(columns)
+            # A step has at least one round, so a link need not be wider than all it may carry.
+            width = min(widths[edge], len(columns))
+            program.row([*columns, len(moves) + step], [*values, -width])
+        cost = np.concatenate([np.zeros(len(moves)), np.ones(steps)])
+        most = self.rounds or collective.num_chunks
+        high = np.concatenate([np.ones(len(moves)), np.full(steps, most)])
+        return program.minimize(
+            cost, np.append(np.zeros(len(moves)), np.ones(steps)), high, self.seconds
+        )
+
+    def _least_steps(
+        self, topology: Topology, collective: Collective, widths: list[int], apart: np.ndarray
+    ) -> int:
+        far = int(first_arrivals(collective, apart)[collective.postcondition().T].max())
+        if self.rounds == 1 and set(widths) == {1}:
+            return max(far, step_bound(topology, collective))
+        return far
+
+
+def _widths(topology: Topology) -> tuple[bool, list[int]]:
+    """Bandwidth of each link in units of one that divides all, and whether it does exactly.
+
+    Bandwidths that only a tiny unit divides, a small part of the slowest link, are taken for the
+    nearest multiples of a larger one: in a round of the tiny unit every link would carry all.
+    """
+    speeds = topology.exact_bandwidth
+    slowest = min(speeds)
+    ratio = [b / slowest for b in speeds]
+    parts = common_denominator(ratio)
+    exact = parts <= _MOST_PARTS
+    if not exact:
+        worst = {q: max(abs(round(r * q) / (r * q) - 1) for r in set(ratio)) for q in _PARTS}
+        parts = next((q for q in _PARTS if worst[q] <= _NEAR), min(_PARTS, key=worst.__getitem__))
+    return exact, [round(r * parts) for r in ratio]

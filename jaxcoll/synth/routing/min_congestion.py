@@ -41,9 +41,9 @@ from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import DOUBLINGS, LATER, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
 from jaxcoll.synth.building.sends import distinct_edges
-from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.oblivious.ring import Direct
+from jaxcoll.synth.patterns.cascade import Cascade
+from jaxcoll.synth.patterns.ring import Direct
 from jaxcoll.topology import Topology
 
 

@@ -31,12 +31,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import group_by
+from jaxcoll.links import count, group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.concurrent_flow import RateBounds
 from jaxcoll.synth.routing.soft_distances import total_distance
-from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative.digraph import Digraph
 
 # Whole units of a flow of 1, which many numbers divide; the largest whose sums fit 64 bits is used.

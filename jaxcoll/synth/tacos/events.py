@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos import rules
-from jaxcoll.synth.tacos.event_state import (
+from jaxcoll.synth.tacos.state import (
     BLOCK,
     FINISH,
     SENDS,
@@ -27,15 +27,11 @@ from jaxcoll.synth.tacos.event_state import (
     Costs,
     Event,
     Goal,
+    Holdings,
+    Network,
     PointToPoint,
     Sends,
     Workspace,
-    pop,
-    push,
-)
-from jaxcoll.synth.tacos.state import (
-    Holdings,
-    Network,
     bit_of,
     draw_bit,
     next_block,
@@ -76,7 +72,7 @@ def expand(
 
     Args:
         sent: receive the sends, message by message in order of their start.
-        at: where the search is, see ``event_state.new_search``; updated.
+        at: where the search is, see ``state.new_search``; updated.
 
     Returns:
         The rows that the columns must have before the next call, or 0 after the last.
@@ -351,37 +347,36 @@ def _look(net, now, direct, costs, candidates, start, link, v):
     return block
 
 
-# ---------------------------------------------------------------------- after the last event
+# ---------------------------------------------------------------------- arrivals
 
 
-@kernel(cache=True, nogil=True)
-def retime(net: Network, costs: Costs, step_ptr, edge, slot, available, start):
-    """When each send leaves if every message leaves as early as its link and its chunks allow.
+@kernel(inline="always")
+def push(times, events, size, time, event):
+    """Adds an arrival to a binary heap in order of time; the new size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if times[parent] <= time:
+            break
+        times[i], events[i] = times[parent], events[parent]
+        i = parent
+    times[i], events[i] = time, event
+    return size + 1
 
-    Args:
-        step_ptr, edge, slot: the schedule.
-        available: zeros, (ranks, slots), scratch.
-        start: receives the start of each send, ticks.
 
-    Returns:
-        When the last one arrives.
-    """
-    free = np.zeros(len(net.src), np.int64)
-    finish = np.int64(0)
-    for t in range(len(step_ptr) - 1):
-        i = step_ptr[t]
-        while i < step_ptr[t + 1]:
-            link = edge[i]
-            u, v = net.src[link], net.dst[link]
-            begin, load, end = free[link], costs.alpha[link], i
-            while end < step_ptr[t + 1] and edge[end] == link:
-                begin = max(begin, available[u, slot[end]])
-                load += costs.serial[link, costs.size[slot[end]]]
-                end += 1
-            for j in range(i, end):
-                start[j] = begin
-                available[v, slot[j]] = begin + load
-            free[link] = begin + load
-            finish = max(finish, begin + load)
-            i = end
-    return finish
+@kernel(inline="always")
+def pop(times, events, size):
+    """Removes the first arrival; the new size."""
+    size -= 1
+    time, event = times[size], events[size]
+    i = 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= time:
+            break
+        times[i], events[i] = times[child], events[child]
+        i = child
+    times[i], events[i] = time, event
+    return size

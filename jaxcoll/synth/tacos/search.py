@@ -11,15 +11,16 @@ nobody took on in the end: those sends are pruned.
 from __future__ import annotations
 
 import itertools
-from fractions import Fraction
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective, common_parts
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation.timeline import Clock
-from jaxcoll.synth.tacos import event_state, events
+from jaxcoll.synth.tacos import events
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
 from jaxcoll.synth.tacos.rules import Rule, faster_ranks
@@ -42,6 +43,14 @@ class Found(NamedTuple):
     chunk: np.ndarray
     cost: int
     done: bool
+
+
+class Effort(NamedTuple):
+    """How many attempts there are: at least, at most, and until so many sends were matched."""
+
+    least: int
+    most: int
+    sends: int
 
 
 def read_network(topology: Topology) -> tables.Network:
@@ -192,6 +201,52 @@ def search_in_lockstep(
     return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
 
+def best_in_lockstep(
+    topology: Topology, collective: Collective, rule: Rule, seed: int, effort: Effort
+) -> tuple[Found, dict[str, object]]:
+    """The best of several searches in lockstep, and what its certificate says."""
+    network = read_network(topology)
+
+    def attempt(number: int, limit: int) -> Found:
+        random = np.random.default_rng([seed, number])
+        return search_in_lockstep(network, collective, rule, random, limit)
+
+    simple = _ingress_steps(network, collective) if collective.kind == "all_gather" else 0
+    best, bound = _best(attempt, simple, lambda: step_bound(topology, collective), effort)
+    return best, {"step_bound": bound} if best.cost <= bound else {}
+
+
+def _best(
+    attempt: Callable[[int, int], Found], simple: int, exact: Callable[[], int], effort: Effort
+) -> tuple[Found, int]:
+    """The best of all attempts, until one meets the bound; and the bound.
+
+    Args:
+        attempt: searches, given its number and the cost it must stay below.
+        simple: a bound that takes little time.
+        exact: a larger one that takes longer to find.
+    """
+    best, bound = attempt(0, NO_LIMIT), simple
+    number, sends = 1, len(best.edge)
+    if best.cost > bound and effort.most > 1:
+        bound = exact()
+    while best.cost > bound and number < (effort.most if sends < effort.sends else effort.least):
+        found = attempt(number, best.cost)
+        number, sends = number + 1, sends + len(found.edge)
+        if found.done and found.cost < best.cost:
+            best = found
+    return best, bound
+
+
+def _ingress_steps(network: tables.Network, collective: Collective) -> int:
+    """Steps the links into each rank need for its chunks; below ``step_bound``, but found fast."""
+    members = np.flatnonzero(collective.group_of_rank >= 0)
+    chunks = np.diff(collective.chunk_ptr) - collective.chunks_per_shard
+    wanted = chunks[collective.group_of_rank[members]]
+    ports = np.diff(network.in_ptr)[members]
+    return int((-(-wanted // ports)).max())
+
+
 # ---------------------------------------------------------------------- by events
 
 
@@ -232,6 +287,42 @@ def send_times(topology: Topology, collective: Collective, nbytes: Number) -> Se
     return SendTimes(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
 
 
+def best_by_events(
+    topology: Topology,
+    collective: Collective,
+    nbytes: Number,
+    rule: Rule,
+    most: int,
+    seed: int,
+    effort: Effort,
+) -> tuple[Found, dict[str, object]]:
+    """The best of several searches by events, and what its certificate says.
+
+    Args:
+        nbytes: bytes of a rank's buffer.
+        most: chunks that a message may carry.
+    """
+    network, times = read_network(topology), send_times(topology, collective, nbytes)
+    by_hops = np.ones(topology.num_links, np.int64)
+
+    def attempt(number: int, limit: int) -> Found:
+        random = np.random.default_rng([seed, number])
+        # Paths of least cost are not always those that leave links free for others.
+        path_cost = by_hops if number % 2 else times.chunk
+        return search_by_events(network, collective, times, path_cost, rule, most, random, limit)
+
+    bound = ingress_ticks(network, collective, times, most > 1)
+    best, _ = _best(attempt, bound, lambda: bound, effort)
+    certificate: dict[str, object] = {"model": "tacos", "nbytes": nbytes}
+    # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it counts
+    # only the links that are used: it says the time then.
+    if times.clock.is_exact:
+        certificate["time"] = float(best.cost * times.clock.tick)
+        if best.cost <= bound:
+            certificate["ingress_bound"] = certificate["time"]
+    return best, certificate
+
+
 def search_by_events(
     network: tables.Network,
     collective: Collective,
@@ -252,7 +343,7 @@ def search_by_events(
     copied = collective.kind in _COPIED
     # A chunk for one rank is passed on towards it and never copied, so that nothing is left over.
     relay = copied and not _everyone(collective)
-    now = _holdings(len(network.src), collective, event_state.WORDS, True, relay)
+    now = _holdings(len(network.src), collective, tables.WORDS, True, relay)
     costs = _costs(network, times, chunk_of_slot, copied and not relay and rule == Rule.PATIENT)
     if copied:
         direct = _point_to_point(0, 0, 0, np.zeros(0, np.int32))
@@ -263,11 +354,11 @@ def search_by_events(
             holder, target = target, holder
         blocks, links, ranks = len(now.have), len(network.src), collective.num_ranks
         direct = _point_to_point(blocks, links, ranks, target[chunk_of_slot])
-        wanted = event_state.place_chunks(network, path_cost, holder, slot, direct, now)
+        wanted = tables.place_chunks(network, path_cost, holder, slot, direct, now)
     state = random.integers(1, 2**64, dtype=np.uint64)
     most = min(most, collective.num_chunks)
     work = _workspace(network, collective.num_ranks, collective.num_chunks, most, state)
-    goal = event_state.Goal(int(rule), int(most), int(limit))
+    goal = tables.Goal(int(rule), int(most), int(limit))
     (start, edge, slots), finish, done = _expand(
         network, now, direct, costs, work, goal, int(wanted)
     )
@@ -280,7 +371,7 @@ def search_by_events(
         # link.
         available = np.zeros((collective.num_ranks, collective.num_chunks), np.int64)
         start = np.empty(len(edge), np.int64)
-        finish = events.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
+        finish = tables.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
         order = np.argsort(start, kind="stable")
         edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
     return Found(step_ptr, edge, chunk, int(finish), done)
@@ -289,31 +380,31 @@ def search_by_events(
 def _expand(
     network: tables.Network,
     now: tables.Holdings,
-    direct: event_state.PointToPoint,
-    costs: event_state.Costs,
-    work: event_state.Workspace,
-    goal: event_state.Goal,
+    direct: tables.PointToPoint,
+    costs: tables.Costs,
+    work: tables.Workspace,
+    goal: tables.Goal,
     wanted: int,
-) -> tuple[event_state.Sends, int, bool]:
+) -> tuple[tables.Sends, int, bool]:
     """The sends, when the last one arrives, and whether the limit was enough."""
     at = np.zeros(6, np.int64)
-    at[event_state.WANTED], at[event_state.WAITING] = wanted, len(work.waiting)
-    sent = event_state.Sends(*(np.empty(1024, dtype) for dtype in (np.int64, np.int32, np.int32)))
+    at[tables.WANTED], at[tables.WAITING] = wanted, len(work.waiting)
+    sent = tables.Sends(*(np.empty(1024, dtype) for dtype in (np.int64, np.int32, np.int32)))
     while rows := events.expand(network, now, direct, costs, work, goal, sent, at):
         # The kernel asks for more rows, or only gave Python a moment for signals.
         if rows > len(sent.slot):
             more = max(int(rows), 2 * len(sent.slot)) - len(sent.slot)
-            sent = event_state.Sends(
+            sent = tables.Sends(
                 *(np.concatenate([column, np.empty(more, column.dtype)]) for column in sent)
             )
-    sends, finish = int(at[event_state.SENDS]), int(at[event_state.FINISH])
-    done = at[event_state.WANTED] <= 0 and finish < goal.limit
-    return event_state.Sends(*(column[:sends] for column in sent)), finish, bool(done)
+    sends, finish = int(at[tables.SENDS]), int(at[tables.FINISH])
+    done = at[tables.WANTED] <= 0 and finish < goal.limit
+    return tables.Sends(*(column[:sends] for column in sent)), finish, bool(done)
 
 
 def _costs(
     network: tables.Network, times: SendTimes, chunk_of_slot: np.ndarray, avoids: bool
-) -> event_state.Costs:
+) -> tables.Costs:
     """The times of sends by slot.
 
     Args:
@@ -326,35 +417,33 @@ def _costs(
     cost = times.alpha + times.serial[:, 0]
     rate = cost.max() // np.maximum(cost // 64, 1)
     size = times.size[chunk_of_slot]
-    return event_state.Costs(times.alpha, times.serial, size, rate, first, last, faster)
+    return tables.Costs(times.alpha, times.serial, size, rate, first, last, faster)
 
 
-def _point_to_point(
-    blocks: int, links: int, ranks: int, target: np.ndarray
-) -> event_state.PointToPoint:
+def _point_to_point(blocks: int, links: int, ranks: int, target: np.ndarray) -> tables.PointToPoint:
     """Point-to-point chunks before they are placed; without blocks where chunks are copied."""
-    onward = np.zeros((blocks, links, event_state.WORDS), np.uint64)
-    return event_state.PointToPoint(onward, target, np.empty((ranks, ranks), np.int64))
+    onward = np.zeros((blocks, links, tables.WORDS), np.uint64)
+    return tables.PointToPoint(onward, target, np.empty((ranks, ranks), np.int64))
 
 
 def _workspace(
     network: tables.Network, ranks: int, slots: int, most: int, state: np.uint64
-) -> event_state.Workspace:
+) -> tables.Workspace:
     """The workspace of a search that has not begun."""
     links = len(network.src)
     ports = int(np.diff(network.in_ptr).max())
     planes = int(np.diff(network.near_ptr).max()).bit_length()
     chunks = min(most * ports, slots)
-    return event_state.Workspace(
+    return tables.Workspace(
         link=np.empty(ports, np.int64),
         load=np.empty(ports, np.int64),
         number=np.empty(ports, np.int64),
         head=np.empty(ports, np.int64),
         slot=np.empty(chunks, np.int32),
         next=np.empty(chunks, np.int64),
-        candidates=np.empty(event_state.WORDS, np.uint64),
-        planes=np.empty((1, planes, event_state.WORDS), np.uint64),
-        carry=np.empty(event_state.WORDS, np.uint64),
+        candidates=np.empty(tables.WORDS, np.uint64),
+        planes=np.empty((1, planes, tables.WORDS), np.uint64),
+        carry=np.empty(tables.WORDS, np.uint64),
         copies=np.ones(slots, np.int32),
         first=np.zeros(links, np.int64),
         last=np.zeros(links, np.int64),
@@ -374,7 +463,7 @@ def _step_ptr(start: np.ndarray) -> np.ndarray:
 
 
 def ingress_ticks(
-    topology: Topology, collective: Collective, times: SendTimes, aggregated: bool
+    network: tables.Network, collective: Collective, times: SendTimes, aggregated: bool
 ) -> int:
     """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
     n = collective.num_ranks
@@ -399,14 +488,9 @@ def ingress_ticks(
     low, high = np.zeros(n, np.int64), wanted * int((once + each).max())
     while (low < high).any():
         middle = (low + high) // 2
-        carried = np.maximum(middle[topology.dst] - once, 0) // each
+        carried = np.maximum(middle[network.dst] - once, 0) // each
         arrived = np.zeros(n, np.int64)
-        np.add.at(arrived, topology.dst, carried)
+        np.add.at(arrived, network.dst, carried)
         enough = arrived >= wanted
         low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
     return int(low.max(initial=0))
-
-
-def seconds(times: SendTimes, ticks: int) -> Fraction:
-    """Ticks as seconds."""
-    return ticks * times.clock.tick

@@ -14,14 +14,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
 from jaxcoll.errors import CollectiveError, TopologyError
@@ -31,20 +28,16 @@ from jaxcoll.progress import Progress, Wanted, checked, reporting
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
-from jaxcoll.synth.building.switch_unwinding import degrees, unwind
+from jaxcoll.synth.building.switch_unwinding import degrees, unwound
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
 from jaxcoll.synth.tacos.rules import Rule, rule_named
 from jaxcoll.synth.tacos.search import (
-    NO_LIMIT,
-    Found,
-    ingress_ticks,
+    Effort,
+    best_by_events,
+    best_in_lockstep,
     prepare_lockstep,
     read_network,
-    search_by_events,
-    search_in_lockstep,
-    seconds,
-    send_times,
 )
 from jaxcoll.topology import Topology
 
@@ -58,8 +51,6 @@ SENDS, UNEQUAL_SENDS = 50_000, 1_000_000
 # Work of a matched send, relative to a plain one; where links run in lockstep; and for each degree
 # of unwound switches, through which it is also simulated.
 _MATCHED, _IN_STEP, _UNWOUND = 1.5, 0.15, 3
-
-_Attempt = Callable[[int, int], Found]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,47 +134,49 @@ class Tacos(Synthesizer):
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""
         if topology.is_direct:
-            return self._match(topology, collective, seed)
+            return self._on(topology, collective, seed)
+        # Sec. IV-G: a search sees links between ranks only, and its sends cross the switches.
+        carried = (
+            (degree, straight.carry(self._on(straight.topology, collective, seed, True), topology))
+            for degree, straight in unwound(topology, self.degree)
+        )
         if self.degree != "best":
-            schedule = self._unwind(topology, collective, seed, int(self.degree))
-            return schedule.with_provenance(Provenance(certificate={"degree": self.degree}))
-
-        def timed(degree: int) -> tuple[Fraction, int, Schedule]:
-            schedule = self._unwind(topology, collective, seed, degree)
-            return simulate(schedule, self.nbytes, "tacos").exact_time, degree, schedule
-
-        time, degree, schedule = min(map(timed, degrees(topology)), key=lambda found: found[0])
-        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(time)}
+            degree, schedule = next(carried)
+            return schedule.with_provenance(Provenance(certificate={"degree": degree}))
+        # Timed on the real network: links of the unwound one may share those of a switch.
+        times = (
+            (simulate(schedule, self.nbytes, "tacos").exact_time, degree, schedule)
+            for degree, schedule in carried
+        )
+        taken, degree, schedule = min(times, key=lambda found: found[0])
+        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(taken)}
         return schedule.with_provenance(Provenance(certificate=said))
 
-    def _unwind(
-        self, topology: Topology, collective: Collective, seed: int, degree: int
+    def _on(
+        self, topology: Topology, collective: Collective, seed: int, is_unwound: bool = False
     ) -> Schedule:
-        """The schedule found on the network without switches, sent through them."""
-        straight = unwind(topology, degree)
-        found = self._match(straight.topology, collective, seed, more_if_unequal=False)
-        return straight.carry(found, topology)
-
-    def _match(
-        self, topology: Topology, collective: Collective, seed: int, more_if_unequal: bool = True
-    ) -> Schedule:
-        """The schedule found on a network without switches.
-
-        Args:
-            more_if_unequal: whether there may be more attempts where links are unequal; not where
-                every degree of unwound switches is tried.
-        """
+        """The best schedule that attempts find on a network without switches."""
+        rule, is_homogeneous = rule_named(self.rule), topology.is_homogeneous
         in_lockstep = (
-            topology.is_homogeneous
+            is_homogeneous
             and self.aggregate == 1
             and collective.kind in ("all_gather", "broadcast")
-            and rule_named(self.rule) in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
+            and rule in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
+        )
+        # Every degree of unwound switches has attempts of its own: there, more are not worth it.
+        more = not (in_lockstep or is_homogeneous or is_unwound)
+        effort = Effort(
+            self.attempts or LEAST_ATTEMPTS,
+            self.attempts or MOST_ATTEMPTS,
+            UNEQUAL_SENDS if more else SENDS,
         )
         if in_lockstep:
-            found, certificate = self._in_lockstep(topology, collective, seed)
+            found, certificate = best_in_lockstep(topology, collective, rule, seed, effort)
         else:
-            more = more_if_unequal and not topology.is_homogeneous
-            found, certificate = self._by_events(topology, collective, seed, more)
+            most = collective.num_chunks if self.aggregate is None else self.aggregate
+            found, certificate = best_by_events(
+                topology, collective, self.nbytes, rule, most, seed, effort
+            )
         schedule = Schedule(
             topology,
             collective,
@@ -196,81 +189,6 @@ class Tacos(Synthesizer):
         if not in_lockstep and "time" not in certificate:
             certificate["time"] = simulate(schedule, self.nbytes, "tacos").time
         return schedule.with_provenance(Provenance(certificate=certificate))
-
-    def _in_lockstep(
-        self, topology: Topology, collective: Collective, seed: int
-    ) -> tuple[Found, dict[str, object]]:
-        network, rule = read_network(topology), rule_named(self.rule)
-
-        def attempt(number: int, limit: int) -> Found:
-            random = np.random.default_rng([seed, number])
-            return search_in_lockstep(network, collective, rule, random, limit)
-
-        def exact_bound() -> int:
-            return step_bound(topology, collective)
-
-        simple = _ingress_steps(topology, collective) if collective.kind == "all_gather" else 0
-        best, bound = self._best(attempt, simple, exact_bound)
-        return best, {"step_bound": bound} if best.cost <= bound else {}
-
-    def _by_events(
-        self, topology: Topology, collective: Collective, seed: int, more: bool
-    ) -> tuple[Found, dict[str, object]]:
-        network, rule = read_network(topology), rule_named(self.rule)
-        times = send_times(topology, collective, self.nbytes)
-        by_hops = np.ones(topology.num_links, np.int64)
-        most = collective.num_chunks if self.aggregate is None else self.aggregate
-
-        def attempt(number: int, limit: int) -> Found:
-            random = np.random.default_rng([seed, number])
-            path_cost = by_hops if number % 2 else times.chunk
-            return search_by_events(
-                network, collective, times, path_cost, rule, most, random, limit
-            )
-
-        bound = ingress_ticks(topology, collective, times, most > 1)
-        best, _ = self._best(attempt, bound, lambda: bound, more)
-        certificate: dict[str, object] = {"model": "tacos", "nbytes": self.nbytes}
-        # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it
-        # counts only the links that are used: it says the time then.
-        if times.clock.is_exact:
-            certificate["time"] = float(seconds(times, best.cost))
-            if best.cost <= bound:
-                certificate["ingress_bound"] = certificate["time"]
-        return best, certificate
-
-    def _best(
-        self, attempt: _Attempt, simple: int, exact: Callable[[], int], more: bool = False
-    ) -> tuple[Found, int]:
-        """The best of all attempts, until one meets the bound; and the bound.
-
-        Args:
-            attempt: searches, given its number and the cost it must stay below.
-            simple: a bound that takes little time.
-            exact: a larger one that takes longer to find.
-            more: whether there may be as many attempts as are worth their time on unequal links.
-        """
-        best, bound = attempt(0, NO_LIMIT), simple
-        number, sends = 1, len(best.edge)
-        if best.cost > bound and self.attempts != 1:
-            bound = exact()
-        least, most = self.attempts or LEAST_ATTEMPTS, self.attempts or MOST_ATTEMPTS
-        enough = UNEQUAL_SENDS if more else SENDS
-        while best.cost > bound and number < (most if sends < enough else least):
-            found = attempt(number, best.cost)
-            number, sends = number + 1, sends + len(found.edge)
-            if found.done and found.cost < best.cost:
-                best = found
-        return best, bound
-
-
-def _ingress_steps(topology: Topology, collective: Collective) -> int:
-    """Steps the links into each rank need for its chunks; below ``step_bound``, but found fast."""
-    members = np.flatnonzero(collective.group_of_rank >= 0)
-    chunks = np.diff(collective.chunk_ptr) - collective.chunks_per_shard
-    wanted = chunks[collective.group_of_rank[members]]
-    ports = np.diff(topology.in_links[0])[members]
-    return int((-(-wanted // ports)).max())
 
 
 _STEPS_AT_ONCE = 64  # steps that are written together

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph
 
 # Connections with good BFB all_gathers; ``jaxcoll.finder.candidates`` prints the file.

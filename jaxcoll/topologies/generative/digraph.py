@@ -11,8 +11,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import check_size, count, latency, speed
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.kautz_graphs import hamming, hypercube
 from jaxcoll.topologies.generative.operations import checked

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
     distance_regular_graphs,

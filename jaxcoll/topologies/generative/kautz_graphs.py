@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.topologies.arguments import check_size, count
+from jaxcoll.links import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.operations import cartesian_power, line_graph
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import check_size, count, network_sides
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.arguments import check_size, count, network_sides
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.kautz_graphs import complete
 from jaxcoll.topologies.generative.operations import cartesian_product

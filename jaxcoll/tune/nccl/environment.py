@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jaxcoll.configurations.config import Config, Task, Value
+from jaxcoll.configurations import Config, Task, Value
 from jaxcoll.errors import TuneError
 from jaxcoll.io.nccl.conf import ALGORITHMS, NcclRule
 from jaxcoll.numerics import checks
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 # Per protocol the variable that sets the threads of a block, and the least and most that NCCL
 # takes; it replaces other numbers, and numbers that are not multiples of 32.

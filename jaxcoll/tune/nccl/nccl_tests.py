@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl import nccl_tests
 from jaxcoll.io.nccl.nccl_tests import Measurement
 from jaxcoll.numerics import checks
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 __all__ = ["Measurement", "Measurements", "loads", "loads_json"]
 

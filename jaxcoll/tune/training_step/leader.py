@@ -1,7 +1,7 @@
 """The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
 At a checkpoint it sees what all processes report (``Progress``), names it as an event
-(``_event_after``), moves by the table of ``state_machine`` and writes the ``Decision`` of the new
+(``_event_after``), moves by the table of ``TRANSITIONS`` and writes the ``Decision`` of the new
 state (``_decision_in``).
 
 Which candidate of each task is fastest is measured by the times of whole steps (``Race``). All
@@ -26,6 +26,7 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
+from jaxcoll.tune.training_step import TRANSITIONS, Event, State
 from jaxcoll.tune.training_step.processes import Decision, Progress
 from jaxcoll.tune.training_step.regression import (
     Choice,
@@ -37,7 +38,6 @@ from jaxcoll.tune.training_step.regression import (
     fit_by_task,
     kinship,
 )
-from jaxcoll.tune.training_step.state_machine import TRANSITIONS, Event, State
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4

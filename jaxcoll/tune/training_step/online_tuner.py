@@ -3,7 +3,7 @@
 AutoCCL (Xu et al., NSDI 2025, Sec. 5) tunes collectives in the first iterations of training, under
 the interference of its computation. All processes run the same steps. At checkpoints, steps that
 all of them know, the leader decides which choices run until the next one (``leader``,
-``processes``); between them a step only looks up what it runs. ``state_machine`` has the states.
+``processes``); between them a step only looks up what it runs. The folder has the states.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import jax
 
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TableWarning, TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, by_lines
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.in_use import ByTable, table_at, this_machine
-from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.training_step import processes
+from jaxcoll.tune.in_use import ByTable, table_at, this_machine
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
+from jaxcoll.tune.training_step import TIMED, TRANSITIONS, Event, State, processes
 from jaxcoll.tune.training_step.leader import Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress, Start
@@ -43,7 +43,6 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
-from jaxcoll.tune.training_step.state_machine import TIMED, TRANSITIONS, Event, State
 from jaxcoll.tune.training_step.timing import Held, Timing, Turns
 
 log = logging.getLogger(__name__)

@@ -21,18 +21,17 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcoll.collective import ROOTED
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks
-from jaxcoll.tune.backend_space import candidates, jax_space
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same, compiled
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.timing import Profiler
-from jaxcoll.tune.trial import Occurrence, Recorder
+from jaxcoll.tune.trial import Occurrence, Recorder, candidates, jax_space
 
 _NATIVE = Config({"algorithm": "native"})
 

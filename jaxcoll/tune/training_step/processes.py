@@ -24,12 +24,12 @@ from typing import Any, Protocol, Self, TypeVar
 
 import jax
 
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks
+from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.regression import Choice, TimedStep
-from jaxcoll.tune.training_step.state_machine import State
 
 TIMEOUT_SECONDS = 20.0
 # Processes start, and compile their first step, at different speeds.

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import configured
@@ -28,7 +28,7 @@ from jaxcoll.tune.training_step.regression import Choice
 _NICE = 19
 
 # By its named scope a compiled program tells which task an operation belongs to.
-SCOPE = "jaxcoll.configurations.config"
+SCOPE = "jaxcoll.configurations"
 
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 
 Choice = tuple[int, ...]
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxcoll.configurations.config import Config, Task
+from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.numerics import checks

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.execute import primitives
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll import CollectiveError
 from jaxcoll.collective import KINDS
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import LOWERINGS, bind

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.execute import primitives
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings import pallas
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import mesh_of, schedule_of, sharded

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll import Collective, synthesize, topologies
 from jaxcoll.execute import primitives
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages

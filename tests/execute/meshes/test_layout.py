@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll.execute import layout, primitives
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import Axes
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), max_size=3).map(tuple)

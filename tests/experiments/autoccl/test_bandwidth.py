@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth, fit_bandwidth
-from experiments.autoccl.searches.landscapes import (
+from experiments.autoccl.landscapes import (
     coupled,
     equations,
     hills,
     landscape_space,
     ramps,
 )
-from jaxcoll.configurations.config import nccl_config
+from jaxcoll.configurations import nccl_config
 from jaxcoll.errors import TuneError
 
 MODEL = Bandwidth((2e-6, 4e-6), (20e9, 30e9), 1e-7, (0.7, 0.6, 0.9))

@@ -8,23 +8,23 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.benchmarks import bfb
+from experiments.benchmarks import networks
 from jaxcoll.topologies import hypercube, torus
 
 
 def test_a_row_holds_ours_and_the_papers():
-    found = bfb.table_3_6(torus(3, 3), 0.01)
+    found = networks.table_3_6(torus(3, 3), 0.01)
     assert (found["T_L"], found["T_B"], found["optimal"]) == (2, "8/9", True)
     assert found["sends"] == 9 * 8 * found["chunks"]
     assert found["paper's seconds"] == 0.01
-    assert [topology.num_ranks for topology, _ in bfb.TABLE_3_6] == [
+    assert [topology.num_ranks for topology, _ in networks.TABLE_3_6] == [
         4, 8, 16, 32, 64, 1024, 4, 9, 16, 25, 36, 2500,
     ]  # fmt: skip
 
 
 def test_twisted_tori_up_to_a_size_are_all_optimal():
-    assert set(bfb.twisted_tori(40)) == {(2, 4), (3, 6), (4, 8), (2, 2, 4), (2, 4, 4)}
-    assert bfb.twisted(300)["optimal"]
+    assert set(networks.twisted_tori(40)) == {(2, 4), (3, 6), (4, 8), (2, 2, 4), (2, 4, 4)}
+    assert networks.twisted(300)["optimal"]
 
 
 @pytest.mark.parametrize(("n", "count"), [(15, 2), (16, 3), (21, 3), (24, 2), (13, 1)])
@@ -38,27 +38,29 @@ def test_one_circulant_per_class_is_tried(n, count):
         for offsets in itertools.combinations(range(1, (n + 1) // 2), count)
         if math.gcd(n, *offsets) == 1
     }
-    tried = [min(image(offsets, unit) for unit in units) for offsets in bfb.circulants(n, count)]
+    tried = [
+        min(image(offsets, unit) for unit in units) for offsets in networks.circulants(n, count)
+    ]
     assert set(tried) == everything
     assert len(tried) <= 3 * len(everything)  # offsets of equal divisors may be tried in turn
 
 
 def test_the_known_counterexample_is_listed():
-    summary, *refuting = bfb.conjecture(3, 15)
+    summary, *refuting = networks.conjecture(3, 15)
     assert not summary["optimal"]
     assert ("C(15,{1,4,5})", "1") in {(row["network"], row["T_B"]) for row in refuting}
-    assert bfb.conjecture(2, 30)[0]["optimal"]
+    assert networks.conjecture(2, 30)[0]["optimal"]
 
 
 def test_kautz_digraphs_cost_what_is_printed():
-    degree, n, found, _ = bfb.kautz((4, 64))
+    degree, n, found, _ = networks.kautz((4, 64))
     assert (degree, n, found.steps, found.inverse_bandwidth) == (4, 64, 3, Fraction(21, 16))
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bfb, "TABLE_3_6", [(hypercube(3), 0.01)])
-    monkeypatch.setattr(bfb, "LARGE", [(4, 4, 4)])
-    bfb.main(["--twisted", "50"])
+    monkeypatch.setattr(networks, "TABLE_3_6", [(hypercube(3), 0.01)])
+    monkeypatch.setattr(networks, "LARGE", [(4, 4, 4)])
+    networks.bfb(["--twisted", "50"])
     assert "63/64" in capsys.readouterr().out
     assert (tmp_path / "results/bench/bfb.json").is_file()

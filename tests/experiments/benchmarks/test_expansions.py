@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from experiments.benchmarks.networks import TABLE_3_4, row
+from experiments.benchmarks.networks import TABLE_3_4, expanded_row
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.synth.direct_connect.expansions import LineGraph
 from jaxcoll.topologies import generative
 
 
 def test_a_row():
-    found = row(generative.complete_bipartite(2), (LineGraph(),), Cost(3, Fraction(1)))
+    found = expanded_row(generative.complete_bipartite(2), (LineGraph(),), Cost(3, Fraction(1)))
     assert found.pop("seconds") >= 0
     assert found == {
         "network": "L(K2,2)",

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmarks import plan_routes, report
+from experiments import timing
+from experiments.benchmarks import plan_routes
 from experiments.models.scripts import SCRIPTS, Script
 from tensorstate import trace
 
@@ -16,7 +17,7 @@ from tensorstate import trace
 @pytest.mark.slow
 def test_every_way_runs_the_plan(tmp_path, monkeypatch):
     """The second run measures nothing: its rows are those of the file."""
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
     script = SCRIPTS["LSTM, scan"]()
     graph = trace(script.step, jax.eval_shape(script.init))
     row = plan_routes.measure(script, graph, {"data": 2, "model": 4})

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.quickstart import restarted
 from jaxcoll import topologies
-from jaxcoll.cli.failing import after_failures
+from jaxcoll.cli.quantities import after_failures
 
 
 def test_one_argument_changes_and_the_losses_do_not(tmp_path, monkeypatch):

@@ -283,22 +283,7 @@ def test_all_families_are_built():
         assert topology.num_ranks == math.prod(shape)
 
 
-test_bad_settings_are_refused = refuses_settings(
-    "tacos-",
-    [
-        ("fig-2a", "nbytes=[10, 1]", "nbytes must be rising"),
-        ("fig-2a", "link_model=fast", "unknown link_model 'fast'"),
-        ("fig-2a", "algorithms.ring.candidates=[rings]", "unknown synthesizer 'rings'"),
-        ("fig-2a", "algorithms.ring.chunks=[0]", "chunks of ring must be at least 1"),
-        ("fig-2a", "claims.0.of=sccl", "a claim names 'sccl'"),
-        ("fig-2a", "networks.ring.family=star", "unknown family of a network 'star'"),
-        ("fig-2a", "networks.ring.sides=[0]", "sides must be integers of at least 1"),
-        ("fig-2a", "networks.ring.bandwidth_gbps=[]", "bandwidth_gbps needs"),
-        ("fig-10", "+paper.star=1", "paper names no network of this study: star"),
-        ("fig-19", "planar=[4]", "planar must be two sides or more"),
-        ("table-v", "time_synthesis_of=[sccl]", "algorithms must have 'sccl'"),
-    ],
-)
+test_bad_settings_are_refused = refuses_settings("tacos-")
 
 
 def test_sides_of_another_family_are_refused():

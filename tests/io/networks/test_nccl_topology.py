@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import AssumptionWarning, FormatError, TopologyError
-from jaxcoll.io import link_types, nccl_topology, nvidia_smi
-from jaxcoll.io.nccl_topology import loads
+from jaxcoll.io import nccl_topology, nvidia_smi
+from jaxcoll.io.networks import link_types
+from jaxcoll.io.networks.nccl_topology import loads
 from tests.cli.calls import called, refused
 from tests.io.networks import hosts
 

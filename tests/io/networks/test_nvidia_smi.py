@@ -8,7 +8,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError
 from jaxcoll.io import nvidia_smi
-from jaxcoll.io.nvidia_smi import Connections, dumps, loads, topology
+from jaxcoll.io.networks.nvidia_smi import Connections, dumps, loads, topology
 from tests.io.mutations import refuses
 
 PRINTED = (
@@ -54,22 +54,7 @@ def test_text_without_a_header_is_refused(text):
         loads(text)
 
 
-test_other_text_is_refused_by_name = refuses(
-    loads,
-    FormatError,
-    PRINTED,
-    [
-        ("GPU1\tNV18", "GPU9\tNV18", "the row of GPU1 is missing"),
-        ("GPU1\tNV18\t X \tSYS\tPXB\t16-31\t1\t\tN/A", "GPU1\tNV18\tX", "2 of 4"),
-        ("GPU0\t X \tNV18", "GPU0\t X \tNV12", "GPU0 is NV12 from GPU1"),
-        ("NV18", "OK", "not from -p2p"),
-        ("NV18", "XGMI", "rocm-smi"),
-        ("NV18", "NV100", "NV1 to NV99"),
-        ("NV18", "X", "X under itself"),
-        ("GPU0\tGPU1", "GPU0\tGPU2", "GPU0 to GPU1 first"),
-        ("NIC1", "NIC0", "same name"),
-    ],
-)
+test_other_text_is_refused_by_name = refuses("nvidia_smi", loads, FormatError, PRINTED)
 
 
 def test_hosts_behind_a_switch_are_those_of_the_family():

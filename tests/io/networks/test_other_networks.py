@@ -72,20 +72,7 @@ def test_the_first_dimension_of_astra_sim_runs_fastest(tmp_path):
 
 
 test_other_files_are_refused_with_their_line = refuses(
-    astra_sim.loads,
-    FormatError,
-    YML,
-    [
-        ("Ring", "Mesh", "Ring, FullyConnected or Switch, got 'Mesh'"),
-        ("[ 4, 2 ]", "[ 4 ]", "of one length"),
-        ("[ 4, 2 ]", "[ 4, 1 ]", "npus_count must be a number from 2"),
-        ("[ 4, 2 ]", "[ 4, 2.5 ]", "npus_count must be an integer"),
-        ("[ 4, 2 ]", "[ 60000, 60000 ]", "more than is read"),
-        ("50.0", "-1", "bandwidth must be a number"),
-        ("latency: ", "delay: ", "line 4: expected one of topology"),
-        ("latency: [ 500.0, 2000 ]", "", "expected topology, npus_count"),
-        ("bandwidth: ", "&a bandwidth: ", "line 3: expected one of"),
-    ],
+    "astra_sim", astra_sim.loads, FormatError, YML
 )
 
 

@@ -13,8 +13,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from jaxcoll.synth import Bucket, Direct, ForestColl, MultiTree, Ring, Sccl, StepMilp, Tacos
-from jaxcoll.synth.milp import step_milp
+from jaxcoll.synth import Bucket, Direct, ForestColl, MultiTree, Ring, Sccl, StepMilp, Tacos, milp
 from jaxcoll.synth.milp.model import Answer
 from jaxcoll.topologies import dgx1, mesh, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
@@ -136,7 +135,7 @@ def test_time_that_runs_out_is_said():
 
 
 def test_a_gap_is_told_where_a_horizon_was_given_up(monkeypatch):
-    real, given_up = step_milp._search, []
+    real, given_up = milp._search, []
 
     def search(moves, *rest):
         if len(given_up) < 2:
@@ -144,7 +143,7 @@ def test_a_gap_is_told_where_a_horizon_was_given_up(monkeypatch):
             return Answer(None, 0.0)
         return real(moves, *rest)
 
-    monkeypatch.setattr(step_milp, "_search", search)
+    monkeypatch.setattr(milp, "_search", search)
     collective = Collective("all_gather", 9, 3)
     schedule = StepMilp().synthesize(torus(3, 3), collective)
     verify(schedule)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
-from jaxcoll.synth.tacos import synthesizer
+from jaxcoll.synth.tacos import search
 from jaxcoll.synth.tacos.rules import RULES, rule_named
 from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
 from jaxcoll.synth.tacos.synthesizer import Tacos
@@ -245,7 +245,7 @@ def test_attempts_of_few_sends_are_at_most_256(kind, monkeypatch):
         limits.append(arguments[-1])
         return search_by_events(*arguments)
 
-    monkeypatch.setattr(synthesizer, "search_by_events", counted)
+    monkeypatch.setattr(search, "search_by_events", counted)
     topology = mesh(2, 2, bandwidth=(1e9, 3e9))
     Tacos(nbytes=1e3).synthesize(topology, Collective(kind, 4), 0)
     assert 0 < len(limits) <= 256

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.configurations.config import Task, nccl_config
+from jaxcoll.configurations import Task, nccl_config
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io.nccl.conf import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of
-from jaxcoll.tune.tables.decision import Machine
-from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
 
 A40 = Machine("gpu: NVIDIA A40", "0.12.0")
 DEFAULT = nccl_config("ring", "simple", "shm", 2, 256, 2 << 20)

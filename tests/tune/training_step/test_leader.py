@@ -8,12 +8,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.tune import Config
+from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP, Leader
 from jaxcoll.tune.training_step.processes import Decision, Progress
 from jaxcoll.tune.training_step.regression import TimedStep
-from jaxcoll.tune.training_step.state_machine import State
 
 
 def candidates_of(*sizes: int, kinds=("all_reduce",) * 9):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.configurations.config import Task
+from jaxcoll.configurations import Task
 from jaxcoll.tune.training_step.regression import fit, kinship
 
 _TASKS = st.builds(

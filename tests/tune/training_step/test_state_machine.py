@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.tune.training_step.state_machine import RUNS, TRANSITIONS, Event, State, as_markdown
+from jaxcoll.tune.training_step import RUNS, TRANSITIONS, Event, State, as_markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "tuner-online.md"
 

@@ -1,0 +1,306 @@
+"""The table of ``nvidia-smi topo -m``: how the GPUs and NICs of a host are joined.
+
+The table names kinds of connections and counts NVLinks. It does not say what the GPUs are, how fast
+PCIe and the NICs are, nor how many hosts there are: these are arguments of ``topology``, and what
+is assumed where one is left out is warned of. Speeds are those of ``link_types``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxcoll.errors import AssumptionWarning, FormatError, TopologyError, shown, warn_user
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.io.networks import link_types
+from jaxcoll.io.networks.link_types import ALPHA, NETWORK_ALPHA, PCIE_ALPHA, Wire, wired
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import components
+from jaxcoll.topology import Topology
+
+# Compute capability of each kind of GPU, and how many NVLinks it has; where all pairs of GPUs have
+# as many, the links of each end in NVSwitches. From NVIDIA's data sheets.
+LINKS: Mapping[str, tuple[int, int]] = {
+    "v100": (70, 6), "a100": (80, 12), "a800": (80, 8), "a30": (80, 4), "a40": (86, 4),
+    "h100": (90, 18), "h200": (90, 18), "h20": (90, 18), "h800": (90, 8), "gh200": (90, 18),
+    "b200": (100, 18), "b300": (100, 18), "gb200": (100, 18),
+}  # fmt: skip
+# The kind that a count of NVLinks to every other GPU speaks for.
+_LIKELY = {6: "v100", 12: "a100", 18: "h100", 8: "a800", 4: "a40"}
+SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's tells
+
+# Nearest first. SOC was the name of SYS.
+KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+_MOST_GPUS, _MOST_COLUMNS, _MOST_HOSTS = 128, 512, 4096
+_ESCAPES = re.compile(r"\x1b?\[[0-9;]*[mK]")
+_NVLINKS = re.compile(r"NV([1-9][0-9]?)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Connections:
+    """The table of a host.
+
+    Attributes:
+        gpus: GPUs; the ranks of the network.
+        joined: of every two GPUs, ``NV4`` or one of ``KINDS``; ``X`` of one with itself.
+        nics: by name of each NIC, its kind of connection with every GPU.
+    """
+
+    gpus: int
+    joined: tuple[tuple[str, ...], ...]
+    nics: Mapping[str, tuple[str, ...]]
+
+
+def loads(text: str) -> Connections:
+    """The table of what ``nvidia-smi topo -m`` printed, pasted text around it or not.
+
+    Raises:
+        FormatError: no table, another one, or one that is cut, naming the row.
+    """
+    checks.text(text, "the table of nvidia-smi", FormatError)
+    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    heads = (i for i, words in enumerate(lines) if words[:1] == ["GPU0"] and _is_head(words))
+    at = next(heads, None)
+    if at is None:
+        raise FormatError(
+            "there is no header that begins with GPU0; give what nvidia-smi topo -m prints"
+        )
+    head = lines[at]
+    columns = head[: head.index("CPU")] if "CPU" in head else head
+    gpus = sum(bool(re.fullmatch(r"GPU[0-9]+", name)) for name in columns)
+    if gpus > _MOST_GPUS or len(columns) > _MOST_COLUMNS:
+        raise FormatError(f"a host has at most {_MOST_GPUS} GPUs, got {gpus}")
+    if list(columns[:gpus]) != [f"GPU{i}" for i in range(gpus)]:
+        raise FormatError(f"expected the columns GPU0 to GPU{gpus - 1} first, got {shown(columns)}")
+    if len(set(columns)) < len(columns):
+        raise FormatError("two columns have the same name")
+    rows: dict[str, tuple[str, ...]] = {}
+    for words in lines[at + 1 :]:
+        if words and words[0] in columns and words[0] not in rows:
+            rows[words[0]] = _cells(words, columns)
+    for name in columns[:gpus]:
+        if name not in rows:
+            raise FormatError(f"the row of {name} is missing")
+    for i, name in enumerate(columns):
+        for j, other in enumerate(columns):
+            if name in rows and other in rows and rows[name][j] != rows[other][i]:
+                raise FormatError(
+                    f"{name} is {rows[name][j]} from {other}, which is {rows[other][i]} from it"
+                )
+    nics = {
+        name: tuple(rows[f"GPU{g}"][gpus + i] for g in range(gpus))
+        for i, name in enumerate(columns[gpus:])
+    }
+    return Connections(gpus, tuple(rows[f"GPU{g}"][:gpus] for g in range(gpus)), nics)
+
+
+def _is_head(words: Sequence[str]) -> bool:
+    """Whether a line names columns: that of GPU0 itself has cells, the first of them X."""
+    return words[1:2] != ["X"] and (len(words) == 1 or not _is_cell(words[1]))
+
+
+def _is_cell(word: str) -> bool:
+    return word in ("X", "SOC", *KINDS) or bool(_NVLINKS.fullmatch(word))
+
+
+def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    name, cells = words[0], words[1 : len(columns) + 1]
+    if len(cells) < len(columns):
+        raise FormatError(f"the row of {name} is cut: {len(cells)} of {len(columns)} cells")
+    for other, cell in zip(columns, cells, strict=True):
+        if not _is_cell(cell) or (cell == "X") != (name == other):
+            raise FormatError(
+                f"{name} has {shown(cell)} under {other}, expected NV1 to NV99, "
+                f"{', '.join(KINDS)}, or X under itself; this is read from nvidia-smi topo -m, "
+                "not from -p2p, nor from rocm-smi"
+            )
+    return tuple("SYS" if cell == "SOC" else cell for cell in cells)
+
+
+def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Connections:
+    """The table of a file, see ``loads``.
+
+    Raises:
+        FormatError: see ``loads``.
+        OSError: the file cannot be read.
+    """
+    return load_text(path, loads, max_bytes)
+
+
+def dumps(table: Connections) -> str:
+    """The table as ``nvidia-smi topo -m`` prints it, with tabs."""
+    checks.instance(table, Connections, "table", FormatError)
+    names = [*(f"GPU{g}" for g in range(table.gpus)), *table.nics]
+    lines = ["\t".join(["", *names])]
+    for g, row in enumerate(table.joined):
+        lines.append("\t".join([f"GPU{g}", *row, *(nic[g] for nic in table.nics.values())]))
+    return "\n".join(lines) + "\n"
+
+
+def save(path: str | os.PathLike, table: Connections) -> None:
+    """Write ``dumps(table)``, all or nothing.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_text(path, dumps(table))
+
+
+# ---------------------------------------------------------------------- the network
+
+
+def topology(
+    table: Connections,
+    *,
+    gpu: str | None = None,
+    hosts: int = 1,
+    inside: float | None = None,
+    network: float | None = None,
+    speeds: str = "nominal",
+) -> Topology:
+    """The network of one host or several equal ones; a rank per GPU, host by host.
+
+    Equal NVLinks between all GPUs, as many as a GPU has, end in a switch; others join two GPUs.
+    Where NVLink does not reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
+    that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
+    the GPUs that it is nearest to and the network's switch.
+
+    Args:
+        table: what ``load`` read.
+        gpu: the kind of GPU, a name in ``LINKS``; the likeliest for their NVLinks when None.
+        hosts: equal hosts, joined by one switch.
+        inside: bytes per second and direction of one NVLink, instead of the table's.
+        network: bytes per second and direction of a NIC; 50e9 (400 Gbit/s) when None.
+        speeds: the column of ``link_types``: ``nominal``, or ``nccl`` for what NCCL plans with.
+
+    Warns:
+        AssumptionWarning: each number that no argument gives.
+
+    Raises:
+        TopologyError: an unknown kind of GPU, numbers out of range, or several hosts without NICs.
+    """
+    checks.instance(table, Connections, "table", TopologyError)
+    checks.optional(gpu, checks.choice, LINKS, "gpu", TopologyError)
+    checks.choice(speeds, link_types.COLUMNS, "speeds", TopologyError)
+    hosts = checks.integer(hosts, "hosts", TopologyError, least=1, most=_MOST_HOSTS)
+    for name, given in (("inside", inside), ("network", network)):
+        checks.optional(given, checks.positive, name, TopologyError)
+    if hosts > 1 and not table.nics:
+        raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
+    kind = gpu or _likely(table)
+    host = _Host(table, kind, inside, speeds)
+    wires = list(host.wires())
+    if hosts > 1 and network is None:
+        network = 50e9
+        warn_user(
+            "a NIC is assumed to have 50 GB/s; state network=, or the second of --bandwidth",
+            AssumptionWarning,
+        )
+    return _joined(host, wires, hosts, float(network or 0))
+
+
+def _likely(table: Connections) -> str:
+    counts = {_nvlinks(cell) for row in table.joined for cell in row} - {0}
+    kind = _LIKELY.get(max(counts, default=0), "h100" if max(counts, default=0) > 12 else "a100")
+    found = f"NV{max(counts)}" if counts else "no NVLink"
+    warn_user(f"{found}: the GPUs are assumed to be {kind}; state gpu= or --gpu", AssumptionWarning)
+    return kind
+
+
+def _nvlinks(cell: str) -> int:
+    found = _NVLINKS.fullmatch(cell)
+    return int(found[1]) if found else 0
+
+
+class _Host:
+    """One host: GPUs first, then the switches that ``wires`` needs."""
+
+    def __init__(self, table: Connections, kind: str, inside: float | None, speeds: str):
+        self.table, self.kind = table, kind
+        sm, self.links = LINKS[kind]
+        self.lane = link_types.nvlink(sm).by(speeds) if inside is None else float(inside)
+        self.pcie = 16 * link_types.PCIE_LANE[link_types.slot(sm)].by(speeds)
+        self.names = [f"gpu {g}" for g in range(table.gpus)]
+
+    def wires(self) -> Iterator[Wire]:
+        """Pairs of vertices, with seconds and bytes per second each way."""
+        n, joined = self.table.gpus, self.table.joined
+        counts = np.asarray([[_nvlinks(cell) for cell in row] for row in joined])
+        others = counts[~np.eye(n, dtype=bool)]
+        total = int(others[0]) if len(others) else 0
+        if total and (others == total).all() and max(total, total * (n - 1)) >= self.links:
+            switch = self._vertex("NVSwitch")
+            for g in range(n):
+                yield g, switch, ALPHA, total * self.lane
+            return
+        for a in range(n):
+            for b in range(a + 1, n):
+                if counts[a, b]:
+                    yield a, b, ALPHA, float(counts[a, b] * self.lane)
+        if components(n, *np.nonzero(counts)).any():
+            yield from self._pcie_tree()
+
+    def _vertex(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def _pcie_tree(self) -> Iterator[Wire]:
+        """Switches above the GPUs that each kind of connection joins, from the nearest up."""
+        warn_user(
+            f"PCIe is assumed to carry {self.pcie / 1e9:g} GB/s, and {SOCKETS / 1e9:g} GB/s "
+            "between sockets",
+            AssumptionWarning,
+        )
+        n = self.table.gpus
+        top = list(range(n))  # above each GPU so far
+        for level, kind in enumerate(KINDS):
+            near = set(KINDS[: level + 1])
+            joined = np.asarray([[c in near for c in row] for row in self.table.joined])
+            group = components(n, *np.nonzero(joined)).tolist()
+            for each in sorted(set(group)):
+                below = sorted({top[g] for g in range(n) if group[g] == each})
+                if len(below) > 1:
+                    switch = self._vertex(f"{kind} {each}")
+                    speed = SOCKETS if kind == "SYS" else self.pcie
+                    for vertex in below:
+                        yield vertex, switch, PCIE_ALPHA, speed
+                    top = [switch if group[g] == each else v for g, v in enumerate(top)]
+
+    def nics(self) -> Iterator[tuple[int, str]]:
+        """Every GPU with each of the NICs that are nearest to it."""
+        for g in range(self.table.gpus):
+            kinds = {name: cells[g] for name, cells in self.table.nics.items()}
+            nearest = min(map(KINDS.index, (k for k in kinds.values() if k in KINDS)), default=None)
+            for name, kind in kinds.items():
+                if nearest is not None and kind == KINDS[nearest]:
+                    yield g, name
+
+
+def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> Topology:
+    """Hosts side by side: all their GPUs, all their switches, then NICs and the network."""
+    n, inner = host.table.gpus, len(host.names) - host.table.gpus
+    names = [f"host {h} {name}" for h in range(hosts) for name in host.names[:n]]
+    names += [f"host {h} {name}" for h in range(hosts) for name in host.names[n:]]
+
+    def place(h: int, vertex: int) -> int:
+        return h * n + vertex if vertex < n else hosts * n + h * inner + vertex - n
+
+    found = [(place(h, a), place(h, b), alpha, speed)
+             for h in range(hosts) for a, b, alpha, speed in wires]  # fmt: skip
+    if hosts > 1:
+        near = list(host.nics())
+        used = sorted({name for _, name in near})
+        top = len(names)
+        names += ["network"]
+        for h in range(hosts):
+            first = len(names)
+            names += [f"host {h} {name}" for name in used]
+            found += [(first + i, top, NETWORK_ALPHA, network) for i in range(len(used))]
+            found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
+                      for g, name in near]  # fmt: skip
+    count = f"{hosts} hosts of " if hosts > 1 else ""
+    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi")

@@ -1,0 +1,158 @@
+"""Tables in use: calls that leave ``schedule=`` open run by one; the file of a tuned step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+
+import jax
+
+from jaxcoll.configurations import Config, Task
+from jaxcoll.errors import JaxcollError, TableWarning, TuneError
+from jaxcoll.execute.choice import configured, stated
+from jaxcoll.numerics import checks
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.table_file import Machine
+
+
+def warn_skipped(reason: str) -> None:
+    """Warn about a table, or a row of one, that is not used."""
+    warnings.warn(TableWarning(reason), stacklevel=3)
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on: the devices of the default backend."""
+    return Machine(stated.hardware(), jax.__version__)
+
+
+class ByTable:
+    """How tasks run by a table (see ``jaxcoll.execute.choice.configured.Choices``).
+
+    A task that the table does not answer runs by the default. So does one whose configuration is
+    refused while tracing, such as a synthesizer that does not exist: ``skipped`` is told.
+    Compared by content: programs traced by equal tables are shared. Later changes of the table have
+    no effect.
+    """
+
+    def __init__(
+        self, table: Table, machine: Machine, skipped: Callable[[str], None] = warn_skipped
+    ):
+        self._table = Table({}, table.decisions, table.quarantined)
+        self._machine = machine
+        self._skipped = skipped
+        self._key = (
+            machine,
+            frozenset(table.decisions.items()),
+            frozenset(table.quarantined),
+        )
+
+    def config(self, task: Task) -> Config | None:
+        """The configuration of a task, or None where it runs by the default."""
+        return self._table.lookup(task, self._machine)
+
+    def run(self, task: Task, x: jax.Array, run_by: configured.RunBy) -> jax.Array:
+        """The result of a task on an operand."""
+        config = self.config(task)
+        if config is None:
+            return run_by(x, None)
+        try:
+            return run_by(x, config)
+        except JaxcollError as error:
+            self._skipped(f"skipped the configuration ({config}) of {task}: {error}")
+            return run_by(x, None)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, ByTable) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@contextlib.contextmanager
+def use(
+    *tables: Table | str | os.PathLike,
+    machine: Machine | None = None,
+    skipped: Callable[[str], None] = warn_skipped,
+) -> Iterator[Table]:
+    """Trace programs with the tables' configurations where calls leave ``schedule=`` open.
+
+    ::
+
+        with jc.tune.use("table.json"):
+            params, opt_state = step(params, opt_state, batch)
+
+    Args:
+        tables: tables or their files, merged. A file that is missing, damaged, newer or of another
+            machine is skipped, and the defaults run.
+        machine: whose rows are read; None for the machine of this process.
+        skipped: called with a line per file or configuration that is not used; it warns by default.
+
+    Yields:
+        The merged table.
+    """
+    machine = this_machine() if machine is None else machine
+    merged = Table()
+    for table in tables:
+        if isinstance(table, Table):
+            merged = merged.merge(table)
+        else:
+            merged = merged.merge(Table.load_usable([table], machine, skipped))
+    with configured.choosing(ByTable(merged, machine, skipped)):
+        yield merged
+
+
+# ---------------------------------------------------------------------- the file of a tuned step
+
+
+def table_at(path: str, is_writer: bool) -> Table:
+    """The table of a file; empty where the file does not exist or is not usable.
+
+    The process that writes the file renames one that is not usable, since it may hold more than
+    what this run finds: a table of a newer version, or one that was edited.
+
+    Args:
+        is_writer: whether this process writes the file.
+
+    Raises:
+        TuneError: this process writes the file, and it could not.
+    """
+    if is_writer:
+        _check_path(path)
+    if not os.path.exists(path):
+        return Table()
+    reasons: list[str] = []
+    table = Table.load_usable([path], None, reasons.append)
+    for reason in reasons:
+        warn_skipped(f"{reason}; it is kept as {_renamed(path)}" if is_writer else reason)
+    return table
+
+
+def _renamed(path: str) -> str:
+    """The first free name beside a file, which it now has."""
+    numbered = (f"{path}.skipped{number or ''}" for number in itertools.count())
+    free = next(name for name in numbered if not os.path.lexists(name))
+    try:
+        os.rename(path, free)
+    except OSError as error:
+        raise TuneError(
+            f"table {checks.shown(path)} is not usable, nor renamed: {error}"
+        ) from error
+    return free
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path that no table can be written to, before hours of training rather than after."""
+    folder = os.path.dirname(path) or os.curdir
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")
+    if not os.path.isdir(folder):
+        raise TuneError(
+            f"table {checks.shown(path)} would be in {folder}, which does not exist; make it first"
+        )
+    if not os.access(folder, os.W_OK):
+        raise TuneError(
+            f"table {checks.shown(path)} cannot be written: no file can be made in {folder}"
+        )

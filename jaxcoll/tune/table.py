@@ -1,0 +1,455 @@
+"""Tables: measurements, decisions and quarantine, and how they print and differ.
+
+Tables: measurements (history), decisions, and configurations that failed (quarantine).
+
+AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
+table with a default and a tuned configuration per task on every process. ``Table`` holds both, for
+any number of machines, and a list of configurations that must not be tried again. Files are in
+``table_file``, printing is in this file.
+
+Tables as text: what one holds, and how two differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxcoll.configurations import Config, Task
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.tune import table_file
+from jaxcoll.tune.table_file import (
+    Decision,
+    Machine,
+    Parts,
+    SizeRange,
+    nearest,
+    positive_seconds,
+    size_ranges,
+)
+
+# Why a configuration is in quarantine that was being tried when its process ended.
+ENDED_IN_TRIAL = "the process that tried it ended before the trial did"
+
+
+class Table:
+    """Times, decisions and failures of tuning, by machine and task.
+
+    Attributes:
+        history: seconds per (machine, task, configuration), ascending.
+        decisions: the decision per (machine, task).
+        quarantined: why a (machine, task, configuration) must not be tried again.
+    """
+
+    def __init__(
+        self,
+        history: Mapping[tuple[Machine, Task, Config], Iterable[float]] | None = None,
+        decisions: Mapping[tuple[Machine, Task], Decision] | None = None,
+        quarantined: Mapping[tuple[Machine, Task, Config], str] | None = None,
+    ):
+        self.history = {
+            _checked_key(*key): tuple(
+                sorted(map(positive_seconds, checks.members(times, "times", TuneError)))
+            )
+            for key, times in _entries(history, 3, "history")
+        }
+        self.decisions = {
+            _checked_key(*key): checks.instance(decision, Decision, "a decision", TuneError)
+            for key, decision in _entries(decisions, 2, "decisions")
+        }
+        self.quarantined = {
+            _checked_key(*key): _checked_reason(why)
+            for key, why in _entries(quarantined, 3, "quarantined")
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._parts() == other._parts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _parts(self) -> tuple:
+        return self.history, self.decisions, self.quarantined
+
+    # ------------------------------------------------------------------ writing
+
+    def record(self, task: Task, config: Config, seconds: float, machine: Machine) -> None:
+        """Add a measured time to the history.
+
+        Raises:
+            TuneError: a time that is not a positive finite number of seconds; a task,
+                configuration or machine that is none.
+        """
+        key = _checked_key(machine, task, config)
+        self.history[key] = tuple(sorted([*self.history.get(key, ()), positive_seconds(seconds)]))
+
+    def choose(
+        self,
+        task: Task,
+        default: Config,
+        tuned: Config | None,
+        seconds: float | None,
+        machine: Machine,
+    ) -> Decision:
+        """Decide a task; a later decision has a larger generation and replaces this one.
+
+        Args:
+            default: the configuration without tuning.
+            tuned: the configuration to use; None to keep the default.
+            seconds: time of the configuration in use, or None where it was not measured.
+
+        Raises:
+            TuneError: see ``record``.
+        """
+        key = _checked_key(machine, task)
+        before = self.decisions.get(key)
+        generation = 1 if before is None else before.generation + 1
+        decision = Decision(default, tuned, seconds, generation)
+        self.decisions[key] = decision
+        return decision
+
+    def quarantine(self, task: Task, config: Config, why: str, machine: Machine) -> None:
+        """Note that a configuration failed, so that it is not tried again.
+
+        Raises:
+            TuneError: no reason; a task, configuration or machine that is none.
+        """
+        key = _checked_key(machine, task, config)
+        self.quarantined[key] = _checked_reason(why)
+
+    def begin_trial(self, task: Task, config: Config, machine: Machine) -> None:
+        """Quarantine a configuration until ``end_trial``: save the table before a trial that may
+        end the process, and the next process knows which configuration did.
+        """
+        self.quarantined.setdefault(_checked_key(machine, task, config), ENDED_IN_TRIAL)
+
+    def end_trial(self, task: Task, config: Config, machine: Machine) -> None:
+        """Undo ``begin_trial``; a configuration that failed otherwise stays in quarantine."""
+        key = _checked_key(machine, task, config)
+        if self.quarantined.get(key) == ENDED_IN_TRIAL:
+            del self.quarantined[key]
+
+    # ------------------------------------------------------------------ reading
+
+    def is_quarantined(self, task: Task, config: Config, machine: Machine) -> bool:
+        """Whether a configuration failed on this task and machine."""
+        _checked_key(machine, task, config)
+        return (machine, task, config) in self.quarantined
+
+    def times(self, task: Task, machine: Machine) -> dict[Config, tuple[float, ...]]:
+        """The history of a task: seconds per configuration, ascending."""
+        _checked_key(machine, task)
+        return {
+            config: times
+            for (where, what, config), times in self.history.items()
+            if (where, what) == (machine, task)
+        }
+
+    def lookup(self, task: Task, machine: Machine) -> Config | None:
+        """The configuration in use for a task: its own, or that of the nearest tuned size.
+
+        Tasks that differ in size alone share ranges (see ``size_ranges``). Where no size of the
+        task's dtype was tuned, the dtype with the nearest item size answers. A configuration that
+        failed on this very task does not answer.
+
+        Returns:
+            None where nothing that this machine tuned applies.
+        """
+        tuned = self._of_any_size(task, machine)
+        if not tuned:
+            return None
+        config = tuned[nearest(task.nbytes, tuned)].in_use
+        return None if self.is_quarantined(task, config, machine) else config
+
+    def ranges(self, task: Task, machine: Machine) -> tuple[SizeRange, ...]:
+        """The sizes that each configuration answers for, of tasks that differ in size alone."""
+        return size_ranges(self._of_any_size(task, machine))
+
+    def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:
+        """Choices of the tasks that differ from a task in size alone, by size."""
+        _checked_key(machine, task)
+        by_dtype: dict[str, dict[int, Decision]] = {}
+        for (where, what), decision in self.decisions.items():
+            same_size = dataclasses.replace(what, nbytes=task.nbytes, dtype=task.dtype)
+            if where == machine and same_size == task:
+                by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
+        if not by_dtype:
+            return {}
+        return by_dtype[min(by_dtype, key=lambda dtype: _dtype_distance(dtype, task.dtype))]
+
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines of the table, in order."""
+        keys = (*self.history, *self.decisions, *self.quarantined)
+        return tuple(sorted({key[0] for key in keys}))
+
+    # ------------------------------------------------------------------ tables
+
+    def merge(self, other: Table) -> Table:
+        """A table with what either holds; merging twice, or in another order, changes nothing.
+
+        Of two decisions the one of the larger generation wins, then the faster, then the first in
+        the order of their JSON.
+        """
+        checks.instance(other, Table, "a table", TuneError)
+        history = dict(self.history)
+        for key, times in other.history.items():
+            together = Counter(history.get(key, ())) | Counter(times)
+            history[key] = tuple(sorted(together.elements()))
+        decisions = dict(self.decisions)
+        for key, decision in other.decisions.items():
+            decisions[key] = min(decision, decisions.get(key, decision), key=Decision.precedence)
+        quarantined = dict(self.quarantined)
+        for key, why in other.quarantined.items():
+            quarantined[key] = min(why, quarantined.get(key, why))
+        return Table(history, decisions, quarantined)
+
+    def diff(self, other: Table) -> str:
+        """What changes from this table to another, one line per difference; "" where nothing."""
+        checks.instance(other, Table, "a table", TuneError)
+        return diff(self._parts(), other._parts())
+
+    def show(self, machine: Machine | None = None) -> str:
+        """The table as text, of one machine or of all."""
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
+        return show(self._parts(), machine)
+
+    # ------------------------------------------------------------------ files
+
+    def dumps(self) -> str:
+        """The table as JSON, as ``save`` writes it."""
+        return table_file.dumps(self._parts())
+
+    @classmethod
+    def loads(cls, text: str) -> Table:
+        """The table of a JSON text.
+
+        Raises:
+            FormatError: not a table, damaged, or of a newer version.
+        """
+        return cls(*table_file.loads(text))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the table, all or nothing; an interrupted write leaves the old file unchanged.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        table_file.save(path, self._parts())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, machine: Machine | None = None) -> Table:
+        """Read a table that ``save`` has written.
+
+        Args:
+            machine: refuse a table that holds nothing for this machine.
+
+        Raises:
+            FormatError: naming the file: not a table, cut short, damaged, or of a newer version.
+            TuneError: a foreign table: it holds nothing for ``machine``.
+            OSError: the file cannot be read.
+        """
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
+        table = cls(*table_file.load(path))
+        if machine is not None and machine not in table.machines():
+            made_on = "; ".join(map(str, table.machines())) or "no machine"
+            raise TuneError(
+                f"{os.fspath(path)} was tuned on {made_on}, not on {machine}; tune here with "
+                "jc.tune.offline or jc.tune.online, or load it without machine= to inspect it"
+            )
+        return table
+
+    @classmethod
+    def load_usable(
+        cls,
+        paths: str | os.PathLike | Iterable[str | os.PathLike],
+        machine: Machine | None = None,
+        skipped: Callable[[str], None] = lambda reason: None,
+    ) -> Table:
+        """The tables of a file, or of several merged, without those that cannot be used.
+
+        For training, which must go on: a file that is missing, cannot be read, is damaged, newer or
+        foreign is skipped, and ``skipped`` is called with a line that names it and says why.
+        """
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
+        if isinstance(paths, (str, os.PathLike)):
+            paths = (paths,)
+        merged = cls()
+        for path in checks.members(paths, "paths", TuneError):
+            try:
+                merged = merged.merge(cls.load(path, machine))
+            except (OSError, ValueError) as error:
+                skipped(f"skipped the tuner table {path}: {error}")
+        return merged
+
+
+def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
+    """The key of an entry: only keys that a file can hold are kept.
+
+    Raises:
+        TuneError: a machine, task or configuration that is none.
+    """
+    checks.instance(machine, Machine, "machine", TuneError)
+    checks.instance(task, Task, "task", TuneError)
+    for each in config:
+        checks.instance(each, Config, "config", TuneError)
+    return machine, task, *config
+
+
+def _checked_reason(why: str) -> str:
+    """Why a configuration must not be tried again, in one line."""
+    if not isinstance(why, str) or not why.strip():
+        raise TuneError(f"why must say how a configuration failed, got {checks.shown(why)}")
+    return " ".join(why.split())
+
+
+def _entries(given: object, parts: int, name: str) -> Iterable[tuple[tuple, Any]]:
+    """The entries of a mapping whose keys have so many parts; none of None."""
+    if given is None:
+        return ()
+    entries = checks.instance(given, Mapping, name, TuneError).items()
+    for key, _ in entries:
+        if not isinstance(key, tuple) or len(key) != parts:
+            raise TuneError(f"a key of {name} has {parts} parts, got {checks.shown(key)}")
+    return entries
+
+
+def _dtype_distance(dtype: str, wanted: str) -> tuple:
+    bits, wanted_bits = _bits(dtype), _bits(wanted)
+    return dtype != wanted, abs(bits - wanted_bits), dtype
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an item, read from the name of its dtype: 16 of "bfloat16", 8 of "bool"."""
+    digits = "".join(c if c.isdigit() else " " for c in dtype).split()
+    return int(digits[0]) if digits else 8
+
+
+_HEADER = ("collective", "dtype", "ranks", "groups", "topology", "bytes", "configuration", "time")
+
+
+def show(parts: Parts, machine: Machine | None = None) -> str:
+    """Per machine the ranges of sizes with the configuration in use, then what is quarantined."""
+    history, decisions, quarantined = parts
+    machines = sorted({key[0] for section in parts for key in section})
+    blocks = []
+    for where in machines if machine is None else [machine]:
+        rows = [_HEADER, *_rows({k[1]: d for k, d in decisions.items() if k[0] == where})]
+        times = [len(times) for key, times in history.items() if key[0] == where]
+        lines = [
+            f"{where}: {len(rows) - 1} ranges, {sum(times)} times of {len(times)} trials",
+            *(_aligned(rows) if len(rows) > 1 else ()),
+            *_quarantine_lines(
+                (task, config, why) for (w, task, config), why in quarantined.items() if w == where
+            ),
+        ]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) if blocks else "an empty table"
+
+
+def _rows(decisions: dict[Task, Decision]) -> list[tuple[str, ...]]:
+    """A row per range of sizes of tasks that differ in size alone."""
+    families: dict[tuple, dict[int, Decision]] = {}
+    for task, decision in decisions.items():
+        families.setdefault(_family(task), {})[task.nbytes] = decision
+    rows = []
+    for family in sorted(families):
+        tuned = families[family]
+        for part in size_ranges(tuned):
+            inside = [
+                decision.seconds
+                for size, decision in tuned.items()
+                if part.min_bytes <= size <= (part.max_bytes or size)
+            ]
+            times = sorted(seconds for seconds in inside if seconds is not None)
+            upper = "" if part.max_bytes is None else str(part.max_bytes)
+            sizes = f"{part.min_bytes}..{upper}"
+            row = (*map(str, family), sizes, format_config(part.config), _time_span(times))
+            rows.append(row)
+    return rows
+
+
+def _family(task: Task) -> tuple:
+    return task.collective, task.dtype, task.group_size, task.num_groups, str(task.topology)[:12]
+
+
+def format_config(config: Config) -> str:
+    """A configuration as "name=value" pairs."""
+    return " ".join(f"{name}={value}" for name, value in config.to_json().items())
+
+
+def _time_span(times: Sequence[float]) -> str:
+    if not times:
+        return "not measured"
+    least, most = f"{times[0]:.3g} s", f"{times[-1]:.3g} s"
+    return least if least == most else f"{least} to {most}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _quarantine_lines(entries: Iterable[tuple[Task, Config, str]]) -> list[str]:
+    lines = [f"  {_task(task)}: {format_config(config)}: {why}" for task, config, why in entries]
+    return (
+        [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
+    )
+
+
+def _task(task: Task) -> str:
+    return (
+        f"{task.collective} of {task.nbytes} B {task.dtype} over {task.num_groups} x "
+        f"{task.group_size} ranks"
+    )
+
+
+# ---------------------------------------------------------------------- differences
+
+
+def diff(before: Parts, after: Parts) -> str:
+    """Lines of "+" (only after), "-" (only before) and "~" (changed), by machine and task."""
+    describe: tuple[Callable[..., str], ...] = _history, _decision, _why
+    return "\n".join(
+        line for i in range(len(describe)) for line in _changes(before[i], after[i], describe[i])
+    )
+
+
+def _changes(old: dict, new: dict, describe: Callable[..., str]) -> Iterator[str]:
+    """The lines of one section."""
+    for key in sorted({*old, *new}, key=_order):
+        if old.get(key) == new.get(key):
+            continue
+        machine, task, *config = key
+        name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
+        if key not in old:
+            yield f"+ {name}: {describe(new[key])}"
+        elif key not in new:
+            yield f"- {name}: {describe(old[key])}"
+        else:
+            yield f"~ {name}: {describe(old[key])} -> {describe(new[key])}"
+
+
+def _order(key: tuple) -> tuple:
+    machine, task, *config = key
+    return machine, *_family(task), task.nbytes, [format_config(c) for c in config]
+
+
+def _history(times: Sequence[float]) -> str:
+    return f"{len(times)} times, median {sorted(times)[len(times) // 2]:.3g} s"
+
+
+def _decision(decision: Decision) -> str:
+    kind = "default" if decision.tuned is None else "tuned"
+    seconds = "not measured" if decision.seconds is None else f"{decision.seconds:.3g} s"
+    return f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
+
+
+def _why(why: str) -> str:
+    return f"quarantined, {why}"
