@@ -182,6 +182,10 @@ def _live_terms(
                 yield Term(category, share, problem.local_bytes(group, placements) * span)
 
     yield from terms("temporaries", shares.produced(), live.producing)
+    # XLA for CPUs, where nothing overlaps, copies the operands of the gradient of a kernel: its
+    # convolutions are of batch, space and features in this order.
+    for consumer, span in () if problem.hardware.overlaps else live.copied.items():
+        yield from terms("temporaries", shares.awaiting(consumer), span)
     recomputed = live.recomputed
     if group.needed_after_forward:
         recomputed = live.recomputed + live.awaiting_forward_use

@@ -61,6 +61,8 @@ class LiveRanges:
             forward pass and after it.
         fused_consumer: number of the consumer class whose fused operators read it last; ``None`` if
             these belong to its producer node.
+        copied: by number of a consumer class, a convolution of it runs that reads the tensor in
+            another order of dimensions than the usual.
     """
 
     producing: np.ndarray
@@ -84,6 +86,7 @@ class LiveRanges:
     last_forward_use: int | None
     last_backward_use: int | None
     fused_consumer: int | None
+    copied: Mapping[int, np.ndarray]
 
 
 COUNTS = tuple(f.name for f in dataclasses.fields(LiveRanges) if f.type == "np.ndarray")
@@ -280,7 +283,28 @@ class Liveness:
             last_forward_use=_last_consumer(before),
             last_backward_use=_last_consumer(after),
             fused_consumer=self._fused_consumer(tensors, consumers),
+            copied=self._copied(frozenset(tensors), consumers),
         )
+
+    def _copied(
+        self, tensors: frozenset[int], consumers: Sequence[Iterable[int]]
+    ) -> dict[int, np.ndarray]:
+        """The operands that convolutions read in another order, by number of consumer class."""
+        copied: dict[int, np.ndarray] = {}
+        for number, nodes in enumerate(consumers):
+            members = (m.operator for e in nodes for m in self.graph.nodes[e].members)
+            for operator in map(self.graph.operators.__getitem__, members):
+                order = operator.eqn.params.get("dimension_numbers")
+                if operator.primitive != "conv_general_dilated" or order is None:
+                    continue
+                last = len(order.lhs_spec) - 1
+                usual = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
+                given = order.lhs_spec, order.rhs_spec
+                for view, spec, wanted in zip(operator.eqn.inputs, given, usual, strict=True):
+                    if view.tensor in tensors and spec != wanted:
+                        runs = self.program_points == self.at[operator.index]
+                        copied[number] = copied.get(number, 0) + runs
+        return copied
 
     def _fused_consumer(
         self, tensors: Sequence[int], consumers: Sequence[Iterable[int]]

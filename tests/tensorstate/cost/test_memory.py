@@ -106,20 +106,10 @@ LIMITED = {
 SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg", "vgg-8", "vit")
 
 
-# XLA for CPUs computes the gradient of a convolution's kernel from transposed copies of both of its
-# operands, which no prediction knows. At two thirds of the memory the plan within 0.01 % of the
-# bound has them where all else is small: its compiled bytes are 33 % above the prediction. Which of
-# such plans is found differs between versions of the solver.
-TRANSPOSED = pytest.mark.xfail(strict=False, reason="copies of a convolution's operands")
-
-
 def limited_cases() -> list[Any]:
     """The cases by name, marked."""
     marks = {case: [pytest.mark.slow] if case in SLOW else [] for case in LIMITED}
-    return [
-        pytest.param(case, marks=[*marked, *[TRANSPOSED] * case.startswith("vgg")])
-        for case, marked in marks.items()
-    ]
+    return [pytest.param(case, marks=marked) for case, marked in marks.items()]
 
 
 @pytest.mark.timeout(1800)
