@@ -221,9 +221,11 @@ class _Interleaving:
                 else:
                     fits = not is_split and not (is_stack and back & {o.index for o in readers})
                 if not fits:
+                    origin = self.tracker.origin.get(tensor)
+                    by = f", by {origin.primitive} ({origin.source})" if origin else ""
                     raise _refused(
                         f"{reader.primitive} ({reader.source}) reads "
-                        f"{graph.tensors[tensor].name} of all microbatches"
+                        f"{graph.tensors[tensor].name} of all microbatches{by}"
                     )
             if is_split and tensor in self.returned:
                 names = [out.name for out in graph.outputs if out.view.tensor == tensor]
@@ -300,7 +302,7 @@ def _leaves(operator: Operator) -> bool:
 def _refused(why: str) -> PlanError:
     return PlanError(
         f"the stages cannot run a microbatch backward before all have run forward (1F1B): {why}; "
-        'schedule="gpipe" runs it'
+        'pipeline_schedule="gpipe" runs it'
     )
 
 

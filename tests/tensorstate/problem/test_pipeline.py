@@ -78,6 +78,140 @@ def test_the_price_of_a_stream(layers, stages, microbatches):
     assert placements == (-1,)  # an input is placed by the search
 
 
+def classified(params, x, y):
+    """Layers, a head and a cross entropy over as many classes as weigh in memory."""
+    h, _ = lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), x, params["layers"])
+    logp = jax.nn.log_softmax(h @ params["head"])
+    return -jnp.take_along_axis(logp, y[:, None], 1).mean()
+
+
+CLASSIFIED = {"layers": s(4, 8, 8), "head": s(8, 64)}, s(64, 8), s(64, dtype=jnp.int32)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 8), (2, 2), (4, 16)])
+def test_the_price_of_1f1b(stages, microbatches):
+    """The layers' compute and sends of GPipe, and residuals of 2 S - 1 microbatches of M."""
+    found = {
+        schedule: problem(
+            sgd(classified),
+            CLASSIFIED,
+            {"stage": stages},
+            microbatches,
+            stages="stage",
+            schedule=schedule,
+        )
+        for schedule in ("gpipe", "1f1b")
+    }
+    seconds, stacked, memory = {}, {}, {}
+    for name, each in found.items():
+        loops = (
+            each.graph.operators[each.node(c).members[0].operator].loops
+            if each.node(c).members
+            else ()
+            for c in range(len(each.graph.node_classes))
+        )
+        inside = [c for c, of in enumerate(loops) if of and of[0] in each.pipeline.loops]
+        seconds[name] = [each.seconds(c, (-1,)) for c in inside if each.node(c).kind == "einsum"]
+        stacked[name] = sum(
+            t.nbytes
+            for t in each.graph.tensors
+            if t.producer is not None
+            and each.pipeline.batch in each.whole.tensors[t.index].sizes
+            and each.graph.operators[t.producer].primitive == "scan_stack"
+        )
+        first = Decisions(tuple(strategies.all[0] for strategies in each.strategies))
+        memory[name] = estimate_cost(each, first).memory.peak
+        counts = {
+            each.sends(group, (-1,) * 1)[1]
+            for group in each.tensor_groups
+            if each.sends(group, (-1,) * 1)[1]
+        }
+        assert max(counts) == microbatches + stages - 1
+    held = min(microbatches, 2 * stages - 1)
+    assert found["1f1b"].pipeline.held == held
+    assert seconds["1f1b"] == pytest.approx(seconds["gpipe"])
+    assert stacked["1f1b"] == stacked["gpipe"] * held // microbatches
+    assert memory["1f1b"] < memory["gpipe"]
+
+
+@pytest.mark.slow
+def test_the_order_of_stages_is_chosen_by_the_memory():
+    """GPipe, which is never slower, until only 1F1B fits; then that is found, and said."""
+    given: dict[str, Any] = {"microbatches": 8, "shapes": CLASSIFIED}
+    peaks, plans = {}, {}
+    for schedule in ("gpipe", "1f1b"):
+        plans[schedule] = search(sgd(classified), pipeline_schedule=schedule, **given)
+        peaks[schedule] = plans[schedule].cost.memory.peak
+    assert peaks["1f1b"] < peaks["gpipe"]
+    assert plans["gpipe"].result.objective <= plans["1f1b"].result.objective
+    assert search(sgd(classified), **given).problem.schedule == "gpipe"
+    limit = peaks["1f1b"]
+    best = search(sgd(classified), memory_limit=limit, **given)
+    assert best.cost.memory.fits(limit)
+    assert best.problem.schedule == "1f1b"
+    assert "1F1B, bubble 11 %" in str(best)
+    assert "residuals of 3 held" in str(best)
+    with pytest.raises(PlanError, match=r"GiB|KiB|bytes|memory"):
+        search(sgd(classified), memory_limit=limit, pipeline_schedule="gpipe", **given)
+
+
+def test_a_plan_of_1f1b_is_saved(tmp_path):
+    plan = search(sgd(classified), CLASSIFIED, microbatches=4, pipeline_schedule="1f1b")
+    plan.save(tmp_path / "plan.json")
+    again = ts.load(tmp_path / "plan.json").on(sgd(classified), CLASSIFIED)
+    assert again.problem.schedule == "1f1b"
+    assert again.cost.serial_seconds == plan.cost.serial_seconds
+    assert again.cost.memory == plan.cost.memory
+    exits = [t.name for t in plan.problem.graph.tensors if "of all microbatches" in t.name]
+    assert exits
+    assert "factors" in plan.explain(exits[0])
+    repriced = ts.reprice(plan, network({"stage": 2}))
+    assert repriced.communication == plan.cost.communication
+    assert plan.compare("ddp").plans["ddp"].problem.pipeline is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        # The derivative of a square of a mean needs the mean of all.
+        (
+            lambda h: jnp.square(h.mean()),
+            r"carry_in .* of all microbatches, by reduce_sum .*test_pipeline",
+        ),
+        (lambda h: (h - h.mean(0)).var(), r"full batch is needed at once by sub"),
+        (
+            lambda h: lax.scan(lambda c, r: (c + jnp.square(r).sum(), None), 0.0, h.T)[0],
+            r"a loop of its own",
+        ),
+    ],
+)
+def test_what_1f1b_cannot_run_between_its_scans(loss, message):
+    def model(params, x):
+        h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)
+        return loss(h)
+
+    shapes = s(4, 8, 8), s(16, 8)
+    with pytest.raises(PlanError, match=rf'{message}.*pipeline_schedule="gpipe"'):
+        search(sgd(model), shapes, microbatches=4, pipeline_schedule="1f1b")
+    assert search(sgd(model), shapes, microbatches=4).problem.schedule == "gpipe"
+
+
+def test_1f1b_takes_one_scan_forward_and_one_backward():
+    with pytest.raises(PlanError, match=r"the step has 1 and 0"):
+        search(stack, (s(4, 8, 8), s(16, 8)), batch="x", microbatches=4, pipeline_schedule="1f1b")
+
+    def returned(params, x):
+        h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)
+        return jnp.square(h).mean(), h
+
+    def step(params, x):
+        (loss, h), gradient = jax.value_and_grad(returned, has_aux=True)(params, x)
+        return params - gradient, loss, h
+
+    with pytest.raises(PlanError, match=r"the step returns .*, which has a row for every example"):
+        search(step, (s(4, 8, 8), s(16, 8)), batch="x", microbatches=4, pipeline_schedule="1f1b")
+
+
 def test_everything_of_a_scan_is_fixed_on_its_axis():
     """Stacks are sharded by their layers, bodies are replicated, and carries leave as sums."""
     found = problem(sgd(layers), ({"layers": {"up": s(4, 8, 16), "down": s(4, 16, 8)},
@@ -196,6 +330,8 @@ def search(step=None, shapes=SHAPES, axes=None, **more: Any) -> ts.Plan:
         ({"stage": 2}, {"stages": "pipe"}, r"stages='pipe': expected an axis of the mesh, stage"),
         ({"stage": 2}, {"recompute": True}, r"scanning jax.checkpoint\(layer\)"),
         ({"stage": 2}, {"stages": 3}, r"stages must be a str"),
+        ({"stage": 2}, {"pipeline_schedule": "zb"}, r"must be one of auto, gpipe, 1f1b, got 'zb'"),
+        ({"stage": 2}, {"stages": None, "pipeline_schedule": "1f1b"}, r"there are none: give"),
     ],
 )  # fmt: skip
 def test_what_is_refused(axes, more, message):
