@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ def schedule_step(
     step = StepTasks(problem, decisions, reshards, recomputed_nodes)
     room = _room(problem, live, memory_limit)
     found = [_scheduled(step, nbytes, room) for nbytes in _worth_trying(step)]
-    return min(found, key=lambda timeline: timeline.seconds)
+    return _timeline(min(found, key=lambda schedule: schedule.seconds))
 
 
 def _room(problem: Problem, live: np.ndarray, memory_limit: float | None) -> Room:
@@ -138,19 +139,51 @@ def _worth_trying(step: StepTasks) -> Iterator[int]:
             yield nbytes
 
 
-def _scheduled(step: StepTasks, bucket_bytes: int, room: Room) -> Timeline:
+class _Schedule(NamedTuple):
+    """When tasks start, of which some are buckets.
+
+    Attributes:
+        before: by task those that it waits for.
+        starts: in seconds, by task.
+        seconds: the makespan.
+        held, bucket_bytes: as of a ``Timeline``.
+    """
+
+    tasks: Sequence[StepTask]
+    before: Sequence[Sequence[int]]
+    starts: Sequence[float]
+    seconds: float
+    held: float
+    bucket_bytes: int
+
+
+def _scheduled(step: StepTasks, bucket_bytes: int, room: Room) -> _Schedule:
     """The schedule with buckets of a size."""
-    tasks = _joined(step, bucket_bytes) if bucket_bytes else step.tasks
-    starts, seconds, held = _Loops(tasks, *_resources(step.problem), room).schedule()
-    compute = math.fsum(d.seconds for d in tasks if d.axis < 0)
+    tasks: list[StepTask] = step.tasks
+    before: list[list[int]] = [task.before for task in tasks]
+    if bucket_bytes:
+        tasks, before = _joined(step, bucket_bytes)
+    found = _Loops(tasks, before, *_resources(step.problem), room).schedule()
+    return _Schedule(tasks, before, *found, bucket_bytes)
+
+
+def _timeline(schedule: _Schedule) -> Timeline:
+    """What is told of a schedule."""
+    tasks, starts = schedule.tasks, schedule.starts
     events = sorted(
         Event(start, d.seconds, d.axis, d.name, d.class_id)
         for d, start in zip(tasks, starts, strict=True)
         if d.seconds > 0
     )
-    buckets = tuple(d.sent for d in tasks if len(d.sent) > 1)
-    exposed = _exposed(tasks, starts)
-    return Timeline(tuple(events), seconds, compute, exposed, held, bucket_bytes, buckets)
+    return Timeline(
+        tuple(events),
+        schedule.seconds,
+        math.fsum(d.seconds for d in tasks if d.axis < 0),
+        _exposed(schedule),
+        schedule.held,
+        schedule.bucket_bytes,
+        tuple(d.sent for d in tasks if len(d.sent) > 1),
+    )
 
 
 def _resources(problem: Problem) -> tuple[list[int], int]:
@@ -163,8 +196,11 @@ def _resources(problem: Problem) -> tuple[list[int], int]:
     return [number[group] for group in links], 1 + len(number)
 
 
-def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
-    """The tasks, with small neighbours of one kind, axis and dtype as one."""
+def _joined(step: StepTasks, bucket_bytes: int) -> tuple[list[StepTask], list[list[int]]]:
+    """The tasks, with small neighbours of one kind, axis and dtype as one, and those before each.
+
+    The tasks themselves stay as they are: schedules of other buckets have them too.
+    """
     in_turn = functools.partial(_place, step.tasks)
     rate = step.problem.hardware.memory_bandwidth
     taken: dict[int, int] = {}
@@ -183,7 +219,7 @@ def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
         dtype = step.graph.tensors[sent.tensor].dtype
         kind = task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned
         kinds[kind].append(number)
-    joined = [dataclasses.replace(task, before=list(task.before)) for task in step.tasks]
+    joined, before = [*step.tasks], [task.before for task in step.tasks]
     for numbers in kinds.values():
         for bucket in _buckets(step.tasks, sorted(numbers, key=in_turn), bucket_bytes):
             if len(bucket) == 1:
@@ -197,15 +233,19 @@ def _joined(step: StepTasks, bucket_bytes: int) -> list[StepTask]:
                 seconds=others[0].repeats * (once + copies),
                 order=min(d.order for d in others),
                 first=max(d.first for d in others),
-                before=[b for d in others for b in d.before],
                 ahead=sum(d.ahead for d in others),
                 behind=sum(d.behind for d in others),
                 sent=tuple(s for d in others for s in d.sent),
                 nbytes=nbytes,
                 name=f"{others[0].name} of {len(bucket)}",
             )
+            before[first] = [b for d in others for b in d.before]
             taken |= dict.fromkeys(bucket, first)
-    return _without(joined, taken)
+    # Numbered again, without those that others have taken over.
+    kept = [n for n in range(len(joined)) if taken.get(n, n) == n]
+    renamed = {n: k for k, n in enumerate(kept)}
+    number = [renamed[taken.get(n, n)] for n in range(len(joined))]
+    return [joined[n] for n in kept], [[number[b] for b in before[n]] for n in kept]
 
 
 def _place(tasks: Sequence[StepTask], number: int) -> tuple[float, int]:
@@ -233,31 +273,22 @@ def _buckets(
         yield bucket
 
 
-def _without(tasks: Sequence[StepTask], taken: Mapping[int, int]) -> list[StepTask]:
-    """The tasks without those that others have taken over, numbered again."""
-    kept = [n for n in range(len(tasks)) if taken.get(n, n) == n]
-    renamed = {n: k for k, n in enumerate(kept)}
-    for task in tasks:
-        task.before = [renamed[taken.get(b, b)] for b in task.before]
-    return [tasks[n] for n in kept]
-
-
 # ---------------------------------------------------------------------- schedules of loops
 
 
-def _exposed(tasks: Sequence[StepTask], starts: Sequence[float]) -> dict[tuple[int, bool], float]:
+def _exposed(schedule: _Schedule) -> dict[tuple[int, bool], float]:
     """Seconds for which computation waits, by the collective that it waits for.
 
     At the end of a body, and where it waits for others that wait, that is the last that ended.
     """
     exposed: dict[tuple[int, bool], float] = defaultdict(float)
-    last_compute = 0.0
+    tasks, starts, last_compute = schedule.tasks, schedule.starts, 0.0
     ends = [start + d.seconds for d, start in zip(tasks, starts, strict=True)]
     final = max(range(len(tasks)), key=ends.__getitem__, default=None)
     sends = sorted((ends[n], n) for n, d in enumerate(tasks) if d.axis >= 0)
     by_start = sorted((n for n, d in enumerate(tasks) if d.axis < 0), key=starts.__getitem__)
     for number in by_start:
-        sent = [b for b in tasks[number].before if tasks[b].axis >= 0]
+        sent = [b for b in schedule.before[number] if tasks[b].axis >= 0]
         waited = starts[number] - last_compute
         if waited > 0 and sends:
             last = bisect.bisect_right(sends, (starts[number] * (1 + 1e-12), len(tasks))) - 1
@@ -273,7 +304,12 @@ class _Loops:
     """Schedules bodies of loops from the innermost out, each as one task of the body around it."""
 
     def __init__(
-        self, tasks: Sequence[StepTask], resources: Sequence[int], num_resources: int, room: Room
+        self,
+        tasks: Sequence[StepTask],
+        before: Sequence[Sequence[int]],
+        resources: Sequence[int],
+        num_resources: int,
+        room: Room,
     ):
         self.tasks, self.resources, self.num_resources = tasks, resources, num_resources
         self.room, self.held = room, 0.0
@@ -286,13 +322,17 @@ class _Loops:
         self.before: dict[Where, dict[int | Where, set[int | Where]]] = defaultdict(
             lambda: defaultdict(set)
         )
-        for number, task in enumerate(tasks):
-            for other in task.before:
+        for number, others in enumerate(before):
+            for other in others:
                 self._order(other, number)
 
     def _order(self, first: int, then: int) -> None:
         """Let a task wait for another in the innermost body that holds both."""
         a, b = self.tasks[first].where, self.tasks[then].where
+        if a == b:
+            if first != then:
+                self.before[a][then].add(first)
+            return
         shared = 0
         while shared < min(len(a), len(b)) and a[shared] == b[shared]:
             shared += 1
@@ -316,14 +356,15 @@ class _Loops:
         names: list[int | Where] = [*self.children[where], *loops]
         place = {name: k for k, name in enumerate(names)}
         orders = [self._place(name, inner) for name in names]
-        placed = []
+        computes = [self._is_compute(name) for name in names]
+        placed, waits = list[Task](), self.before[where]
         for name, order in zip(names, orders, strict=True):
-            wanted = [place[other] for other in self.before[where][name]]
             # Chains of operators that are one node may seem to wait for what comes after them.
             first = order
             if isinstance(name, int) and self.tasks[name].axis >= 0:
                 first = self.tasks[name].first
-            before = tuple(k for k in wanted if orders[k] < first or not self._is_compute(names[k]))
+            wanted = map(place.__getitem__, waits.get(name, ()))
+            before = tuple(k for k in wanted if orders[k] < first or not computes[k])
             placed.append(self._task(name, order, before, inner))
         starts, held = list_schedule(placed, self.num_resources, self.room)
         self.held = max(self.held, held)
@@ -334,8 +375,7 @@ class _Loops:
                 found.append((name, start))
             else:
                 found += [(number, start + inside) for number, inside in inner[name][2]]
-        first = min((o for o, n in zip(orders, names, strict=True) if self._is_compute(n)),
-                    default=0.0)  # fmt: skip
+        first = min(itertools.compress(orders, computes), default=0.0)
         return max(ends, default=0.0), first, found
 
     def _is_compute(self, name: int | Where) -> bool:
