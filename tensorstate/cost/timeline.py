@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ def schedule_step(
     step = StepTasks(problem, decisions, reshards, recomputed_nodes)
     room = _room(problem, live, memory_limit)
     found = [_scheduled(step, nbytes, room) for nbytes in _worth_trying(step)]
-    best = min(found, key=lambda timeline: timeline.seconds)
+    best = min(found, key=lambda schedule: schedule.seconds)
     for most in UNROLLS if step.carries else ():
         unrolled = _unrolled(step, most, room)
         if not unrolled or unrolled == best.unrolled:
@@ -128,7 +129,7 @@ def schedule_step(
         if longer.seconds > (1 - LEAST_GAIN) * best.seconds:
             break
         best = longer
-    return best
+    return _timeline(best)
 
 
 def _unrolled(step: StepTasks, most: int, room: Room) -> dict[int, int]:
@@ -172,31 +173,61 @@ def _worth_trying(step: StepTasks) -> Iterator[int]:
             yield nbytes
 
 
+class Run(NamedTuple):
+    """A task in time; that of an unrolled scan runs several times."""
+
+    number: int
+    start: float
+    end: float
+
+
+class _Schedule(NamedTuple):
+    """When tasks run, of which some are buckets.
+
+    Attributes:
+        before: by task those that it waits for.
+        seconds: the makespan.
+        held, bucket_bytes, unrolled: as of a ``Timeline``.
+    """
+
+    tasks: Sequence[StepTask]
+    before: Sequence[Sequence[int]]
+    seconds: float
+    runs: Sequence[Run]
+    held: float
+    bucket_bytes: int
+    unrolled: Mapping[int, int]
+
+
 def _scheduled(
     step: StepTasks, bucket_bytes: int, room: Room, unrolled: Mapping[int, int] | None = None
-) -> Timeline:
+) -> _Schedule:
     """The schedule with buckets of a size, and some scans unrolled."""
-    tasks, carries = step.tasks, step.carries
+    tasks: list[StepTask] = step.tasks
+    before: list[list[int]] = [task.before for task in tasks]
+    carries = step.carries
     if bucket_bytes:
-        tasks, carries = _joined(step, bucket_bytes)
-    loops = _Loops(tasks, _resources(step.problem), room, carries, unrolled or {})
-    seconds, runs, held = loops.schedule()
-    compute = math.fsum(d.seconds for d in tasks if d.axis < 0)
-    events = []
-    for number, start, end in runs:
+        tasks, before, carries = _joined(step, bucket_bytes)
+    loops = _Loops(tasks, before, _resources(step.problem), room, carries, unrolled or {})
+    return _Schedule(tasks, before, *loops.schedule(), bucket_bytes, unrolled or {})
+
+
+def _timeline(schedule: _Schedule) -> Timeline:
+    """What is told of a schedule."""
+    tasks, events = schedule.tasks, list[Event]()
+    for number, start, end in schedule.runs:
         task = tasks[number]
         if end > start:
             events.append(Event(start, end - start, task.axis, task.name, task.class_id))
-    buckets = tuple(d.sent for d in tasks if len(d.sent) > 1)
     return Timeline(
         tuple(sorted(events)),
-        seconds,
-        compute,
-        _exposed(tasks, runs),
-        held,
-        bucket_bytes,
-        buckets,
-        unrolled or {},
+        schedule.seconds,
+        math.fsum(d.seconds for d in tasks if d.axis < 0),
+        _exposed(schedule),
+        schedule.held,
+        schedule.bucket_bytes,
+        tuple(d.sent for d in tasks if len(d.sent) > 1),
+        schedule.unrolled,
     )
 
 
@@ -212,8 +243,12 @@ def _resources(problem: Problem) -> tuple[list[int], int]:
 
 def _joined(
     step: StepTasks, bucket_bytes: int
-) -> tuple[list[StepTask], dict[int, list[tuple[int, int]]]]:
-    """The tasks, with small neighbours of one kind, axis and dtype as one; and all carries."""
+) -> tuple[list[StepTask], list[list[int]], dict[int, list[tuple[int, int]]]]:
+    """The tasks, with small neighbours of one kind, axis and dtype as one, with what they wait for
+    and the carries of loops.
+
+    The tasks themselves stay as they are: schedules of other buckets have them too.
+    """
     in_turn = functools.partial(_place, step.tasks)
     rate = step.problem.hardware.memory_bandwidth
     taken: dict[int, int] = {}
@@ -232,7 +267,7 @@ def _joined(
         dtype = step.graph.tensors[sent.tensor].dtype
         kind = task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned
         kinds[kind].append(number)
-    joined = [dataclasses.replace(task, before=list(task.before)) for task in step.tasks]
+    joined, before = [*step.tasks], [task.before for task in step.tasks]
     for numbers in kinds.values():
         for bucket in _buckets(step.tasks, sorted(numbers, key=in_turn), bucket_bytes):
             if len(bucket) == 1:
@@ -246,22 +281,22 @@ def _joined(
                 seconds=others[0].repeats * (once + copies),
                 order=min(d.order for d in others),
                 first=max(d.first for d in others),
-                before=[b for d in others for b in d.before],
                 ahead=sum(d.ahead for d in others),
                 behind=sum(d.behind for d in others),
                 sent=tuple(s for d in others for s in d.sent),
                 nbytes=nbytes,
                 name=f"{others[0].name} of {len(bucket)}",
             )
+            before[first] = [b for d in others for b in d.before]
             taken |= dict.fromkeys(bucket, first)
+    # Numbered again, without those that others have taken over.
     kept = [n for n in range(len(joined)) if taken.get(n, n) == n]
     renamed = {n: k for k, n in enumerate(kept)}
-    for task in joined:
-        task.before = [renamed[taken.get(b, b)] for b in task.before]
+    number = [renamed[taken.get(n, n)] for n in range(len(joined))]
     carries = {
-        loop: [(renamed[a], renamed[b]) for a, b in pairs] for loop, pairs in step.carries.items()
+        loop: [(number[a], number[b]) for a, b in pairs] for loop, pairs in step.carries.items()
     }
-    return [joined[n] for n in kept], carries
+    return [joined[n] for n in kept], [[number[b] for b in before[n]] for n in kept], carries
 
 
 def _place(tasks: Sequence[StepTask], number: int) -> tuple[float, int]:
@@ -292,20 +327,13 @@ def _buckets(
 # ---------------------------------------------------------------------- schedules of loops
 
 
-class Run(NamedTuple):
-    """A task in time; that of an unrolled scan runs several times."""
-
-    number: int
-    start: float
-    end: float
-
-
-def _exposed(tasks: Sequence[StepTask], runs: Sequence[Run]) -> dict[tuple[int, bool], float]:
+def _exposed(schedule: _Schedule) -> dict[tuple[int, bool], float]:
     """Seconds for which computation waits, by the collective that it waits for.
 
     At the end of a body, and where it waits for others that wait, that is the last that ended.
     """
     exposed: dict[tuple[int, bool], float] = defaultdict(float)
+    tasks, runs = schedule.tasks, schedule.runs
     sends = sorted((run.end, run.number) for run in runs if tasks[run.number].axis >= 0)
     ends: dict[int, list[float]] = defaultdict(list)
     for end, number in sends:
@@ -316,7 +344,7 @@ def _exposed(tasks: Sequence[StepTask], runs: Sequence[Run]) -> dict[tuple[int, 
             continue
         waited, until = start - last_compute, start * (1 + 1e-12)
         if waited > 0 and sends:
-            own = [(ends[b][k - 1], b) for b in tasks[number].before
+            own = [(ends[b][k - 1], b) for b in schedule.before[number]
                    if (k := bisect.bisect_right(ends[b], until))]  # fmt: skip
             last = bisect.bisect_right(sends, (until, len(tasks))) - 1
             blamed = tasks[(max(own) if own else sends[max(0, last)])[1]]
@@ -334,6 +362,7 @@ class _Loops:
     def __init__(
         self,
         tasks: Sequence[StepTask],
+        before: Sequence[Sequence[int]],
         resources: tuple[Sequence[int], int],
         room: Room,
         carries: Mapping[int, Sequence[tuple[int, int]]],
@@ -351,13 +380,17 @@ class _Loops:
         self.before: dict[Where, dict[int | Where, set[int | Where]]] = defaultdict(
             lambda: defaultdict(set)
         )
-        for number, task in enumerate(tasks):
-            for other in task.before:
+        for number, others in enumerate(before):
+            for other in others:
                 self._order(other, number)
 
     def _order(self, first: int, then: int) -> None:
         """Let a task wait for another in the innermost body that holds both."""
         a, b = self.tasks[first].where, self.tasks[then].where
+        if a == b:
+            if first != then:
+                self.before[a][then].add(first)
+            return
         shared = 0
         while shared < min(len(a), len(b)) and a[shared] == b[shared]:
             shared += 1
@@ -378,14 +411,15 @@ class _Loops:
         names: list[int | Where] = [*self.children[where], *loops]
         place = {name: k for k, name in enumerate(names)}
         orders = [self._place(name, inner) for name in names]
-        placed = []
+        computes = [self._is_compute(name) for name in names]
+        placed, waits = list[Task](), self.before[where]
         for name, order in zip(names, orders, strict=True):
-            wanted = [place[other] for other in self.before[where][name]]
             # Chains of operators that are one node may seem to wait for what comes after them.
             first = order
             if isinstance(name, int) and self.tasks[name].axis >= 0:
                 first = self.tasks[name].first
-            before = tuple(k for k in wanted if orders[k] < first or not self._is_compute(names[k]))
+            wanted = map(place.__getitem__, waits.get(name, ()))
+            before = tuple(k for k in wanted if orders[k] < first or not computes[k])
             placed.append(self._task(name, order, before, inner))
         count = self.unrolled.get(where[-1], 1) if where else 1
         if count > 1:
@@ -405,8 +439,7 @@ class _Loops:
                     Run(run.number, start + run.start / count, start + run.end / count)
                     for run in inner[name][2]
                 ]
-        first = min((o for o, n in zip(orders, names, strict=True) if self._is_compute(n)),
-                    default=0.0)  # fmt: skip
+        first = min(itertools.compress(orders, computes), default=0.0)
         return max(ends, default=0.0), first, runs
 
     def _is_compute(self, name: int | Where) -> bool:

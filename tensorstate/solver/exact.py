@@ -68,12 +68,17 @@ def solve_by_size(
     the program is not very large, the remaining time goes to that of all strategies.
 
     A relaxation that is a plan already needs no second program. Those of baselines are: they leave
-    most classes one strategy, and half the time of a baseline went into building the program again.
+    most classes one strategy. Branch and bound took ten times as long for them, since it presolves
+    and seeks plans of its own first; and to build a program again as long as to solve it.
     """
     left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
+        if full.memory_constraints is None:
+            relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
+            if full.is_decided(relaxed):
+                return full, relaxed
         return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
     if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
         return full, Solution("infeasible", np.zeros(0), np.inf, np.inf)
@@ -116,7 +121,11 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
     if program.num_variables <= RELAX_ONLY_MIN_VARS:
         iterations = program.num_rows
         solution = program.solve(
-            relax=True, presolve=False, iterations=iterations, time_limit=left()
+            relax=True,
+            presolve=False,
+            iterations=iterations,
+            time_limit=left(),
+            easier=full.easier_costs(),
         )
         if solution.status != "limit" or len(solution.values) or left() <= LEAST_SECONDS:
             return solution
