@@ -161,7 +161,7 @@ class CollectiveCostModel:
         """
         raise NotImplementedError
 
-    def send_seconds(self, axis: int, nbytes: int) -> float:
+    def send_seconds(self, axis: int, nbytes: int, around: bool = False) -> float:
         """Seconds in which every device but the last sends a buffer to the next along an axis.
 
         By default those of one of the n - 1 steps in which a ring of n devices gathers n buffers.
@@ -169,6 +169,7 @@ class CollectiveCostModel:
         Args:
             axis: number of the mesh axis.
             nbytes: of the buffer, at least 0.
+            around: whether the last device sends too, to the first.
         """
         n = self.mesh.sizes[axis]
         return 0.0 if n == 1 else self.collective_seconds("all_gather", axis, n * nbytes) / (n - 1)
@@ -327,13 +328,17 @@ class ScheduleCosts(CollectiveCostModel):
             return 0.0
         return self._fastest(kind, axis, nbytes)[0]
 
-    def send_seconds(self, axis: int, nbytes: int) -> float:
+    def send_seconds(self, axis: int, nbytes: int, around: bool = False) -> float:
         """See ``CollectiveCostModel``; sends take the shortest routes."""
-        return 0.0 if self.mesh.sizes[axis] == 1 or nbytes == 0 else self._send(axis, nbytes)
+        if self.mesh.sizes[axis] == 1 or nbytes == 0:
+            return 0.0
+        return self._send(axis, nbytes, around)
 
-    def _simulate_send(self, axis: int, nbytes: int) -> float:
+    def _simulate_send(self, axis: int, nbytes: int, around: bool) -> float:
         groups = self.mesh.replica_groups((axis,))
-        source, target = groups[:, :-1].ravel(), groups[:, 1:].ravel()
+        last = groups.shape[1] if around else groups.shape[1] - 1
+        source = groups[:, :last].ravel()
+        target = np.roll(groups, -1, axis=1)[:, :last].ravel()
         routes = shortest_routes(self.topology, source, target)
         messages = [
             Message((int(first), *self.topology.dst[list(routes.path(edge))].tolist()), nbytes)

@@ -25,7 +25,7 @@ from tensorstate.cost.reshard_plan import (
 )
 from tensorstate.cost.timeline import Timeline, schedule_step
 from tensorstate.errors import PlanError
-from tensorstate.problem.problem import Problem
+from tensorstate.problem.problem import Problem, RingSend
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -39,6 +39,7 @@ class Cost:
         count_by_collective: number of collectives by (kind, mesh axis).
         memory: bytes per device.
         reshards: the reshard plans of all tensors.
+        ring_sends: the sends within operators, of all nodes of a class together.
         recomputed_nodes: nodes that are recomputed after the forward pass.
         schedule: makes the step's schedule within a memory limit; see ``timeline``.
     """
@@ -49,6 +50,7 @@ class Cost:
     count_by_collective: Mapping[tuple[str, int], int]
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
+    ring_sends: tuple[RingSend, ...]
     recomputed_nodes: frozenset[int]
     schedule: Callable[[float | None], Timeline]
 
@@ -109,10 +111,19 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     num_recomputed: dict[int, int] = defaultdict(int)
     for node in recomputed_nodes:
         num_recomputed[problem.graph.nodes[node].class_id] += 1
+    runs = [problem.multiplicity(g) + num_recomputed[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
-        (problem.multiplicity(g) + num_recomputed[g]) * problem.seconds(g, strategy)
-        for g, strategy in enumerate(decisions.strategies)
+        runs[g] * problem.seconds(g, strategy) for g, strategy in enumerate(decisions.strategies)
     )
+    ring_sends = tuple(
+        send._replace(times=runs[g] * send.times)
+        for g, strategy in enumerate(decisions.strategies)
+        for send in problem.ring_sends(g, strategy)
+    )
+    for send in ring_sends:
+        communication.append(problem.send_around_seconds(send))
+        bytes_by_collective["permute", send.axis] += send.times * send.nbytes
+        count_by_collective["permute", send.axis] += send.times
     inputs, nbytes = live_bytes(problem, decisions, reshards, recomputed_nodes)
     live = inputs + nbytes.sum(0)
 
@@ -127,6 +138,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         count_by_collective,
         peak_memory(inputs, nbytes),
         tuple(reshards),
+        ring_sends,
         recomputed_nodes,
         schedule,
     )
@@ -142,6 +154,8 @@ def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, in
                 spent[step.kind, step.axis].append(
                     reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
                 )
+    for send in cost.ring_sends:
+        spent["permute", send.axis].append(problem.send_around_seconds(send))
     return {key: math.fsum(values) for key, values in spent.items()}
 
 

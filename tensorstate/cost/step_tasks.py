@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -106,6 +107,7 @@ class StepTasks:
         self._compute()
         for reshard in reshards:
             self._reshard(reshard)
+        self._go_round()
         self._hoist_casts()
         if self.graph.loops and problem.hardware.overlaps and problem.pipeline is None:
             self._find_across()
@@ -135,6 +137,32 @@ class StepTasks:
             self.again[number] = self._add(
                 dataclasses.replace(task, order=order, name=name, before=[])
             )
+
+    def _go_round(self) -> None:
+        """Of nodes with sends within them, the sends beside the blocks before the last.
+
+        The last block is computed once both have ended; sends begin as the node does.
+        """
+        for number in [*self.first_run.values(), *self.again.values()]:
+            task = self.tasks[number]
+            strategy = self.strategies[task.class_id]
+            sends = self.problem.ring_sends(task.class_id, strategy)
+            if not sends:
+                continue
+            operands, blocks = task.before, self.problem.ring_blocks(task.class_id, strategy)
+            last = task.seconds / blocks
+            others = {"order": task.order - 1e-6, "seconds": task.seconds - last}
+            beside = [dataclasses.replace(task, before=[*operands], **others)]
+            for axis in dict.fromkeys(send.axis for send in sends):
+                along = [send for send in sends if send.axis == axis]
+                seconds = math.fsum(map(self.problem.send_around_seconds, along))
+                task_of_sends = dataclasses.replace(
+                    task, seconds=seconds, axis=axis, name="permute", before=[*operands]
+                )
+                task_of_sends.nbytes = sum(send.times * send.nbytes for send in along)
+                beside.append(task_of_sends)
+            task.seconds = last
+            task.before = [*operands, *map(self._add, beside)]
 
     def _recompute_orders(self) -> dict[int, float]:
         """By recomputed node its place: before its first reader, and before what it feeds."""

@@ -256,13 +256,15 @@ def _joined(
     for number, task in enumerate(step.tasks):
         if task.axis < 0 or not (task.ahead or task.behind) or task.nbytes >= bucket_bytes:
             continue
+        if task.name not in JOINABLE:
+            continue
         # A bucket waits for all of its own, so none may wait for another one's reader: results of
         # the optimizer are joined where nobody else reads them.
         is_returned, sources = task.first > step.end, [step.tasks[b] for b in task.before]
         if any(s.axis >= 0 or (s.is_patient and not is_returned) for s in sources):
             continue
         sent = task.sent[0]
-        if task.name not in JOINABLE or sent.step.source[task.axis] in (MAX, MIN):
+        if sent.step.source[task.axis] in (MAX, MIN):
             continue
         dtype = step.graph.tensors[sent.tensor].dtype
         kind = task.name, task.axis, dtype, sent.when, task.where, bool(task.ahead), is_returned

@@ -186,21 +186,23 @@ class PlacementTable:
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""
         strategy, labels = self.strategy(number), self.positions[number].labels
-        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
+        strategies = self.problem.strategies[self.positions[number].class_id]
+        shards = [(strategies.sharding_of(label, strategy), label) for label in labels]
+        counts = tuple(num_shards(*shard, self.mesh) for shard in shards)
         indices = {
-            k: shard_index(strategy, label, self.mesh)
-            for k, label in enumerate(labels)
-            if counts[k] > 1
+            k: shard_index(*shard, self.mesh) for k, shard in enumerate(shards) if counts[k] > 1
         }
+        around = () if strategies.ring is None else (strategies.ring.label,)
+        ring = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in around)
         split = self.problem.microbatch_split or self.problem.pipeline
         batch = None if split is None else split.labels[number]
         sizes = self.traced.operators[number].sizes
         if microbatch is None or batch is None:
-            return LocalShard(sizes, counts, indices)
+            return LocalShard(sizes, counts, indices, ring=ring)
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
-        return LocalShard(sizes, counts, indices, microbatch, batch)
+        return LocalShard(sizes, counts, indices, microbatch, batch, ring)
 
     def produced_placements(self, tensor: int) -> Placements:
         """The placements in which a tensor is produced, or given as an input."""

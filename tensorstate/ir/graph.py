@@ -100,6 +100,24 @@ class PinnedDim(NamedTuple):
     axes: tuple[str, ...] | None
 
 
+class Ring(NamedTuple):
+    """A strategy that shards two labels of an operator together, while one goes round.
+
+    Every device has a block of both, and the blocks of ``keys`` visit all devices along the mesh
+    axes that the strategy shards (see ``rules.ring``).
+
+    Attributes:
+        label: by which the strategy is named; no tensor has it.
+        queries, keys: the labels that it shards.
+        turns: how often the operands with ``keys`` go round.
+    """
+
+    label: int
+    queries: int
+    keys: int
+    turns: int
+
+
 class Use(NamedTuple):
     """A tensor as an operator sees it: ``labels[i]`` is the operator's label of position i."""
 
@@ -182,7 +200,8 @@ class Operator:
       label are sharded at its position, operands and results without it are replicated. If the
       label is in ``reductions``, results are partial instead, with the reduction named there;
     - partial: the operands of one set of ``linear`` are all partial sums, the other operands are
-      replicated, and all results are partial sums.
+      replicated, and all results are partial sums;
+    - sharded by the label of ``ring``: as by both of its labels.
 
     Attributes:
         index: its index in ``Graph.operators``, which is the order of execution.
@@ -203,6 +222,7 @@ class Operator:
         pin: of an operator that changes nothing, the sharding that the step asks for there, by
             dimension; else ``None``.
         loops: numbers (in ``Graph.loops``) of the loops in whose body it runs, outermost first.
+        ring: its strategy of two labels together, if it has one.
     """
 
     index: int
@@ -220,6 +240,7 @@ class Operator:
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
+    ring: Ring | None = None
 
 
 class Loop(NamedTuple):

@@ -55,13 +55,36 @@ class Baselines:
 
     @functools.cached_property
     def batch(self) -> frozenset[int]:
-        """Factors of the first position of the batch's tensors."""
-        return frozenset(dims[0] for dims in self._inputs() if dims)
+        """Factors of the first position of the batch's tensors.
+
+        Not those that ring attention shards: of a batch of one example, the first is the sequence.
+        """
+        return frozenset(dims[0] for dims in self._inputs() if dims) - self._ring_places
 
     @functools.cached_property
     def sequence(self) -> frozenset[int]:
-        """Factors of the second position of the batch's matrices, such as tokens."""
-        return frozenset(dims[1] for dims in self._inputs() if len(dims) == 2) - self.batch
+        """Factors of the second position of the batch's matrices, such as tokens.
+
+        Those of the places of an attention too: of queries and keys that ring attention shards, or
+        of scores, which have one factor twice.
+        """
+        factors = {dims[1] for dims in self._inputs() if len(dims) == 2} | self._ring_places
+        for operator in self.graph.operators:
+            is_product = operator.phase == "forward" and operator.kind == "einsum"
+            if is_product and not any(
+                is_parameter(self.graph, u.tensor) for u in operator.operands
+            ):
+                dims = self.graph.tensors[operator.results[0].tensor].dims
+                factors |= {factor for factor in dims if dims.count(factor) > 1}
+        return frozenset(factors) - self.batch
+
+    @functools.cached_property
+    def _ring_places(self) -> frozenset[int]:
+        """Factors of the queries that ring attention shards."""
+        queries = [(o.operands[0], o.ring.queries) for o in self.graph.operators if o.ring]
+        return frozenset(
+            self.graph.tensors[use.tensor].dims[use.labels.index(label)] for use, label in queries
+        )
 
     def _inputs(self) -> list[tuple[int, ...]]:
         tensors = (self.graph.tensors[i] for i in self.graph.inputs)
@@ -100,6 +123,8 @@ class Baselines:
                 dims = self.graph.tensors[use.tensor].dims
                 for factor, label in zip(dims, use.labels, strict=True):
                     factor_of[member.labels[label]] = factor
+        if (ring := self.problem.strategies[class_id].ring) is not None:
+            factor_of[ring.label] = factor_of[ring.queries]
         return tuple(factor_of)
 
     @functools.cached_property

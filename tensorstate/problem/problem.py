@@ -24,12 +24,22 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph, Node
-from tensorstate.ir.placements import MOST_DEVICES, REPLICATED, SUM, MeshShape, Placements
+from tensorstate.ir.placements import (
+    MOST_DEVICES,
+    REPLICATED,
+    SUM,
+    MeshShape,
+    Placements,
+    num_shards,
+)
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.pipeline import (
@@ -49,9 +59,29 @@ from tensorstate.problem.tensor_groups import (
     is_in_loop,
 )
 
+# Of sends that hide: ties are then for the plan that sends less.
+HIDDEN_SHARE = 0.05
+# Sums that go round a ring have elements of at least so many bytes.
+SUMS_ITEMSIZE = 4
 SLICES = frozenset({"slice", "dynamic_slice", "scan_row", "scan_stack"})
 # Operators that only hand over: a loop's carry stays where it is.
 FREE = frozenset({"carry_in", "carry_out", "while_condition"})
+
+
+class RingSend(NamedTuple):
+    """Every device sends a block to the next along a mesh axis, within an operator.
+
+    Attributes:
+        axis: number of the mesh axis.
+        nbytes: of the block.
+        times: per training step.
+        dtype: of its elements.
+    """
+
+    axis: int
+    nbytes: int
+    times: int
+    dtype: str
 
 
 class Problem:
@@ -354,6 +384,71 @@ class Problem:
             traffic = min(traffic, 2 * sum(tensors[tensor].nbytes for tensor in produced) / shards)
         per_repeat = max(arithmetic / shards, traffic / self.hardware.memory_bandwidth)
         return self.num_repeats(class_id) * per_repeat
+
+    @functools.cache  # noqa: B019
+    def ring_sends(self, class_id: int, strategy: Strategy) -> tuple[RingSend, ...]:
+        """The sends within a node of a class, none unless its strategy is that of a ring.
+
+        Blocks go round every axis in full before they go on along the one before it. The last send
+        along every axis brings results to where they stay; operands do without it.
+        """
+        strategies, node = self.strategies[class_id], self.node(class_id)
+        ring, labels = strategies.ring, node.members[0].labels if node.members else ()
+        axes = [a for a, p in enumerate(strategy) if ring is not None and p == ring.label]
+        if ring is None or not axes:
+            return ()
+        operator = self.graph.operators[node.members[0].operator]
+        uses = [(use, ring.turns, True) for use in operator.operands]
+        uses += [(use, 1, False) for use in operator.results]
+        sends, runs = [], self.num_repeats(class_id)
+        for use, turns, is_operand in uses:
+            of_node = tuple(labels[label] for label in use.labels)
+            if ring.keys not in of_node:
+                continue
+            tensor, around = self.graph.tensors[use.tensor], 1
+            shards = math.prod(
+                num_shards(strategies.sharding_of(label, strategy), label, self.mesh)
+                for label in of_node
+            )
+            dtype = tensor.dtype
+            if not is_operand and dtype.itemsize < SUMS_ITEMSIZE:
+                dtype = np.dtype(np.float32)
+            for axis in axes:
+                around *= self.mesh.sizes[axis]
+                times = runs * turns * (around - is_operand)
+                nbytes = tensor.size * dtype.itemsize // shards
+                sends.append(RingSend(axis, nbytes, times, str(dtype)))
+        return tuple(sends)
+
+    def ring_seconds(self, class_id: int, strategy: Strategy) -> float:
+        """Seconds of the sends within a node of a class."""
+        sends = self.ring_sends(class_id, strategy)
+        return math.fsum(self.send_around_seconds(send) for send in sends)
+
+    def send_around_seconds(self, send: RingSend) -> float:
+        """Seconds of a send in all its repetitions."""
+        return send.times * self.network.send_seconds(send.axis, send.nbytes, around=True)
+
+    def ring_paid(self, class_id: int, strategy: Strategy) -> float:
+        """Of these seconds those that a linear program counts.
+
+        Sends hide behind the products of all blocks but the last. Where shares of collectives are
+        discounted, what remains is counted; otherwise, as of all collectives, everything.
+        """
+        seconds = self.ring_seconds(class_id, strategy)
+        if not seconds or not self._shares:
+            return seconds
+        hides = self.seconds(class_id, strategy) * (1 - 1 / self.ring_blocks(class_id, strategy))
+        return max(0.0, seconds - hides) + HIDDEN_SHARE * min(seconds, hides)
+
+    def ring_blocks(self, class_id: int, strategy: Strategy) -> int:
+        """The blocks that visit a device; 1 without a ring."""
+        ring = self.strategies[class_id].ring
+        return math.prod(
+            size
+            for size, placement in zip(self.mesh.sizes, strategy, strict=True)
+            if ring is not None and placement == ring.label
+        )
 
     @functools.cache  # noqa: B019
     def memory_traffic(self, class_id: int, strategy: Strategy) -> int:

@@ -24,7 +24,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tensorstate.ir.graph import Edge, Graph, Node, Operator, Output
+from tensorstate.ir.graph import Edge, Graph, Node, Operator, Output, Ring
 from tensorstate.ir.placements import (
     PARTIAL,
     REPLICATED,
@@ -67,6 +67,11 @@ class NodeStrategies:
             for member in node.members
             for label, reduce_op in graph.operators[member.operator].reductions.items()
         }
+        rings = ((m.labels, graph.operators[m.operator].ring) for m in node.members)
+        self.ring = next(
+            (Ring(*(labels[k] for k in ring[:3]), ring.turns) for labels, ring in rings if ring),
+            None,
+        )
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:
@@ -87,7 +92,31 @@ class NodeStrategies:
             strategy
             for strategy in itertools.product(*axes)
             if divides_evenly(strategy, self.node.sizes, self.mesh)
+            and (
+                self.ring is None
+                or all(
+                    divides_evenly(self.sharding_of(label, strategy), self.node.sizes, self.mesh)
+                    for label in (self.ring.queries, self.ring.keys)
+                )
+            )
         )
+
+    def sharding_of(self, label: int, strategy: Strategy) -> Placements:
+        """By mesh axis a label where the strategy shards it, and else ``REPLICATED``."""
+        return tuple(
+            label if label in self._labels_of(placement) else REPLICATED for placement in strategy
+        )
+
+    def _labels_of(self, placement: int) -> tuple[int, ...]:
+        """The labels that a placement shards."""
+        if self.ring is not None and placement == self.ring.label:
+            return self.ring.queries, self.ring.keys
+        return (placement,)
+
+    def _position(self, placement: int, labels: tuple[int, ...]) -> int | None:
+        """The position that a placement shards, of a tensor with these labels."""
+        sharded = self._labels_of(placement)
+        return next((labels.index(label) for label in sharded if label in labels), None)
 
     def output_placements(
         self, strategy: Strategy, labels: tuple[int, ...], port: Port
@@ -97,11 +126,8 @@ class NodeStrategies:
 
     def _output_placement(self, placement: int, labels: tuple[int, ...], port: Port) -> int:
         if placement >= 0:
-            return (
-                labels.index(placement)
-                if placement in labels
-                else self.reductions.get(placement, REPLICATED)
-            )
+            position = self._position(placement, labels)
+            return self.reductions.get(placement, REPLICATED) if position is None else position
         if placement == REPLICATED:
             return REPLICATED
         return SUM if port in self.linear[-2 - placement].results else REPLICATED
@@ -116,7 +142,8 @@ class NodeStrategies:
         self, placement: int, labels: tuple[int, ...], ports: frozenset[Port]
     ) -> int:
         if placement >= 0:
-            return labels.index(placement) if placement in labels else REPLICATED
+            position = self._position(placement, labels)
+            return REPLICATED if position is None else position
         if placement == REPLICATED:
             return REPLICATED
         return SUM if ports <= self.linear[-2 - placement].operands else REPLICATED

@@ -52,6 +52,7 @@ class HloCollective(NamedTuple):
         nbytes: bytes of all arrays, of the larger of a device's buffers.
         times: executions per training step.
         tensor: the tensor that it reshards, where the step names it (``Plan.constrain``).
+        is_around: of a permute, whether every device sends.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class HloCollective(NamedTuple):
     nbytes: int
     times: int
     tensor: str = ""
+    is_around: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,9 @@ class _HloWalker:
     ) -> Iterator[HloCollective]:
         sizes = [by_name[name].nbytes for name in i.operands if name in by_name]
         if kind == "permute":
-            yield HloCollective(kind, self._permuted(i), len(sizes), sum(sizes), times, _tensor(i))
+            is_around = len(permuted_pairs(i)) == self.module.num_partitions
+            axes, nbytes = self._permuted(i), sum(sizes)
+            yield HloCollective(kind, axes, len(sizes), nbytes, times, _tensor(i), is_around)
             return
         groups = replica_groups(i, self.module.num_partitions)
         size = groups.shape[1]
@@ -178,7 +182,8 @@ def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozens
 class Row(NamedTuple):
     """Collectives of one kind along the same axes: how many, and their bytes.
 
-    Bytes are those of the larger of a device's buffers.
+    Bytes are those of the larger of a device's buffers. Sums that go round a ring are 32-bit ones
+    already: ``predicted_wide`` are the bytes of 32-bit floats among those of 16-bit ones.
     """
 
     kind: str
@@ -187,6 +192,7 @@ class Row(NamedTuple):
     compiled_count: int
     predicted_bytes: int
     compiled_bytes: int
+    predicted_wide: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -195,9 +201,9 @@ class Row(NamedTuple):
 
     @property
     def is_doubled(self) -> bool:
-        """Whether as many collectives send twice the bytes."""
+        """Whether as many collectives send twice the bytes, but for what is wide already."""
         same_count = self.predicted_count == self.compiled_count
-        return same_count and self.compiled_bytes == 2 * self.predicted_bytes
+        return same_count and self.compiled_bytes == 2 * self.predicted_bytes - self.predicted_wide
 
 
 class TensorRow(NamedTuple):
@@ -219,8 +225,8 @@ class HloComparison:
         predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
             temporaries and results that take no argument's place.
         predicted_seconds, compiled_seconds: of all collectives on the plan's network: those along
-            several axes taken axis by axis, permutes as exchanges, and those of pipeline stages as
-            sends. 0 without a network.
+            several axes taken axis by axis, permutes as exchanges, and those of pipeline stages and
+            of ring attention as sends. 0 without a network.
         by_tensor: the tensors whose bytes differ, where the step names them; the row without a name
             has the collectives that no tensor of the plan asks for.
     """
@@ -308,6 +314,10 @@ def compare_with_hlo(
         key = collective.kind, _format_axes(collective.axes, mesh)
         count[key] += collective.arrays * collective.times
         nbytes[key] += collective.nbytes * collective.times
+    wide: dict[tuple[str, int], int] = defaultdict(int)
+    if any(send.dtype.endswith("16") for send in cost.ring_sends):
+        for send in cost.ring_sends:
+            wide["permute", send.axis] += (send.dtype == "float32") * send.times * send.nbytes
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
         Row(
@@ -316,10 +326,11 @@ def compare_with_hlo(
             count[key],
             cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
             nbytes[key],
+            wide[expected.get(key, ("", 0))],
         )
         for key in sorted({*expected, *count})
     )
-    stages = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
+    sends = frozenset(axis for kind, axis in cost.count_by_collective if kind == "permute")
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
     return HloComparison(
@@ -330,7 +341,7 @@ def compare_with_hlo(
         cost.memory.peak - cost.memory.inputs + round(held),
         memory.temp_size_in_bytes + results if memory else 0,
         0.0 if network is None else cost.communication,
-        0.0 if network is None else network_seconds(program.collectives, network, stages),
+        0.0 if network is None else network_seconds(program.collectives, network, sends),
         () if names is None else _by_tensor(program.collectives, cost, names),
     )
 
@@ -338,18 +349,18 @@ def compare_with_hlo(
 def network_seconds(
     collectives: Iterable[HloCollective],
     network: CollectiveCostModel,
-    stages: frozenset[int] = frozenset(),
+    sends: frozenset[int] = frozenset(),
 ) -> float:
     """Seconds of collectives on a network, one after the other.
 
     Args:
-        stages: mesh axes along which permutes are sends from stage to stage.
+        sends: mesh axes along which permutes are sends from a device to the next.
     """
     every = tuple(axis for axis, size in enumerate(network.mesh.sizes) if size > 1)
 
     def seconds_of(c: HloCollective) -> float:
-        if c.kind == "permute" and c.axes and stages.issuperset(c.axes):
-            return network.send_seconds(c.axes[0], c.nbytes)
+        if c.kind == "permute" and c.axes and sends.issuperset(c.axes):
+            return network.send_seconds(c.axes[0], c.nbytes, around=c.is_around)
         return _seconds(c.kind, every if c.axes is None else c.axes, c.nbytes, network)
 
     return math.fsum(c.times * seconds_of(c) for c in collectives)

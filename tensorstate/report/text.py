@@ -64,8 +64,11 @@ def _parallelisms(
     names = []
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
+    ring = " (ring attention)" if _has_ring(problem, decisions, axis) else ""
     if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
-        names.append("context parallel")
+        names.append(f"context parallel{ring}")
+    elif ring:
+        names.append("ring attention")
     experts = expert_factors(problem)
     if experts and _share(flops_of, experts):
         names.append("expert parallel")
@@ -77,6 +80,15 @@ def _parallelisms(
         spread = _is_sequence_parallel(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
     return names
+
+
+def _has_ring(problem: Problem, decisions: Decisions, axis: int) -> bool:
+    """Whether keys and values go round along a mesh axis."""
+    return any(
+        send.axis == axis
+        for class_id, strategy in enumerate(decisions.strategies)
+        for send in problem.ring_sends(class_id, strategy)
+    )
 
 
 def _share(flops_of: Mapping[int | None, float], factors: frozenset[int]) -> float:
@@ -388,6 +400,8 @@ def _bytes_by_dtype(problem: Problem, cost: Cost) -> dict[tuple[str, int], Count
         dtype = str(problem.graph.tensors[reshard.tensors[0]].dtype)
         for step, num_repeats in reshard.counted_steps:
             sent[step.kind, step.axis][dtype] += reshard.multiplicity * num_repeats * step.nbytes
+    for send in cost.ring_sends:
+        sent["permute", send.axis][send.dtype] += send.times * send.nbytes
     return sent
 
 

@@ -83,7 +83,7 @@ def alternatives(
         runs = problem.multiplicity(class_id) + sum(
             node in recomputed for node in problem.graph.node_classes[class_id]
         )
-        before = runs * problem.seconds(class_id, own) + math.fsum(
+        before = runs * _own_seconds(problem, class_id, own) + math.fsum(
             reshard_seconds[number] for number in touching[class_id]
         )
         priced = [
@@ -91,10 +91,15 @@ def alternatives(
             for strategy in strategies
             if strategy != own
             and (after := _seconds(problem, result, class_id, strategy, touching[class_id])
-                 + runs * problem.seconds(class_id, strategy)) < math.inf
+                 + runs * _own_seconds(problem, class_id, strategy)) < math.inf
         ]  # fmt: skip
         found[class_id] = tuple(sorted(priced, key=lambda each: (each.seconds, each.strategy)))
     return found
+
+
+def _own_seconds(problem: Problem, class_id: int, strategy: Strategy) -> float:
+    """Seconds of a node of a class, with the sends within it."""
+    return problem.seconds(class_id, strategy) + problem.ring_seconds(class_id, strategy)
 
 
 def _seconds(

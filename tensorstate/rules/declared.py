@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ import numpy as np
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Ring
 from tensorstate.ir.jaxprs import new_primitive
+from tensorstate.rules.ring import Attention, Blocks, attend, attention_of, found, gradients
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -43,6 +46,7 @@ class Declaration(NamedTuple):
         whole: labels that every device has as a whole; ``None`` where they are found by trying.
         tried: the declaration that is tried for them: of a gradient, its function's.
         summed: labels of operands alone over which the function sums.
+        attention: of softmax attention, whose queries and keys may be sharded together.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -51,10 +55,18 @@ class Declaration(NamedTuple):
     whole: frozenset[str] | None
     tried: Declaration | None = None
     summed: frozenset[str] = frozenset()
+    attention: Attention | None = None
 
 
 def declare(
-    function: Callable[..., Any], labels: str, *, whole: str | None = None, summed: str = ""
+    function: Callable[..., Any],
+    labels: str,
+    *,
+    whole: str | None = None,
+    summed: str = "",
+    ring: str = "",
+    scale: float | None = None,
+    causal: bool | None = None,
 ) -> Callable[..., Any]:
     """The function, with a rule by which plans shard it.
 
@@ -69,10 +81,16 @@ def declare(
             returns something else on halves of small random arrays than on all of them.
         summed: labels that no result has and that may be sharded: the results are the sums of those
             on the parts of the operands, as over ``"k"`` of a product ``"m k, k n -> m n"``.
+        ring: labels of the queries and of the keys of softmax attention, as ``"q k"``, that may be
+            sharded together: ring attention. Keys and values then go round the devices, and
+            queries may be sharded alone, also under a causal mask, with all keys gathered. In both
+            cases the products are those of ``rules.ring``; with whole sequences the function runs.
+        scale, causal: of that attention; by default found by the function on small arrays.
 
     Raises:
         PlanError: labels that are no such pattern, or are both whole and summed; and, while a step
-            is traced, other numbers of dimensions, or a function that does not run on small arrays.
+            is traced, other numbers of dimensions, a function that does not run on small arrays, or
+            a function with ``ring`` whose results are not those of softmax attention.
     """
     checks.function(function, "the declared function", PlanError)
     operands, results = _parsed(labels)
@@ -82,13 +100,20 @@ def declare(
         raise PlanError(f"whole={whole!r} names {min(given - known)!r}, which {labels!r} lacks")
 
     added = _summed(summed, operands, results, given or frozenset(), labels)
+    attention = _ring(ring, operands, results, given or frozenset(), labels)
+    if attention is not None:
+        scale = checks.optional(scale, checks.positive, "scale", PlanError)
+        causal = checks.optional(causal, checks.flag, "causal", PlanError)
+        attention = attention._replace(scale=scale, causal=causal)
+    elif (scale, causal) != (None, None):
+        raise PlanError("scale= and causal= are those of an attention declared with ring=")
 
     @functools.wraps(function)
     def several(*arrays):
         made = function(*arrays)
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
-    forward = Declaration(several, operands, results, given, summed=added)
+    forward = Declaration(several, operands, results, given, None, added, attention)
 
     @jax.custom_vjp
     def call(*arrays):
@@ -144,6 +169,22 @@ def _summed(
     return asked
 
 
+def _ring(
+    ring: object,
+    operands: tuple[Names, ...],
+    results: tuple[Names, ...],
+    whole: frozenset[str],
+    labels: str,
+) -> Attention | None:
+    """The attention whose queries and keys are named, checked; ``None`` where none are."""
+    names = tuple(checks.text(ring, "ring", PlanError).split() if ring != "" else ())
+    if not names:
+        return None
+    if names[0] in whole:
+        raise PlanError(f"ring={ring!r} shards {names[0]!r}: leave it out of whole=")
+    return attention_of(operands, results, names, labels)
+
+
 @functools.cache
 def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
     """The gradient of a function in its operands of real numbers."""
@@ -162,7 +203,8 @@ def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
 
     operands = (*forward.operands, *forward.results)
     results = tuple(forward.operands[k] for k in moved)
-    return Declaration(gradients, operands, results, forward.whole, forward)
+    attention = forward.attention if len(moved) == count else None
+    return Declaration(gradients, operands, results, forward.whole, forward, attention=attention)
 
 
 # ---------------------------------------------------------------------- the primitive
@@ -226,19 +268,33 @@ def sharding_rule(
     number = {name: k for k, name in enumerate(names)}
     missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
     whole = whole | (missing - tried.summed)
+    attention = declaration.attention
+    if attention is not None:
+        whole -= {attention.queries}
     summed = {n for n in names if any(n not in of_result for of_result in declaration.results)}
     sizes = {
         name: size
         for of_operand, argument in zip(declaration.operands, arguments, strict=True)
         for name, size in zip(of_operand, argument.shape, strict=True)
     }
+    operations, counted, unseen, ring = 2, sizes, {}, None
+    if attention is not None:
+        # Two products forward; in a gradient these again, and five.
+        operations = 4 if declaration.tried is None else 14
+        counted = {n: size for n, size in sizes.items() if n not in (attention.heads or ())[1:]}
+        queries, keys = number[attention.queries], number[attention.keys]
+        ring = Ring(len(number), queries, keys, 1 if declaration.tried is None else 2)
+        unseen = {ring.label: math.gcd(sizes[attention.queries], sizes[attention.keys])}
+        _found(declaration, attention, sizes, [argument.dtype for argument in arguments])
     return ShardingRule(
         "einsum",
         tuple(tuple(number[n] for n in of_operand) for of_operand in declaration.operands),
         tuple(tuple(number[n] for n in of_result) for of_result in declaration.results),
         {number[n]: "sum" for n in summed - whole},
         need_replication=frozenset(number[n] for n in whole),
-        flops=2 * int(np.prod([*sizes.values()], dtype=object)),
+        flops=operations * math.prod(counted.values()),
+        unseen=unseen,
+        ring=ring,
     )
 
 
@@ -256,9 +312,14 @@ def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> froz
         for names, dtype in zip(declaration.operands, dtypes, strict=True)
     ]
     everywhere = set(declaration.results[0]).intersection(*declaration.results)
+    attention = declaration.attention
+    # Half of the heads of queries do not fit all heads of keys.
+    grouped = frozenset(attention.heads or ()) if attention is not None else frozenset[str]()
+    everywhere -= grouped
     try:
         full = declaration.function(*arrays)
-        return frozenset(n for n in everywhere if not _independent(declaration, arrays, full, n))
+        found = {n for n in everywhere if not _independent(declaration, arrays, full, n)}
+        return grouped | found
     except Exception as error:  # of a kernel: sizes or devices that it does not take
         name = getattr(declaration.function, "__name__", "the function")
         raise PlanError(
@@ -285,7 +346,29 @@ def _independent(
 
 
 def _run_local(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    return equation.params["declaration"].function(*arrays)
+    declaration: Declaration = equation.params["declaration"]
+    a = declaration.attention
+    if a is None:
+        return declaration.function(*arrays)
+    names = itertools.chain.from_iterable(declaration.operands)
+    every = itertools.chain.from_iterable(equation.arguments)
+    labels = dict(zip(names, every, strict=True))
+    sizes = {name: shard.global_size(of_name) for name, of_name in labels.items()}
+    a = _found(declaration, a, sizes, [x.dtype for x in arrays])
+    if not (shard.ring or (a.causal and shard.is_sharded(labels[a.queries]))):
+        return declaration.function(*arrays)
+    blocks = Blocks(shard.global_indices(labels[a.queries]), shard.ring)
+    if declaration.tried is None:
+        return [attend(a, arrays, blocks)]
+    return gradients(a, arrays[:-1], arrays[-1], blocks)
+
+
+def _found(
+    declaration: Declaration, a: Attention, sizes: Mapping[str, int], dtypes: Sequence[np.dtype]
+) -> Attention:
+    """The attention of a declaration, for operands of these sizes and dtypes."""
+    function = (declaration.tried or declaration).function
+    return found(a, function, tuple(sizes.items()), tuple(dtypes[:3]))
 
 
 RULES: dict[str, PrimitiveRule] = {"declared": PrimitiveRule(sharding_rule, _run_local)}

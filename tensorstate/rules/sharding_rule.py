@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.ir.graph import Kind, Reduce
+from tensorstate.ir.graph import Kind, Reduce, Ring
 
 
 class MicrobatchSlice(NamedTuple):
@@ -71,6 +71,7 @@ class LocalShard:
         indices: number of this device's shard, for each label that is sharded among devices.
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
+        ring: names of the mesh axes around which blocks go (see ``graph.Ring``).
     """
 
     sizes: tuple[int, ...]
@@ -78,6 +79,7 @@ class LocalShard:
     indices: Mapping[int, Any]
     microbatch: MicrobatchSlice | None = None
     batch: int | None = None
+    ring: tuple[str, ...] = ()
 
     @classmethod
     def full(cls, sizes: Sequence[int]) -> LocalShard:
@@ -171,7 +173,8 @@ class ShardingRule:
         linear: sets of arguments in which it is jointly linear.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations.
-        unseen: sizes of labels that no dimension has: the terms of a sum that is known.
+        unseen: sizes of labels that no dimension has: the terms of a sum that is known, or a ring.
+        ring: a strategy of two labels together, in labels of the rule.
     """
 
     kind: Kind
@@ -182,6 +185,7 @@ class ShardingRule:
     need_replication: frozenset[int] = frozenset()
     flops: int = 0
     unseen: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    ring: Ring | None = None
 
 
 class LocalEqn(NamedTuple):

@@ -359,7 +359,8 @@ class Formulation:
                 'a solver minimizes the "sum" or the "max"; objective="overlap" is for '
                 "tensorstate.search, which times the plans of several programs"
             )
-        compute, communication = self.choices.seconds, self.resharding.communication
+        compute, sent = self.choices.seconds, [pair for pair in self.choices.sent if pair[1]]
+        communication = [*self.resharding.communication, *sent]
         if objective == "sum":
             for variable, seconds in (*compute, *communication):
                 self.program.add_cost(variable, MICROSECONDS * seconds)

@@ -301,11 +301,18 @@ class _Simplifier:
         again = defaultdict[int, int](int)
         for node in cost.recomputed_nodes:
             again[problem.graph.nodes[node].class_id] += 1
-        compute = cost.compute
+        compute, sent, count = cost.compute, 0.0, 0
         for class_id, strategy in moves.items():
-            before = problem.seconds(class_id, best.decisions.strategies[class_id])
-            each = problem.seconds(class_id, strategy) - before
-            compute += (problem.multiplicity(class_id) + again[class_id]) * each
+            before, runs = best.decisions.strategies[class_id], problem.multiplicity(class_id)
+            runs += again[class_id]
+            each = problem.seconds(class_id, strategy) - problem.seconds(class_id, before)
+            compute += runs * each
+            for sign, sends in (
+                (1, problem.ring_sends(class_id, strategy)),
+                (-1, problem.ring_sends(class_id, before)),
+            ):
+                sent += sign * runs * math.fsum(map(problem.send_around_seconds, sends))
+                count += sign * runs * sum(send.times for send in sends)
         old = [reshard for reshard in cost.reshards if reshard.group in touched]
         try:
             new = [
@@ -315,8 +322,8 @@ class _Simplifier:
             ]
         except PlanError:  # a saved copy that cannot be made from there
             return None
-        communication = cost.communication + _seconds(new) - _seconds(old)
-        collectives = sum(cost.count_by_collective.values()) + _count(new) - _count(old)
+        communication = cost.communication + sent + _seconds(new) - _seconds(old)
+        collectives = sum(cost.count_by_collective.values()) + count + _count(new) - _count(old)
         is_sum = self.options.linear.objective == "sum"
         total = compute + communication if is_sum else max(compute, communication)
         return total, collectives

@@ -44,6 +44,7 @@ class StrategyVariables:
     Attributes:
         x: by class, the variables of its strategies, recomputed or not.
         seconds: seconds of compute, for all of each variable.
+        sent: seconds of sends within operators, likewise.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StrategyVariables:
     ):
         self.program, self.problem, self.recompute = program, problem, recompute
         self.seconds: list[tuple[int, float]] = []
+        self.sent: list[tuple[int, float]] = []
         self.x = [
             self._add_class(class_id, strategies) for class_id, strategies in enumerate(candidates)
         ]
@@ -73,6 +75,7 @@ class StrategyVariables:
         for strategy in candidates:
             strategies.append(self.program.add_variable(high=1.0, integer=True))
             seconds = multiplicity * problem.seconds(class_id, strategy)
+            sent = multiplicity * problem.ring_paid(class_id, strategy)
             choices[strategy, False] = strategies[-1]
             if recomputed:
                 choices[strategy, False] = self.program.add_fraction()
@@ -81,7 +84,9 @@ class StrategyVariables:
                 parts = [(choices[strategy, a], 1.0) for a in (False, True)]
                 self.program.add_constraint([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
                 self.seconds.append((choices[strategy, True], 2 * seconds))
+                self.sent.append((choices[strategy, True], 2 * sent))
             self.seconds.append((choices[strategy, False], seconds))
+            self.sent.append((choices[strategy, False], sent))
         self.program.add_constraint([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
 

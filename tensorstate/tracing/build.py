@@ -19,6 +19,7 @@ from tensorstate.ir.graph import (
     Operator,
     PinnedDim,
     Reduce,
+    Ring,
     Tensor,
     TracedEqn,
     Use,
@@ -205,6 +206,7 @@ class _GraphBuilder:
                 traced,
                 _pin(eqn, form.results[0]),
                 eqn.loops,
+                form.ring,
             )
         )
 
@@ -217,6 +219,7 @@ class _GraphBuilder:
             sharding.linear,
             tuple(sharding.reductions.items()),
             tuple(sharding.unseen.items()),
+            sharding.ring,
             tuple(map(self._read_form, eqn.inputs)),
             tuple(self._views[out].sizes for out in eqn.outputs),
         )
@@ -270,7 +273,7 @@ class _Form(NamedTuple):
     """All that operators have in common which differ in their tensors only: those of other layers.
 
     Attributes:
-        sizes, reductions, linear, need_replication: as of ``Operator``.
+        sizes, reductions, linear, need_replication, ring: as of ``Operator``.
         arguments, results: for every array and dimension its labels, major first.
         operands: number of every argument that reads a tensor, and the label of every position.
         produced: for every result the label of every position.
@@ -284,11 +287,13 @@ class _Form(NamedTuple):
     results: tuple[tuple[tuple[int, ...], ...], ...]
     operands: tuple[tuple[int, tuple[int, ...]], ...]
     produced: tuple[tuple[int, ...], ...]
+    ring: Ring | None
 
     @classmethod
     def of(cls, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
         """The form of an equation's operator."""
         labels = _Labels(builder, eqn, sharding)
+        ring = labels.ring()
         operands = tuple(
             (k, _read_labels(builder.view(atom), names))
             for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True))
@@ -303,6 +308,7 @@ class _Form(NamedTuple):
             labels.results,
             operands,
             tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
+            ring,
         )
 
     def constant(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
@@ -377,6 +383,18 @@ class _Labels:
             for name, reduce_op in self._signature.reductions.items()
             for label in self._of.get(name, ())
         }
+
+    def ring(self) -> Ring | None:
+        """The ring, whose labels are each one label here: otherwise its strategy is taken away."""
+        ring = self._signature.ring
+        if ring is None:
+            return None
+        names = (ring.label, ring.queries, ring.keys)
+        labels = [self._of.get(name, ()) for name in names]
+        if any(len(of_name) != 1 for of_name in labels):
+            self.need_replication.update(labels[0])
+            return None
+        return Ring(*(of_name[0] for of_name in labels), ring.turns)
 
 
 def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -280,7 +280,7 @@ def _node_signature(
         parts.append(
             (
                 *(operator.primitive, operator.sizes, inside, results),
-                *(reductions, operator.linear, operator.pin),
+                *(reductions, operator.linear, operator.pin, operator.ring),
             )
         )
     return (node.kind, node.phase, node.sizes, node.need_replication, tuple(parts))
