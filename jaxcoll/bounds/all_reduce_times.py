@@ -137,11 +137,13 @@ def entering(latencies: Latencies, nbytes: np.ndarray) -> Arrival:
             continue
         order = needed[np.argsort(-between[needed, v], kind="stable")]
         away = between[order, v]
+        # From the farthest rank in: at each distance, all that comes from there or beyond.
         last = np.append(away[1:] != away[:-1], True)  # of each distance
         amount, away = np.cumsum(nbytes[order, v])[last], away[last]
         into = link[ptr[v] : ptr[v + 1]]
         if exactly:
             near = latencies.from_ranks[np.ix_(order, topology.src[into])]
+            # A link counts from when data of any rank of the set can be at its tail.
             near = np.minimum.accumulate(near, axis=0)
             times = least_times(topology.bandwidth[into], near[last] + topology.alpha[into], amount)
         else:
@@ -200,6 +202,7 @@ def across(latencies: Latencies, inside: np.ndarray, nbytes: np.ndarray) -> Arri
     onward = latencies.to_ranks[np.ix_(heads, targets)].T
     if len(targets) > _MOST_TARGETS:
         room = topology.bandwidth[out].sum()
+        # Targets that need the most, or are farthest, by a time that takes no sorting of links.
         soon = onward.min(axis=1) + amount[targets] / room
         some = np.argsort(-soon, kind="stable")[:_MOST_TARGETS]
         targets, onward = targets[some], onward[some]
@@ -262,6 +265,9 @@ def departures(
             members = list(group)
             with_members = np.unique(ranks[members])
             to_go = onward[with_members] + between[:, members].max(axis=1)
+            # For every meeting place the parts that need longest come first. The least time of the
+            # k-th over all places is needed by k parts wherever sums meet. The part of the place
+            # itself needs none, hence one fewer.
             moments.append(-np.sort(-to_go, axis=0).min(axis=1)[: len(with_members) - 1])
         least = -np.sort(-np.concatenate(moments))
         if least.size:

@@ -284,6 +284,7 @@ def _idle_link(schedule: Schedule, ports: int) -> str:
     links = topology.num_links
     for step, most in enumerate(loads.busiest):
         first, last = np.searchsorted(loads.key, (step * links, (step + 1) * links))
+        # Links that carry nothing in a step have no row in ``loads``: they are the idlest.
         here = np.zeros(links, np.int64)
         here[loads.key[first:last] - step * links] = loads.load[first:last]
         if here.min() < most:

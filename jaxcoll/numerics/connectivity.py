@@ -137,6 +137,7 @@ def hops_from(ptr, neighbour, sources, out):
                 reached += _write(out, base, v, here[v], distance, columns)
                 for k in range(ptr[v], ptr[v + 1]):
                     w = neighbour[k]
+                    # Sources that come to w now for the first time, 64 at once.
                     fresh = here[v] & ~seen[w]
                     if fresh:
                         if ahead[w] == 0:
@@ -231,6 +232,7 @@ class FlowNetwork:
         """The first of the targets that the source can send less than ``need`` to, if any."""
         full = self._residuals(capacity)
         for target in targets:
+            # Every target starts from the same residuals, which are filled once.
             flow = self._run(full.copy(), source, int(target), need)
             if flow < need:
                 # The last search went backwards from the target and did not meet the source.
@@ -274,6 +276,10 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
     Afterwards, if the limit was not reached, ``level`` is -1 on the source's side of a least cut.
     """
     flow = 0
+    # Dinic's phases (1970): levels by hops to the sink, then a blocking flow along ever lower
+    # levels. Searched from the sink, because callers ask with one source and many sinks: where the
+    # flow falls short, all that the last search has not reached stands on the source's side of a
+    # least cut.
     while flow < limit:
         level[:] = -1
         level[sink] = 0
@@ -298,6 +304,8 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
                 push = limit - flow
                 for i in range(depth):
                     push = min(push, residual[path[i]])
+                # Only back to the first arc that is full now: the path up to it is still open, and
+                # another way on from there saves the walk from the source.
                 full = -1
                 for i in range(depth):
                     residual[path[i]] -= push
@@ -323,6 +331,7 @@ def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path
             if not found:
                 if depth == 0:
                     break
+                # A dead end stays one for the rest of the phase: no later path tries it.
                 level[u] = -2
                 depth -= 1
                 u = head[mate[path[depth]]]

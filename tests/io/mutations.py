@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +132,20 @@ REFUSALS: dict[str, list[list[str]]] = yaml.safe_load(
 
 
 def refuses(
-    name: str,
     read: Callable[[str], Any],
     error: type[Exception] | tuple[type[Exception], ...],
     text: str | Callable[[], str],
+    changes: str | Sequence[tuple[str, str, str]],
 ) -> Callable:
-    """A test that text is refused after each change of ``REFUSALS``, with an error of its words.
+    """A test that text is refused after a change, with an error of certain words.
 
     Args:
-        name: of the reader, in ``REFUSALS``.
         text: the readable text; a function where only the test is to make it.
+        changes: as those of ``REFUSALS``, or their name there.
     """
+    cases = REFUSALS[changes] if isinstance(changes, str) else changes
 
-    @pytest.mark.parametrize(("old", "new", "words"), REFUSALS[name])
+    @pytest.mark.parametrize(("old", "new", "words"), cases)
     def refused(old: str, new: str, words: str) -> None:
         whole = text if isinstance(text, str) else text()
         assert old in whole

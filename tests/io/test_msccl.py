@@ -237,7 +237,7 @@ def test_programs_of_another_result_are_refused():
         msccl.lift(program, jc.topologies.ring(5))
 
 
-test_bad_programs_are_refused = refuses("msccl", msccl.loads, FormatError, ring_program(1))
+test_bad_programs_are_refused = refuses(msccl.loads, FormatError, ring_program(1), "msccl")
 
 
 NUMBER = re.compile(rb'"(-?[0-9]+)"')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,36 +16,7 @@ from tests import strategies
 
 # Fig. 5 of the paper, but for one number: the figure has FlowID 1 in the first Gather of
 # accelerator 2, which is the root of tree 2 and has parent 3 in tree 1.
-PRINTED = """\
-Accelerator 0
-Op FlowID Parent Children Step
-Reduce 3 1 nil nil nil nil 1
-Reduce 1 1 nil nil nil nil 2
-Reduce 2 2 1 nil nil nil 2
-Gather 0 nil 1 2 nil nil 3
-Gather 2 2 1 nil nil nil 4
-Accelerator 1
-Op FlowID Parent Children Step
-Reduce 2 0 nil nil nil nil 1
-Reduce 0 0 nil nil nil nil 2
-Reduce 3 3 0 nil nil nil 2
-Gather 1 nil 0 3 nil nil 3
-Gather 3 3 0 nil nil nil 4
-Accelerator 2
-Op FlowID Parent Children Step
-Reduce 1 3 nil nil nil nil 1
-Reduce 3 3 nil nil nil nil 2
-Reduce 0 0 3 nil nil nil 2
-Gather 2 nil 0 3 nil nil 3
-Gather 0 0 3 nil nil nil 4
-Accelerator 3
-Op FlowID Parent Children Step
-Reduce 0 2 nil nil nil nil 1
-Reduce 2 2 nil nil nil nil 2
-Reduce 1 1 2 nil nil nil 2
-Gather 3 nil 1 2 nil nil 3
-Gather 1 1 2 nil nil nil 4
-"""
+PRINTED = Path(__file__).with_name("multitree_figure_5.txt").read_text()
 
 
 def example() -> Schedule:

@@ -16,7 +16,7 @@ import pytest
 
 from jaxcoll.numerics.array_results import TRIED
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, kernel
-from jaxcoll.synth.tacos.state import Event
+from jaxcoll.synth.tacos.events import Event
 
 ROOT = Path(__file__).parents[2]
 

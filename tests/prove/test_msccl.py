@@ -84,7 +84,7 @@ def test_whole_steps_and_single_chunks_are_both_run():
         prove_text(uneven)
 
 
-test_files_are_read_by_the_runtimes_rules = refuses("prove_msccl", prove_text, NotRead, RING)
+test_files_are_read_by_the_runtimes_rules = refuses(prove_text, NotRead, RING, "prove_msccl")
 
 
 def test_comments_and_unknown_elements_are_passed_over():

@@ -168,6 +168,7 @@ def put(
     """
     row, active, add = where
     new = read(arrived, run.column, run.length, width)
+    # Where all ranks copy, nothing of the old rows is read: no select is needed.
     if active is None and not run.add.any():
         return write(buffer, new, row, width)
     old = read(buffer, row, run.length, width)

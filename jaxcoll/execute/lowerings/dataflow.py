@@ -192,6 +192,8 @@ class _DataflowBuilder:
         for u, v in round_.pairs:
             filled = send[u] >= 0
             rows = send[u][filled]
+            # Columns in the order of the sender's values make few, long segments; the receiver's
+            # tables are reordered with them, so that nothing else sees it.
             order = np.lexsort((self.offset[u, rows, 0], self.value[u, rows, 0]))
             send[u, : len(rows)] = rows[order]
             recv[v, : len(rows)] = recv[v][filled][order]

@@ -83,6 +83,8 @@ class GroupNetwork:
 
     def _check_connected(self) -> None:
         """Refuse offsets that generate a subgroup only: a lattice of a determinant above 1."""
+        # Offsets and moduli together span a sublattice of the integers; the ranks fall into as many
+        # parts as its index, the product of its invariant factors.
         basis = np.diag(self.moduli).tolist()
         index = math.prod(_smith_form([*basis, *map(list, self.offsets)])[0])
         if index > 1:
@@ -191,6 +193,7 @@ class GroupNetwork:
         diagonal, change = _smith_form(matrix)
         if 0 in diagonal:
             raise TopologyError(f"rows must span a lattice of full rank, got {checks.shown(rows)}")
+        # Coordinates modulo 1 are always 0.
         live = [i for i, m in enumerate(diagonal) if m > 1] or [0]
         moduli = tuple(diagonal[i] for i in live)
         ways = dict.fromkeys(
@@ -242,6 +245,7 @@ class GroupNetwork:
     def topology(self) -> Topology:
         """The network with one row per link, for sizes at which that is affordable."""
         n = self.num_ranks
+        # Links offset by offset, not rank by rank: ``Topology`` puts them in its own order.
         heads = self.ahead.ravel()
         units = np.eye(len(self.moduli), dtype=int).tolist()
         translations = [
@@ -285,6 +289,8 @@ def _smith_form(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
             ]
             if not entries:
                 break
+            # The least entry as pivot: every round that leaves a remainder leaves a smaller one, so
+            # the loop ends, and numbers stay small.
             _, i, j = min(entries)
             a[d], a[i] = a[i], a[d]
             for row in (*a, *v):

@@ -100,6 +100,7 @@ def _symmetries(digraph: Digraph) -> np.ndarray:
             if product not in found:
                 found.add(product)
                 queue.append(np.asarray(product))
+        # A group that moves every vertex freely has at most as many elements as there are vertices.
         if len(found) > min(_MOST_SYMMETRIES, digraph.size):
             return vertices[None]
     group = np.asarray(sorted(found), np.int64)
@@ -143,6 +144,7 @@ def _add_loads(program: Program, digraph: Digraph, group, moves: list[Move], ste
 
     An arc carries as many chunks as the representative sources send over all its images.
     """
+    # An arc is known by the least of its images: loads are counted there for all of them.
     orbit = _arc_images(digraph, group).min(axis=0)
     over: dict[tuple[int, int], list[int]] = defaultdict(list)
     for m, (_, _, arc, step) in enumerate(moves):

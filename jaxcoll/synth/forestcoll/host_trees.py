@@ -96,6 +96,8 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
         part = sp.csgraph.connected_components(graph, directed=False)[1]
         names, of_rank = np.unique(part[:n], return_inverse=True)
         largest = max(len(names), int(np.bincount(of_rank).max()))
+        # Packing takes about the square of the ranks times the vertices: parts of half the ranks
+        # take an eighth of the time, larger ones hardly less than the whole.
         if 2 * largest <= n:
             place = np.full(vertices, -1)
             place[names] = np.arange(len(names))
@@ -131,6 +133,8 @@ def _trimmed(
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     back: dict[tuple[int, int], int] = {}
     into: list[dict[int, int]] = [{} for _ in range(count)]
+    # A link that crosses joins a host to a switch between hosts, alone between its two ends: other
+    # networks are not of this form.
     for link, (u, v) in enumerate(ends):
         if host[u] == host[v]:
             continue
@@ -147,6 +151,8 @@ def _trimmed(
             return None
         for link, amount in share_of(links, wanted).items():
             reverse = back.get(ends[link][::-1])
+            # As much is let out as is let in, so that the smaller networks stay balanced and their
+            # switches can be removed (Theorem 26).
             if reverse is None or capacity[reverse] < amount:
                 return None
             capacity[link] = capacity[reverse] = amount
@@ -208,8 +214,10 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     hosts = [
         _inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))
     ]
+    # Equal hosts with equal needs are packed once.
     different = dict.fromkeys((inside, needed) for inside, _, needed in hosts)
     for one, needed in [(between, shared), *different]:
+        # A cut that is short is found in a flow, long before packing would fail on it.
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
     across = pack(between, shared)
@@ -307,6 +315,8 @@ def _joined(
     size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
     start = np.concatenate([[0], np.cumsum(size)])[:-1]
     edge = np.concatenate([flow.edge + first_edge[1 + b] for b, (flow, _) in enumerate(insides)])
+    # Batches of a root in the order in which they were packed: the kernel takes them up one after
+    # the other.
     order = np.argsort(root, kind="stable")
     first = np.searchsorted(root[order], np.arange(n))
     most = min(len(across.weight) + len(root) + n, sum(scaling.trees))
@@ -367,6 +377,8 @@ def _rows(across, hosts, ranks_ptr, ranks, trees, most):
             while own[ranks[turn[b]]] == 0:
                 turn[b] += 1
             r = ranks[turn[b]]
+            # A batch lasts until the first of its parts is used up: a tree of the hosts, of some
+            # host, or of the root.
             amount, column = min(rest, own[r]), 0
             for j in range(tree_ptr[i] - 1, tree_ptr[i + 1]):
                 v = enters[cross[j]] if j >= tree_ptr[i] else r

@@ -170,6 +170,8 @@ def clock_of(
     busy = [max(sizes) / b for b in topology.exact_bandwidth]
     delay = [Fraction(0) if nbytes is None else a for a in topology.exact_alpha]
     scale = common_denominator([*busy, *delay])
+    # The coarsest tick in which every duration is whole: a finer one has more columns and finds
+    # nothing that this one does not.
     finest = Fraction(math.gcd(*(int(d * scale) for d in [*busy, *delay])), scale)
     exact = topology.is_direct and len(sizes) == 1
     if max(busy) + max(delay) <= most * finest:
@@ -204,6 +206,8 @@ def _clock(
     sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
 
     def suffices(horizon: int) -> bool:
+        # What the links at each rank can carry until then, whatever the others do: no shorter
+        # horizon needs a program.
         carried = np.maximum(horizon - late, 0) // occupied
         into = np.bincount(topology.dst, carried, topology.num_vertices)[: len(received)]
         out = np.bincount(topology.src, carried, topology.num_vertices)[: len(sent)]
@@ -254,6 +258,8 @@ def _search(
             for tick in range(begin, begin + int(clock.busy[link])):
                 serving.setdefault((link, tick), []).append(m)
     for columns in serving.values():
+        # Sends that would occupy a link in the same tick exclude one another; a row per (link,
+        # tick) is tighter than one per pair.
         if len(columns) > 1:
             program.row(columns, [1] * len(columns), high=1)
     none, all_ = np.zeros(len(moves)), np.ones(len(moves))

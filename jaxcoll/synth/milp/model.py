@@ -92,6 +92,8 @@ def useful_moves(
         )
     holds, wants = collective.precondition(), collective.postcondition()
     from_holder = first_arrivals(collective, apart)
+    # How far a chunk still has to go: a move after which no rank that wants it can be reached in
+    # time needs no column.
     to_wanter = np.where(wants[:, :, None], apart.T[:, None, :], np.inf).min(axis=0)
     starts = np.arange(horizon)
     in_time = from_holder[:, edges.src][:, :, None] <= starts
@@ -200,6 +202,8 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
             continue
         before = into.get((c, u), [])
         for i, m in enumerate(columns):
+            # "Arrived by then less sent by then" instead of one row per send: the relaxation then
+            # cannot send a chunk that has half arrived over the edge again and again.
             there = [b for b in before if moves.arrive[b] <= moves.start[m]]
             sent = columns[: i + 1]
             program.row([*sent, *there], [1] * len(sent) + [-1] * len(there))
@@ -241,6 +245,8 @@ def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Ed
     found = moves.chosen(answer.found[: len(moves)] > 0)
     keep = np.zeros(len(found), bool)
     needed = [set(np.flatnonzero(column).tolist()) for column in collective.postcondition().T]
+    # From the last arrival back, so that whoever passes a chunk on is known to need it before its
+    # own move is looked at.
     for m in np.argsort(-found.arrive, kind="stable").tolist():
         chunk, edge = int(found.chunk[m]), int(found.edge[m])
         if int(edges.dst[edge]) in needed[chunk]:

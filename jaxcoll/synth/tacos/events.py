@@ -11,6 +11,8 @@ slots are those of ``state``.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -25,7 +27,6 @@ from jaxcoll.synth.tacos.state import (
     WANTED,
     WORDS,
     Costs,
-    Event,
     Goal,
     Holdings,
     Network,
@@ -49,6 +50,19 @@ _NEVER = np.iinfo(np.int64).max
 
 # Ranks matched in one call: kernels see no signals, and Python handles them between two calls.
 _AT_ONCE = 1 << 16
+
+
+class Event(NamedTuple):
+    """One instant: ``count`` ranks wait, ``size`` arrivals are to come, ``sends`` were made.
+
+    ``block`` is the block at which all links start to look.
+    """
+
+    time: Any
+    count: Any
+    block: Any
+    size: Any
+    sends: Any
 
 
 # ---------------------------------------------------------------------- Algorithm 2, by events

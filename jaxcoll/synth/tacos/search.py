@@ -228,6 +228,7 @@ def _best(
     """
     best, bound = attempt(0, NO_LIMIT), simple
     number, sends = 1, len(best.edge)
+    # The exact bound takes longer: only where the first attempt leaves something to prove.
     if best.cost > bound and effort.most > 1:
         bound = exact()
     while best.cost > bound and number < (effort.most if sends < effort.sends else effort.least):
@@ -415,6 +416,7 @@ def _costs(
     if avoids:
         first, last, faster = faster_ranks(network, times.chunk)
     cost = times.alpha + times.serial[:, 0]
+    # In 64ths of the slowest link, as whole numbers: the rule scarce-link adds these up per chunk.
     rate = cost.max() // np.maximum(cost // 64, 1)
     size = times.size[chunk_of_slot]
     return tables.Costs(times.alpha, times.serial, size, rate, first, last, faster)

@@ -208,6 +208,8 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
 def measure(net: Network, cost, source, distance):
     """Least total cost of links from a rank to every rank, into ``distance``, int64."""
     ranks = len(distance)
+    # A queue that takes a rank again whenever it gets nearer (Moore 1959), not a heap: where all
+    # links cost the same no rank comes twice.
     queue = np.empty(ranks + 1, np.int64)
     waits = np.zeros(ranks, np.bool_)
     distance[:] = np.iinfo(np.int64).max
@@ -233,6 +235,8 @@ def _mark_shortest_paths(net, cost, owner, group, group_of_rank, on_way):
     """Marks the ranks on some shortest path from ``owner`` to a rank of ``group``."""
     distance = np.empty(len(on_way), np.int64)
     measure(net, cost, owner, distance)
+    # From the farthest rank back: when a rank is looked at, all that it could pass chunks on to are
+    # marked.
     for v in np.argsort(-distance):
         on_way[v] = group_of_rank[v] == group
         for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
@@ -280,6 +284,8 @@ def prune(net, relay, slot, step_ptr, edge, chunk):
     keep = np.zeros(step_ptr[-1], np.bool_)
     for i in range(step_ptr[-1] - 1, -1, -1):
         block, word, bit = place(slot[chunk[i]], relay.shape[2])
+        # From the last send back, so that a rank that passes a chunk on is known to be of use
+        # before the send that brings it the chunk is judged.
         keep[i] = relay[block, net.dst[edge[i]], word] & bit == _ZERO
         if keep[i]:
             relay[block, net.src[edge[i]], word] &= ~bit
@@ -402,19 +408,6 @@ class Sends(NamedTuple):
     slot: np.ndarray
 
 
-class Event(NamedTuple):
-    """One instant: ``count`` ranks wait, ``size`` arrivals are to come, ``sends`` were made.
-
-    ``block`` is the block at which all links start to look.
-    """
-
-    time: Any
-    count: Any
-    block: Any
-    size: Any
-    sends: Any
-
-
 # ---------------------------------------------------------------------- before the first event
 
 
@@ -443,6 +436,7 @@ def _place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: H
     for c in range(len(slot)):
         block, word, bit = place(slot[c], WORDS)
         u, t = holder[c], direct.target[slot[c]]
+        # A chunk that starts where it is wanted never moves.
         if u == t:
             continue
         wanted += 1
@@ -486,6 +480,7 @@ def retime(net: Network, costs: Costs, step_ptr, edge, slot, available, start):
         while i < step_ptr[t + 1]:
             link = edge[i]
             u, v = net.src[link], net.dst[link]
+            # Sends of a step on one link are one message, which pays its latency once.
             begin, load, end = free[link], costs.alpha[link], i
             while end < step_ptr[t + 1] and edge[end] == link:
                 begin = max(begin, available[u, slot[end]])

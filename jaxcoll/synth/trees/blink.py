@@ -187,6 +187,7 @@ def _fastest_root(topology: Topology) -> int:
     least = np.full((len(ways), n), Fraction(0), object)
     best, fastest = None, 0
     for root in range(n):
+        # A cut found for an earlier root holds this one back, too: no flow is needed.
         if best is not None and sum(least[:, root]) >= best:
             continue
         alone = [int(rank == root) for rank in range(n)]
@@ -216,6 +217,8 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
     """
     topology = up.topology
     rising = collective.num_chunks - 1 - up.chunk
+    # When all of a chunk has come up, and when it first goes down; assigned backwards, the first of
+    # equal chunks stands.
     risen, first = np.zeros((2, collective.num_chunks), np.int64)
     np.maximum.at(risen, rising, up.step)
     first[down.chunk[::-1]] = down.step[::-1]

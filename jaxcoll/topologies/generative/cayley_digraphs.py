@@ -94,8 +94,11 @@ class SemidirectProduct:
         """
         a, x = np.divmod(elements, self.k)
         sums = np.concatenate([[0], np.cumsum(self.powers)]) % self.m
+        # The image of (0, 1), which has order k, must have it too: w S(k) = 0 modulo m. Everything
+        # else follows from the images of the two generators.
         shifts = np.flatnonzero(np.arange(self.m) * sums[-1] % self.m == 0)[:, None]
         for u, v in itertools.product((1, -1), repeat=2):
+            # x must act on a as before: r^v = r.
             if pow(self.r, v, self.m) == self.r % self.m:
                 yield (u * a + shifts * sums[x]) % self.m * self.k + v * x % self.k
 
@@ -136,7 +139,10 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
             f"the connections of {notation} generate {reached} of {group.size} elements; add one "
             f"outside of those"
         )
+    # Multiplied from the right, so that multiplying from the left by any element is an
+    # automorphism: every vertex is equal to every other.
     heads = group.times(elements[:, None], chosen)
+    # By (0, 1) and (1, 0), which generate the group.
     translations = {1 % group.size, k % group.size} - {0}
     return Digraph(
         group.size,

@@ -65,6 +65,7 @@ class Digraph:
         check_size(name or "the digraph", size, size * degree)
         tails, heads = (_vertices(getattr(self, end), end, size) for end in ("tails", "heads"))
         _check_regular(size, degree, tails, heads)
+        # Stable, so that parallel arcs keep the order given: schedules name arcs by number.
         order = np.lexsort((heads, tails))
         tails, heads = tails[order], heads[order]
         for column in (tails, heads):
@@ -158,6 +159,7 @@ class Digraph:
         arcs = sp.csr_matrix((ones, (self.tails, self.heads)), shape=(self.size, self.size))
         rows = np.arange(len(chosen))
         found = np.full((len(chosen), self.size), -1, np.int32)
+        # All sources at once: a row per source, a product with the arcs per step.
         frontier = np.zeros(found.shape, np.int32)
         frontier[rows, chosen] = 1
         level = 0
@@ -171,6 +173,7 @@ class Digraph:
     @functools.cached_property
     def diameter(self) -> int:
         """The largest distance between two vertices, D(G)."""
+        # Every vertex is as far from the others as vertex 0 where symmetries take it there.
         sources = (0,) if self.vertex_transitive else None
         return int(self.distances(sources).max())
 

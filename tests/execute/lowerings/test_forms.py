@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,22 +40,15 @@ def test_same_values(case, target):
     root = 1 if kind in ("broadcast", "gather") else None
     schedule = schedule_of(network, 8, kind, synthesizer, chunks, None, root)
     lead = 16 if permute_program(schedule).blocks[0] == 1 else 8 * 16
+    run = functools.partial(
+        primitives.run, axes=AXES, schedule=schedule, invarying=False, target=target
+    )
     for trailing in TRAILING[target]:
         x = integers((8, lead, *trailing), jnp.float32, seed=2)
 
         def body(v):
             # Both in one program: compiling is what takes the time.
-            return [
-                primitives.run(
-                    v[0],
-                    axes=AXES,
-                    schedule=schedule,
-                    lowering=lowering,
-                    invarying=False,
-                    target=target,
-                )[None]
-                for lowering in ("ssa", "scan")
-            ]
+            return [run(v[0], lowering=lowering)[None] for lowering in ("ssa", "scan")]
 
         want = expected(schedule.collective, x)
         for got in sharded(body, mesh_of(8), P("x"), P("x"))(x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,17 +33,11 @@ def test_against_numpy(case):
     x = np.random.default_rng(0).integers(-100, 100, (4, 5, 7)).astype(dtype)
     axes = Axes(("x",), (4,), ("x",))
 
+    run = functools.partial(primitives.run, axes=axes, schedule=schedule, invarying=False)
+
     def body(v):
         return [
-            primitives.run(
-                v[0],
-                axes=axes,
-                schedule=schedule,
-                lowering=lowering,
-                invarying=False,
-                op=op,
-                target=target,
-            )[None]
+            run(v[0], lowering=lowering, op=op, target=target)[None]
             for op in ("max", "min")
             for lowering in ("ssa", "scan")
             for target in ("cpu", "tpu")

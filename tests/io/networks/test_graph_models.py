@@ -143,7 +143,7 @@ def test_rings_and_slices():
 
 
 test_other_models_are_refused = refuses(
-    "infragraph", lambda text: infragraph.loads(text, **GIVEN), FormatError, PAIR
+    lambda text: infragraph.loads(text, **GIVEN), FormatError, PAIR, "infragraph"
 )
 
 

@@ -54,7 +54,7 @@ def test_text_without_a_header_is_refused(text):
         loads(text)
 
 
-test_other_text_is_refused_by_name = refuses("nvidia_smi", loads, FormatError, PRINTED)
+test_other_text_is_refused_by_name = refuses(loads, FormatError, PRINTED, "nvidia_smi")
 
 
 def test_hosts_behind_a_switch_are_those_of_the_family():

@@ -72,7 +72,7 @@ def test_the_first_dimension_of_astra_sim_runs_fastest(tmp_path):
 
 
 test_other_files_are_refused_with_their_line = refuses(
-    "astra_sim", astra_sim.loads, FormatError, YML
+    astra_sim.loads, FormatError, YML, "astra_sim"
 )
 
 

@@ -229,7 +229,7 @@ def test_names_with_commas_are_read_by_brackets():
 
 
 test_other_trees_are_refused = refuses(
-    "forestcoll", lambda text: forestcoll.loads(text, jc.topologies.switch(2)), FormatError, TREES
+    lambda text: forestcoll.loads(text, jc.topologies.switch(2)), FormatError, TREES, "forestcoll"
 )
 
 

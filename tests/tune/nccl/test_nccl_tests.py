@@ -88,7 +88,7 @@ def test_nothing_and_half_a_head_are_refused():
         nccl_tests.loads(NEW[: NEW.index("host:1001")])
 
 
-test_other_text_is_refused = refuses("nccl_tests", nccl_tests.loads, FormatError, NEW)
+test_other_text_is_refused = refuses(nccl_tests.loads, FormatError, NEW, "nccl_tests")
 
 
 def test_json():
