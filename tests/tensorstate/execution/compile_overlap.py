@@ -52,7 +52,7 @@ def main(name: str) -> None:
 
 
 def compiled(target: aot.Target, layers: int, width: int, is_scan: bool) -> dict[str, float]:
-    """What is priced, and what the program has."""
+    """Figures of the timeline and of the compiled program."""
     mesh = MeshShape.of({"data": len(target.devices)})
     weights = jax.ShapeDtypeStruct((width, width), jnp.bfloat16)
     stack = jax.ShapeDtypeStruct((layers, width, width), jnp.bfloat16)

@@ -98,7 +98,7 @@ def test_a_step_with_buckets_is_the_step(how):
     found = {}
     for name, timeline in (("apart", None), ("joined", plan.timeline)):
         applied = sharded_step.apply(
-            problem, plan.decisions, plan.cost, mesh, lambda *of: lax_collectives(*of), timeline
+            problem, plan.decisions, plan.cost, mesh, functools.partial(lax_collectives), timeline
         )
         placed = jax.device_put(jax.device_get(args), applied.in_shardings)
         lowered = applied.jit(donate=False).lower(*placed)
