@@ -273,6 +273,16 @@ def test_small_collectives_are_joined_where_latency_is_the_price():
     assert not solve_baseline(wide, "ddp").timeline.buckets
 
 
+def test_buckets_leave_something_to_hide_under():
+    """Not all layers are in one, whose gather would have nothing before it."""
+    mesh = MeshShape.of({"data": 4})
+    graph = trace(layered, ([s(256, 256)] * LAYERS, s(1 << 16, 256)))
+    problem = Problem(graph, AlphaBetaCosts(mesh, (5e-6,), (2e10,)), HARDWARE["H100"])
+    plan = solve_baseline(problem, "fsdp")
+    assert 1 < max(len(bucket) for bucket in plan.timeline.buckets) < LAYERS
+    check_bounds(problem, plan.cost)
+
+
 def test_axes_that_share_links_share_their_time():
     """Of a torus every axis has its own wires; through one switch all use the same."""
     mesh = MeshShape.of({"data": 2, "model": 4})

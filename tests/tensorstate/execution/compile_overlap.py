@@ -1,4 +1,6 @@
-"""Compiles FSDP of six layers for one target by schedules, and prints what is in flight, as JSON.
+"""Compiles FSDP of layers for one target by schedules, and prints what is in flight, as JSON.
+
+Of six layers one after another, of twelve in a scan, and of twelve small ones one after another.
 
 Arguments: the target's name. Runs in a process of its own, which has the compilers on its path; see
 ``test_targets``.
@@ -22,7 +24,9 @@ from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 
-LAYERS, WIDTH, BATCH = 6, 1024, 8192
+BATCH = 8192
+# Layers, their width, and whether they are scanned.
+STEPS = ((6, 1024, False), (12, 1024, True), (12, 256, False))
 
 
 def step(params, x):
@@ -30,8 +34,11 @@ def step(params, x):
 
     def loss(params):
         hidden = x
-        for weights in params:
-            hidden = jax.nn.relu(hidden @ weights)
+        if isinstance(params, list):
+            for weights in params:
+                hidden = jax.nn.relu(hidden @ weights)
+        else:
+            hidden, _ = jax.lax.scan(lambda h, w: (jax.nn.relu(h @ w), None), x, params)
         return jnp.square(hidden.astype(jnp.float32)).mean()
 
     gradients = jax.grad(loss)(params)
@@ -39,11 +46,18 @@ def step(params, x):
 
 
 def main(name: str) -> None:
-    """The plan's timeline, and the compiled program."""
-    target = aot.target(name)
+    """The plan's timeline, and the compiled program, of every step."""
+    for layers, width, is_scan in STEPS:
+        print(json.dumps(compiled(aot.target(name), layers, width, is_scan)))
+
+
+def compiled(target: aot.Target, layers: int, width: int, is_scan: bool) -> dict[str, float]:
+    """Figures of the timeline and of the compiled program."""
     mesh = MeshShape.of({"data": len(target.devices)})
-    weights = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.bfloat16)
-    arguments = [weights] * LAYERS, jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.bfloat16)
+    weights = jax.ShapeDtypeStruct((width, width), jnp.bfloat16)
+    stack = jax.ShapeDtypeStruct((layers, width, width), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((BATCH, width), jnp.bfloat16)
+    arguments = stack if is_scan else [weights] * layers, x
     device = HARDWARE["H100" if target.platform == "gpu" else "TPU v5e"]
     problem = Problem(trace(step, arguments), ScheduleCosts(target.topology, mesh), device)
     plan = solve_baseline(problem, "fsdp")
@@ -51,16 +65,16 @@ def main(name: str) -> None:
     applied = apply(problem, plan.decisions, plan.cost, devices, timeline=plan.timeline)
     found = aot.summarize(applied.jit().lower(*arguments).compile())
     hidden = plan.cost.communication - plan.timeline.exposed_seconds
-    print(
-        json.dumps(
-            {
-                "hidden": hidden / plan.cost.communication,
-                "matmuls": found.matmuls,
-                "covered": found.covered_matmuls,
-                "in flight": found.in_flight,
-            }
-        )
-    )
+    return {
+        "hidden": hidden / plan.cost.communication,
+        "matmuls": found.matmuls,
+        "covered": found.covered_matmuls,
+        "in flight": found.in_flight,
+        "launches": found.launches,
+        "sent": sum(plan.cost.count_by_collective.values()),
+        "temporaries": found.temp_bytes,
+        "predicted": plan.cost.memory.peak - plan.cost.memory.inputs + plan.timeline.held,
+    }
 
 
 if __name__ == "__main__":
