@@ -172,10 +172,10 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
             operator = forward.leave[k]
             body.enter(operator, boundary_result(body, operator, forward.last(x)))
         body.run_operators(inside)
+        made = [flat_operand(body, o) for o in exits]
+        kinds = [staged.batch_placements[o.operands[0].tensor] for o in exits]
         sums = [
-            flat_operand(body, o)
-            + (old if staged.batch_placements[o.operands[0].tensor] == SUM else 0)
-            for o, old in zip(exits, sums, strict=True)
+            old + x if kind == SUM else x for kind, old, x in zip(kinds, sums, made, strict=True)
         ]
         return {k: flat_operand(body, backward.enter[k]) for k in given}, sums
 
