@@ -122,8 +122,8 @@ def run_stages(
     def tick(state, now):
         (received, *kept), streams = state
         turn = scan.turn(now)
-        entering = scan.entering(turn, streams, received)
-        leaving, *kept = scan.run(turn, entering, *kept)
+        entering = scan.entering(turn, streams, received, {})
+        leaving, *kept = scan.run(turn, scan.given, entering, *kept)
         return ((scan.send(leaving), *kept), scan.stored(turn, streams, leaving)), None
 
     state = scan.initial(), scan.streams
@@ -172,10 +172,10 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
             operator = forward.leave[k]
             body.enter(operator, boundary_result(body, operator, forward.last(x)))
         body.run_operators(inside)
+        made = [flat_operand(body, o) for o in exits]
+        kinds = [staged.batch_placements[o.operands[0].tensor] for o in exits]
         sums = [
-            flat_operand(body, o)
-            + (old if staged.batch_placements[o.operands[0].tensor] == SUM else 0)
-            for o, old in zip(exits, sums, strict=True)
+            old + x if kind == SUM else x for kind, old, x in zip(kinds, sums, made, strict=True)
         ]
         return {k: flat_operand(body, backward.enter[k]) for k in given}, sums
 
@@ -185,8 +185,8 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
         entered: dict[int, jax.Array] = {}
         if has_forward:
             turn = forward.turn(now)
-            entering = forward.entering(turn, forward.streams, received)
-            leaving, *kept = forward.run(turn, entering, *kept)
+            entering = forward.entering(turn, forward.streams, received, {})
+            leaving, *kept = forward.run(turn, forward.given, entering, *kept)
             received = forward.send(leaving)
             if has_backward:
                 entered, sums = head(backward.turn(first, 0), leaving, sums)
@@ -197,7 +197,7 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
                 for o, x in zip(backward.rows, backward.given, strict=True)
             ]
             entering = backward.entering(turn, streams, received_back, entered)
-            leaving, *kept_back = backward.run(turn, entering, *kept_back, rows)
+            leaving, *kept_back = backward.run(turn, rows, entering, *kept_back)
             received_back = backward.send(leaving)
             streams = backward.stored(turn, streams, leaving)
         return ((received, *kept), sums, (received_back, *kept_back), streams), None
@@ -331,11 +331,11 @@ class _Scan:
         return _Turn(at, (now >= 0) & (now < count), MicrobatchSlice(at, count, self.shards))
 
     def entering(
-        self, turn: _Turn, streams, received, entered: Mapping[int, jax.Array] | None = None
+        self, turn: _Turn, streams, received, entered: Mapping[int, jax.Array]
     ) -> list[jax.Array]:
-        """The carries that the stage begins with."""
+        """The carries that the stage begins with: ``entered``, of the stream, or received."""
         firsts = [
-            (entered or {}).get(k, None) if k in (entered or {}) else view.take(x, 0, turn.at)
+            entered[k] if k in entered else view.take(x, 0, turn.at)
             for k, view, x in zip(self.sent, self._views(), streams, strict=True)
         ]
         return [
@@ -343,9 +343,8 @@ class _Scan:
             for first, sent in zip(firsts, received, strict=True)
         ]
 
-    def run(self, turn: _Turn, entering, sums, made, given=None):
+    def run(self, turn: _Turn, given, entering, sums, made):
         """One microbatch through the layers of the stage: its carries, the sums and the stacks."""
-        given = self.given if given is None else given
 
         def layer(state, row):
             return self._layer(turn, given, state, row), None

@@ -206,8 +206,8 @@ class _Interleaving:
         left = {use.tensor: o for o in forward if _leaves(o) for use in o.results}
         for tensor in (*left, *(use.tensor for o in between for use in o.results)):
             is_split = placements[tensor] >= 0
-            producer = left.get(tensor)
-            is_stack = producer is not None and producer.primitive == "scan_stack"
+            producer = graph.operators[graph.tensors[tensor].producer or 0]
+            is_stack = tensor in left and producer.primitive == "scan_stack"
             readers = [graph.operators[c.operator] for c in graph.tensors[tensor].consumers]
             for reader in readers:
                 if is_stack and reader.primitive == "scan_row" and reader.index in back:
@@ -269,9 +269,9 @@ class _Interleaving:
         }
         order = [*before, *forward, *in_loop]
         for operator in backward:
-            stack = stacks.get(operator.operands[0].tensor) if operator.operands else None
-            is_row = stack is not None and operator.primitive == "scan_row"
-            order.append(_labelled_as(stack, operator) if is_row else operator)
+            if operator.primitive == "scan_row" and operator.operands[0].tensor in stacks:
+                operator = _labelled_as(stacks[operator.operands[0].tensor], operator)
+            order.append(operator)
         for operator in after:
             order.append(_reading(operator, renamed))
         new = {o.index: k for k, o in enumerate(order) if o.index >= 0}

@@ -216,3 +216,28 @@ def test_any_plan_in_stages(name, schedule, seed):
     """Drawn strategies, beside the stages, on three axes."""
     problem = planned(name, tuple(CUBE.items()), 2, schedule).problem
     agrees(problem, drawn(problem, seed), CUBE, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_padded_vocabulary_in_stages(schedule):
+    """11 words as 12, which an axis of the head shards; tied to the embedding."""
+    step, _, *batch = ALL["tied"]
+    shapes = {"embedding": s(11, 8), "layers": {"q": s(4, 8, 8), "v": s(4, 8, 8)}}, *batch
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(PLANE), (1e-6,) * 2, (1e9,) * 2)
+    plan = ts.search(
+        step,
+        shapes,
+        mesh=PLANE,
+        network=network,
+        hardware="CPU",
+        stages="stage",
+        microbatches=4,
+        pipeline_schedule=schedule,
+        padding={11: 12},
+    )
+    assert plan.problem.whole.padding is not None
+    args = tuple(arguments(shapes))
+    applied = plan.apply(devices(PLANE), lax_collectives)
+    made = applied.get(jitted(applied)(*applied.put(args)))
+    assert_alike(made, jax.jit(step, compiler_options=QUICK)(*args), 1e-4)
