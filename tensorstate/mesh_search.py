@@ -26,7 +26,7 @@ from tensorstate.problem.mesh_assignments import (
     mesh_assignments,
 )
 from tensorstate.problem.problem import Problem
-from tensorstate.step_search import search, unrolls
+from tensorstate.step_search import loop_form, search
 from tensorstate.tracing.trace_step import graph_of
 
 
@@ -69,7 +69,7 @@ def search_mesh(
             f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
             f"{topology.num_ranks}"
         )
-    graph = graph_of(step, abstract_args, unrolls(**search_args))
+    graph = graph_of(step, abstract_args, loop_form(**search_args))
     executors.checked(executor, PlanError)
     device = hardware_named(search_args.get("hardware", "A100"))
     costs = functools.partial(

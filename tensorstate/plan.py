@@ -260,10 +260,9 @@ class Plan:
         if step_fn is None:
             return
         content = plan_file(self.problem, self.result, self.options)
-        unroll = not self.graph.loops
-        padding = self.graph.padding
+        loops, padding = self.graph.loop_form, self.graph.padding
         sizes = {} if padding is None else padding.sizes
-        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), unroll, sizes)
+        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), loops, sizes)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

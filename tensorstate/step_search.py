@@ -20,7 +20,7 @@ from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
-from tensorstate.ir.graph import Graph
+from tensorstate.ir.graph import Graph, LoopForm
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.padding_choice import checked_padding, padded_or_not
@@ -78,8 +78,9 @@ def search(
     """Choose the placements of every tensor of a training step.
 
     Args:
-        step: a function that JAX can trace, or its graph from ``trace``. Scans of a function stay
-            loops, and are unrolled with ``recompute`` or ``microbatches``.
+        step: a function that JAX can trace, or its graph from ``trace``. Scans stay loops. With
+            ``recompute`` the loops of a function are traced in pairs (see ``trace``); a graph must
+            have them so, for bodies to be recomputed.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
@@ -160,8 +161,7 @@ def search(
             return _on_best_mesh(ask, graph, wires)
 
         # Last: it traces, others are refused at once.
-        unroll = unrolls(recompute, microbatches, stages)
-        traced = functools.partial(graph_of, step, abstract_args, unroll)
+        traced = functools.partial(graph_of, step, abstract_args, loop_form(recompute, stages))
         if not padding:
             plan = find(traced())
         elif isinstance(padding, Mapping):
@@ -177,11 +177,9 @@ def search(
     return plan
 
 
-def unrolls(
-    recompute: bool = False, microbatches: object = 1, stages: object = None, **_: object
-) -> bool:
-    """Whether a search unrolls scans: to decide about iterations one by one, or to split them."""
-    return stages is None and (recompute or microbatches != 1)
+def loop_form(recompute: bool = False, stages: object = None, **_: object) -> LoopForm:
+    """How a search traces loops: in pairs where it may recompute what a forward scan leaves."""
+    return "pair" if recompute and stages is None else "keep"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -379,7 +377,7 @@ class _Question:
 
 
 def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> None:
-    """Refuse stages on a mesh that is not given, or with scans that are unrolled."""
+    """Refuse stages on a mesh that is not given, or with recomputation by the search."""
     checks.optional(stages, checks.text, "stages", PlanError)
     if stages is None:
         return
@@ -387,8 +385,8 @@ def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> 
         raise PlanError("stages are placed along an axis of a mesh that is given: give mesh=")
     if recompute:
         raise PlanError(
-            "stages keep the scan over layers, which recompute=True unrolls: leave it out, and "
-            "recompute within a layer by scanning jax.checkpoint(layer)"
+            "stages=, whose scans run in parts, cannot be combined with recompute=True: leave it "
+            "out, and recompute within a layer by scanning jax.checkpoint(layer)"
         )
 
 

@@ -134,8 +134,9 @@ class StepTasks:
         for number, order in last_first.items():
             task = self.tasks[self.first_run[number]]
             name = f"{task.name} (recomputed)"
+            where = self._mirrored(task.where)
             self.again[number] = self._add(
-                dataclasses.replace(task, order=order, name=name, before=[])
+                dataclasses.replace(task, order=order, name=name, before=[], where=where)
             )
 
     def _go_round(self) -> None:
@@ -187,6 +188,10 @@ class StepTasks:
             self.graph.operators[node.members[0].operator].loops,
             is_in_loop(node, self.problem.microbatch_split),
         )
+
+    def _mirrored(self, where: Where) -> Where:
+        """Where the tasks of a body are recomputed."""
+        return tuple(self.graph.mirrored.get(loop, loop) for loop in where)
 
     def _in_loop(self, loops: Where, in_loop: bool) -> Where:
         return (MICROBATCHES, *loops) if self.problem.microbatches > 1 and in_loop else loops
@@ -254,6 +259,7 @@ class StepTasks:
         is_inside = when in ("in_forward", "after_forward")
         repeats = reshard.num_repeats if is_inside else 1
         where = where if is_inside else ()
+        where = self._mirrored(where) if when == "after_forward" and group.in_forward else where
         for step in getattr(reshard, when).steps:
             source = copies.get(step.source)
             if step.kind == "slice":

@@ -39,7 +39,7 @@ from tensorstate.execution.placement_table import (
     local_shard,
 )
 from tensorstate.execution.stage_loop import run_interleaved, run_stages
-from tensorstate.execution.step_loop import by_loop, run_loop
+from tensorstate.execution.step_loop import by_loop, read_of_mirrored, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
@@ -79,6 +79,7 @@ class LocalExecutor:
         self.arrived: dict[tuple[int, str], Copies] = {}  # by a bucket, before they are read
         self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
+        self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -150,26 +151,29 @@ class LocalExecutor:
         else:
             unroll = self.table.unrolled.get(number, 1) if self.overlap else 1
             results = run_loop(self, self.graph, number, body, unroll)
-        first = next(iter(results.values()))
+        first = next(iter((results or self.stacks).values()))
         self.order.advance(first)
         for tensor, x in results.items():
             producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
             self.write(tensor, x, self.order.num_events, producer.phase == "forward")
         if not in_forward:
-            read = {use.tensor for operator in body for use in operator.operands}
+            _, again = read_of_mirrored(self.graph, number, self.is_recomputed)
+            read = {use.tensor for operator in (*body, *again) for use in operator.operands}
             for tensor in read & self.inputs.keys():
                 self._results_that_read[tensor].append(first)
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
         copies = self.read_by(operators)
-        return lambda: self.executor_of_body(operators, *copies)
+        is_forward = all(operator.phase == "forward" for operator in operators)
+        return lambda: self.executor_of_body(is_forward, *copies)
 
     def microbatch_body(
         self, operators: Sequence[Operator]
     ) -> Callable[[MicrobatchSlice], LocalExecutor]:
         """Makes the executors of a body on one microbatch, which read its part of the batch."""
-        both = self.read_by(operators)
+        both = self.read_by(operators, interleaved=True)
+        begins_forward = any(operator.phase == "forward" for operator in operators)
         staged = self.table.problem.pipeline
 
         def sliced(tensor: int, of_tensor: Copies, microbatch: MicrobatchSlice) -> Copies:
@@ -188,32 +192,41 @@ class LocalExecutor:
                 {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
                 for copies in both
             )
-            child = self.executor_of_body(operators, *given)
+            child = self.executor_of_body(begins_forward, *given)
             child.microbatch = microbatch
             return child
 
         return executor
 
-    def read_by(self, operators: Sequence[Operator]) -> tuple[dict[int, Copies], dict[int, Copies]]:
-        """The copies that a body reads from outside in the forward pass, and after it."""
+    def read_by(
+        self, operators: Sequence[Operator], interleaved: bool = False
+    ) -> tuple[dict[int, Copies], dict[int, Copies]]:
+        """The copies that a body reads from outside in the forward pass, and after it.
+
+        Args:
+            interleaved: whether operators of both passes run in the body. In other bodies of the
+                backward pass, operators of the forward pass are recomputed.
+        """
         both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
+        is_forward = interleaved or all(operator.phase == "forward" for operator in operators)
         for operator in operators:
-            copies = both[operator.phase != "forward"]
+            in_forward = is_forward and operator.phase == "forward"
+            copies = both[not in_forward]
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
-                    copies.setdefault(use.tensor, {})[placements] = self.operand(operator, k)
+                    x = self.read(use.tensor, placements, in_forward)
+                    copies.setdefault(use.tensor, {})[placements] = x
         return both
 
     def executor_of_body(
         self,
-        operators: Sequence[Operator],
+        begins_forward: bool,
         in_forward: Mapping[int, Copies],
         after_forward: Mapping[int, Copies],
     ) -> LocalExecutor:
         """An executor of one iteration, with copies of the tensors that it reads from outside."""
         child = copy.copy(self)
-        begins_forward = any(operator.phase == "forward" for operator in operators)
         child.depth, child.inputs, child.pending, child.last = self.depth + 1, {}, {}, None
         child.arrived, child.unsent, child.done = {}, {}, set()
         child.in_forward = {tensor: dict(copies) for tensor, copies in in_forward.items()}
@@ -228,9 +241,32 @@ class LocalExecutor:
         placements = self.table.read_placements(operator.index, k)
         return self.read(operator.operands[k].tensor, placements, operator.phase == "forward")
 
+    def operand_again(self, operator: Operator, k: int) -> jax.Array:
+        """An operand of an operator that runs after the forward pass."""
+        placements = self.table.read_placements(operator.index, k)
+        return self.read(operator.operands[k].tensor, placements, in_forward=False)
+
     def enter(self, operator: Operator, x: jax.Array) -> None:
         """Store what passes into the body of a loop."""
         self.write(operator.results[0].tensor, x, 0, operator.phase == "forward")
+
+    def enter_again(self, operator: Operator, x: jax.Array) -> None:
+        """Store a row that the iteration of the forward pass has read too."""
+        self.write(operator.results[0].tensor, x, 0, in_forward=False)
+
+    def saved_copy(self, tensor: int) -> jax.Array:
+        """The copy of a body's tensor that is saved for the loop which mirrors the body's."""
+        return self.read_all(tensor, in_forward=True)[self.saved_placements(tensor)]
+
+    def restore(self, tensor: int, x: jax.Array) -> None:
+        """Store the copy that the iteration of the forward pass has saved."""
+        self.in_forward[tensor] = {self.saved_placements(tensor): x}
+
+    def saved_placements(self, tensor: int) -> Placements:
+        """The placements of a tensor's saved copy."""
+        reshard = self.reshards.get(tensor)
+        saved = None if reshard is None else reshard.saved
+        return self.table.produced_placements(tensor) if saved is None else saved
 
     def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """The initial carry of a loop, available once all results before it are."""

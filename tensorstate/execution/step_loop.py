@@ -3,6 +3,9 @@
 The body of a loop is traced once, whatever its length. Arrays that it reads from outside are in the
 placements that it requires before the loop begins. A carry, a row and a stack have one dimension
 per label, in the order of the traced program, so that both ends of a carry are one array.
+
+Of two loops of which the later mirrors the earlier, the earlier stacks the tensors of its body that
+the later one reads and does not recompute.
 """
 
 from __future__ import annotations
@@ -45,6 +48,28 @@ class Runner(Protocol):
         """Store what a boundary operator passes into the body."""
         ...
 
+    stacks: dict[int, Any]  # of tensors of bodies that loops mirror, by tensor
+
+    def is_recomputed(self, producer: int | None) -> bool:
+        """Whether an operator of a body is recomputed in the loop that mirrors it."""
+        ...
+
+    def saved_copy(self, tensor: int) -> Any:
+        """The copy of a tensor that an iteration saves for the loop that mirrors it."""
+        ...
+
+    def restore(self, tensor: int, x: Any) -> None:
+        """Store the copy of a tensor that the iteration which is mirrored has saved."""
+        ...
+
+    def operand_again(self, operator: Operator, k: int) -> Any:
+        """An operand of an operator that is recomputed."""
+        ...
+
+    def enter_again(self, operator: Operator, x: Any) -> None:
+        """Store a row that the iteration which is mirrored has read."""
+        ...
+
     def in_turn(self, arrays: list[Any]) -> list[Any]:
         """The operands of a loop, available once all that comes before it is done."""
         ...
@@ -81,15 +106,25 @@ def run_loop(
     at = {name: [o for o in mine if o.primitive == name] for name in LOOP_BOUNDARY}
     enter, leave = ([graph.operators[pair[end]] for pair in loop.carries] for end in (0, 1))
     inside = [o for o in operators if o not in mine]
-    start = runner.body(inside)
+    restored, again = read_of_mirrored(graph, number, runner.is_recomputed)
+    kept, _ = read_of_mirrored(graph, graph.mirrored.get(number), runner.is_recomputed)
+    rows_again = [o for o in again if o.primitive == "scan_row"]
+    start = runner.body([*inside, *(o for o in again if o not in rows_again)])
     initial = [flat_operand(runner, o) for o in enter]
     rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
+    rows += [stacked(flat_operand(runner, o, again=True), o) for o in rows_again]
+    rows += [runner.stacks[tensor] for tensor in restored]
     initial = runner.in_turn(initial)
 
     def iteration(carry: Sequence[Any], given: Sequence[Any], until: Sequence[Operator]) -> Runner:
-        body = start()
-        for operator, x in zip((*enter, *at["scan_row"]), (*carry, *given), strict=True):
+        body, given = start(), list(given)
+        for operator, x in zip((*enter, *at["scan_row"]), (*carry, *given), strict=False):
             body.enter(operator, x)
+        given = given[len(at["scan_row"]) :]
+        for operator, x in zip(rows_again, given, strict=False):
+            body.enter_again(operator, x)
+        for tensor, x in zip(restored, given[len(rows_again) :], strict=True):
+            body.restore(tensor, x)
         body.run_operators(until)
         return body
 
@@ -110,11 +145,39 @@ def run_loop(
 
         def step(carry, given):
             body = iteration(carry, given, inside)
-            return carried(body, carry), [flat_operand(body, o) for o in at["scan_stack"]]
+            made = [flat_operand(body, o) for o in at["scan_stack"]]
+            return carried(body, carry), (made, [*map(body.saved_copy, kept)])
 
-        last, ys = lax.scan(step, initial, rows, loop.length, loop.reverse, unroll)
+        last, (ys, stacks) = lax.scan(step, initial, rows, loop.length, loop.reverse, unroll)
+        runner.stacks.update(zip(kept, stacks, strict=True))
     made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
+
+
+def read_of_mirrored(
+    graph: Graph, number: int | None, is_recomputed: Callable[[int | None], bool]
+) -> tuple[list[int], list[Operator]]:
+    """The tensors that a loop reads of the body that it mirrors, and the recomputed operators.
+
+    Args:
+        number: of the loop, which may mirror none; ``None`` for no loop.
+    """
+    mirrors = None if number is None else graph.loops[number].mirrors
+    if mirrors is None:
+        return [], []
+    pending = [o for o in graph.operators if o.loops[:1] == (number,)]
+    saved, again = dict[int, None](), dict[int, Operator]()
+    while pending:
+        for use in pending.pop().operands:
+            producer = graph.tensors[use.tensor].producer
+            if producer is None or graph.loops_around(use.tensor) != (mirrors,):
+                continue
+            if not is_recomputed(producer):
+                saved[use.tensor] = None
+            elif producer not in again:
+                again[producer] = graph.operators[producer]
+                pending.append(again[producer])
+    return sorted(saved), [again[index] for index in sorted(again)]
 
 
 def flat_view(view: View) -> View:
@@ -124,14 +187,17 @@ def flat_view(view: View) -> View:
     return View(view.tensor, positions, sizes, view.dtype, view.value)
 
 
-def flat_operand(runner: Runner, operator: Operator) -> Any:
+def flat_operand(runner: Runner, operator: Operator, again: bool = False) -> Any:
     """The operand of a boundary operator, with one dimension per label in the traced order.
 
     On whole arrays an open sum has leading dimensions beyond its labels; they stay.
+
+    Args:
+        again: whether the operator is recomputed.
     """
     shard, call = runner.shard(operator), operator.eqn
     sizes = [[shard.local_size(k)] for dimension in call.input_labels[0] for k in dimension]
-    x = runner.operand(operator, 0)
+    x = runner.operand_again(operator, 0) if again else runner.operand(operator, 0)
     read = functools.partial(read_view, flat_view(call.inputs[0]), sizes=sizes)
     for _ in range(x.ndim - len(operator.operands[0].labels)):
         read = jax.vmap(read)
@@ -173,6 +239,7 @@ class _Evaluation:
 
     def __init__(self, graph: Graph, values: dict[int, Any], depth: int = 0):
         self.graph, self.values, self.depth = graph, values, depth
+        self.stacks: dict[int, Any] = {}
 
     def run_operators(self, operators: Sequence[Operator]) -> None:
         """Run operators in order, loops as loops."""
@@ -205,6 +272,20 @@ class _Evaluation:
     def in_turn(self, arrays: list[Any]) -> list[Any]:
         """The operands themselves."""
         return arrays
+
+    def is_recomputed(self, producer: int | None) -> bool:
+        """Nothing is."""
+        return False
+
+    def saved_copy(self, tensor: int) -> Any:
+        """The tensor itself."""
+        return self.values[tensor]
+
+    def restore(self, tensor: int, x: Any) -> None:
+        """Store a tensor of the body that is mirrored."""
+        self.values[tensor] = x
+
+    operand_again, enter_again = operand, enter
 
 
 def interpret(graph: Graph) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
-from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Phase
+from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, LoopForm, Phase
 from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
 from tensorstate.problem.pipeline import Schedule
 from tensorstate.problem.problem import Problem
@@ -66,6 +66,7 @@ class PlanFile:
         hardware, network: that priced the plan; ``None`` in a file that cannot hold them.
         predicted: seconds and bytes of a step, to be read by people.
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
+        has_pairs: whether scans of the backward pass read the bodies of those that they mirror.
     """
 
     mesh: MeshShape
@@ -84,6 +85,7 @@ class PlanFile:
     stages: str | None = None
     schedule: Schedule = "gpipe"
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    has_pairs: bool = False
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -95,9 +97,12 @@ class PlanFile:
         return None
 
     @property
-    def has_loops(self) -> bool:
-        """Whether the planned step has its loops as loops."""
-        return any(operator.primitive in LOOP_BOUNDARY for operator in self.operators)
+    def loop_form(self) -> LoopForm:
+        """How the loops of the planned step were traced (see ``trace``)."""
+        if self.has_pairs:
+            return "pair"
+        has_loops = any(operator.primitive in LOOP_BOUNDARY for operator in self.operators)
+        return "keep" if has_loops else "unroll"
 
     def operator_difference(self, graph: Graph) -> str | None:
         """The first operator in which another step differs, in one microbatch, or ``None``."""
@@ -208,6 +213,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         None if staged is None else staged.axis,
         problem.schedule,
         {} if padding is None else padding.sizes,
+        problem.graph.loop_form == "pair",
     )
 
 

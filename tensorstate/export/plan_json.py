@@ -63,10 +63,11 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        # Without padding and stages the same bytes as before there were any.
+        # Without padding, stages and pairs the same bytes as before there were any.
         **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
         **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
+        **({"paired_loops": True} if content.has_pairs else {}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -205,6 +206,7 @@ def _read(fields: readers.Fields) -> PlanFile:
         pad_to=fields.optional("pad_to", _read_padding) or {},
         stages=fields.optional("stages", readers.text),
         schedule=fields.optional("schedule", _read_schedule) or "gpipe",
+        has_pairs=fields.optional("paired_loops", readers.flag) or False,
     )
     fields.end()
     if content.stages is not None and content.stages not in mesh.names:

@@ -21,6 +21,7 @@ The ``eqn`` of an operator holds the data that only execution needs; the search 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -37,6 +38,7 @@ Kind = Literal[
     "einsum", "elementwise", "reduction", "gather", "scatter", "window", "source", "loop", "opaque"
 ]
 Reduce = Literal["sum", "max", "min"]
+LoopForm = Literal["keep", "pair", "unroll"]
 
 
 class Consumer(NamedTuple):
@@ -251,12 +253,15 @@ class Loop(NamedTuple):
         reverse: whether it starts with the last row of its stacked operands.
         carries: of every carry the operators ``carry_in`` and ``carry_out``.
         source: the line of the model.
+        mirrors: number of the loop of the forward pass that it runs through backwards, reading
+            tensors of that body, of the same iteration; ``None`` for others.
     """
 
     length: int | None
     reverse: bool
     carries: tuple[tuple[int, int], ...]
     source: SourceLocation
+    mirrors: int | None = None
 
 
 LOOP_BOUNDARY = frozenset({"carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"})
@@ -394,6 +399,22 @@ class Graph:
             return ()
         operator = self.operators[producer]
         return operator.loops[:-1] if operator.primitive in LOOP_EXITS else operator.loops
+
+    @property
+    def loop_form(self) -> LoopForm:
+        """How the loops of the step were traced (see ``trace``); "unroll" if there are none."""
+        if any(loop.mirrors is not None for loop in self.loops):
+            return "pair"
+        return "keep" if self.loops else "unroll"
+
+    @functools.cached_property
+    def mirrored(self) -> Mapping[int, int]:
+        """By loop of the forward pass the loop of the backward pass that mirrors it."""
+        return {
+            loop.mirrors: number
+            for number, loop in enumerate(self.loops)
+            if loop.mirrors is not None
+        }
 
     @property
     def replicated(self) -> dict[str, tuple[Operator, ...]]:

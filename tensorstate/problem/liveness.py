@@ -7,7 +7,9 @@ last node of every class. Memory is monotonic along identical layers, so its pea
 these points.
 
 The body of a loop of the step runs once in this order. A tensor from outside that it reads is live
-to its end, and a stack of rows from its beginning on.
+to its end, and a stack of rows from its beginning on. A tensor of a body that is read in the loop
+which mirrors the body's is saved by every iteration, from the beginning of the one loop to the end
+of the other.
 
 A compiler computes cheap elementwise results inside their consumers instead of storing them: such a
 tensor is *fused*. It takes no memory itself, but its operands must be live when it is read.
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorstate.ir.graph import Graph, Operator
+from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Operator
 
 # Primitives that XLA does not duplicate into their consumers (``InstructionFusion::IsExpensive``).
 EXPENSIVE = frozenset(
@@ -140,6 +142,23 @@ class Liveness:
 
     # ------------------------------------------------------------------ operators
 
+    def mirror(self, loops: Sequence[int]) -> int | None:
+        """The loop that mirrors the only one around something."""
+        return self.graph.mirrored.get(loops[0]) if len(loops) == 1 else None
+
+    def can_recompute(self, index: int) -> bool:
+        """Whether an operator of the forward pass can be recomputed after it.
+
+        In a body, where a loop mirrors it. What passes into a body or out of it is handed over
+        once, but for the rows of an operand.
+        """
+        operator = self.graph.operators[index]
+        if not operator.loops:
+            return True
+        if operator.primitive in LOOP_BOUNDARY and operator.primitive != "scan_row":
+            return False
+        return self.mirror(operator.loops) is not None
+
     def is_fused(self, tensor: int) -> bool:
         """Whether a compiler computes a tensor inside its consumers instead of storing it."""
         producer, consumers = self.producer(tensor), self.consumers(tensor)
@@ -187,16 +206,26 @@ class Liveness:
                 else:
                     points.add(self.at[operator.index])
                 after_forward = [
-                    p
+                    self._entered(operator, consumer, p)
                     for consumer in consumers
                     for p in runs[consumer]
                     if self.forward_end <= p < self.loop_end
                 ]
-                first = min(
-                    [first, *(after_forward or (recomputed[consumer] for consumer in consumers))]
-                )
-            recomputed[operator.index] = first
+                again = (self._entered(operator, c, recomputed[c]) for c in consumers)
+                first = min([first, *(after_forward or again)])
+            recomputed[operator.index] = first if self.can_recompute(operator.index) else self.end
         return runs, recomputed
+
+    def _entered(self, operator: Operator, consumer: int, point: int) -> int:
+        """The point from which on a consumer reads results that run outside of its loop."""
+        loops = self.graph.operators[consumer].loops
+        if len(loops) <= len(operator.loops) or point >= self.end:
+            return point
+        body = self._bodies[loops[len(operator.loops)]]
+        if body.first <= point <= body.last:
+            return body.first
+        mirror = self.mirror(loops)
+        return point if mirror is None else self._bodies[mirror].first
 
     @functools.cached_property
     def lasting(self) -> list[int]:
@@ -329,6 +358,7 @@ class Liveness:
         produced_at = self._produced_at(tensor)
         reads = self.reads(tensor)
         stored_reads = [] if self.is_fused(tensor) else reads
+        saved = functools.partial(self._saved, tensor)
         is_produced = (points == produced_at) & (
             bool(stored_reads) and tensor not in self.replacing
         )
@@ -361,19 +391,36 @@ class Liveness:
         yield "resharded_in_forward", is_produced | awaited
         if not stored_reads and not uses_after_loop:
             ends = self._recompute_reads(tensor)
-            yield "saved_for_recompute", _points_between(points, produced_at, ends)
+            yield "saved_for_recompute", saved(produced_at, ends)
         yield "awaiting_forward_use", _points_between(points, produced_at, before)
         reads_after = self._reads_if_recomputed(tensor, after)
         yield from self._recomputed(recompute_reads, reads_after)
         if needed_after_forward:
             copy_reads = [p for p in reads if p >= self.forward_end]
-            yield "saved", _points_between(points, produced_at, after)
-            yield "saved_copy", _points_between(points, produced_at, copy_reads)
+            yield "saved", saved(produced_at, after)
+            yield "saved_copy", saved(produced_at, copy_reads)
         else:
             last_forward = max(before, default=produced_at)
-            yield "saved", _points_between(points, produced_at, reads_after)
-            yield "saved_copy", _points_between(points, produced_at, reads_after)
+            yield "saved", saved(produced_at, reads_after)
+            yield "saved_copy", saved(produced_at, reads_after)
             yield "fused_input", _points_between(points, last_forward, after)
+
+    def _saved(self, tensor: int, start: int, ends: Sequence[int]) -> np.ndarray:
+        """How many saved copies of a tensor are live, which is read after the forward pass.
+
+        Of a body all iterations save theirs in one stack, of which the loop that mirrors it reads
+        one row at a time.
+        """
+        loops = self.graph.loops_around(tensor)
+        mirror = self.mirror(loops)
+        once = _points_between(self.program_points, start, ends)
+        if mirror is None or not ends:
+            return once
+        (loop,) = loops
+        first, last = self._bodies[loop].first, self._bodies[mirror].last
+        stack = _points_between(self.program_points, first - 1, [last])
+        row = _points_between(self.program_points, min(ends) - 1, ends)
+        return (self.graph.loops[loop].length or 1) * stack + row
 
     def _produced_at(self, tensor: int) -> int:
         """The point of a tensor's producer; -1 for inputs and constants."""
@@ -432,10 +479,15 @@ class Liveness:
 
     def _recompute_reads(self, tensor: int) -> list[int]:
         """The points at which the forward consumers of a tensor would be recomputed."""
-        consumers = [u for u in self.consumers(tensor) if u.phase == "forward"]
-        return [
-            p for u in consumers if (p := self.recompute_at[u.index]) < min(self.loop_end, self.end)
-        ]
+        around, points = self.graph.loops_around(tensor), []
+        for consumer in self.consumers(tensor):
+            point = self.recompute_at[consumer.index]
+            if consumer.phase != "forward" or point >= min(self.loop_end, self.end):
+                continue
+            points.append(point)
+            if len(consumer.loops) > len(around) and consumer.loops[-1] in self.graph.mirrored:
+                points.append(self._bodies[self.graph.mirrored[consumer.loops[-1]]].last)
+        return points
 
 
 def _last_consumer(points: Sequence[Sequence[int]]) -> int | None:

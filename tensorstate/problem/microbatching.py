@@ -10,14 +10,19 @@ the batch is sharded, and the other placements follow in the order of execution.
 An operator runs in the *loop* if it produces microbatches or partial sums, or an operand of such an
 operator; and *after* the loop if it reads the sums. A step cannot be split if an operator in the
 loop needs a tensor that is known only after the loop, such as the mean of a batch norm.
+
+Loops of the step are in one stage as a whole, and stay loops. A carry has the same placement at
+both ends of an iteration; one to which sums over the batch are added, from zero on, is such a sum.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Literal
+
+import numpy as np
 
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Operator, Tensor
@@ -75,7 +80,9 @@ class MicrobatchSplit:
         tensors, operators = of_one_microbatch(
             graph, microbatches, self.batch_placements, self.labels
         )
-        nodes, node_classes, edges = group_nodes(tensors, operators, graph.outputs, self.stages)
+        nodes, node_classes, edges = group_nodes(
+            tensors, operators, graph.outputs, self.stages, graph.loops
+        )
         return dataclasses.replace(
             graph,
             tensors=tensors,
@@ -168,9 +175,24 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
         PlanError: the step has no batch, or an operator needs the full batch at once.
     """
     factor = batch_factor(graph) if factor is None else factor
-    tracker = BatchTracker(graph, factor)
-    for operator in graph.operators:
-        tracker.propagate(operator)
+    sums = set[int]()
+    while True:
+        tracker = BatchTracker(graph, factor)
+        for operator in graph.operators:
+            if operator.index in sums:
+                tracker.record(operator, "loop", [SUM], None)
+            else:
+                tracker.propagate(operator)
+        found = {
+            enter
+            for loop in graph.loops
+            for enter, leave in loop.carries
+            if enter not in sums and tracker.becomes_sum(enter, leave)
+        }
+        if not found:
+            break
+        sums |= found
+    _check_carries(graph, tracker, sums)
     stages = _stages(graph, tracker)
     return MicrobatchSplit(
         graph, factor, tuple(tracker.batch_placements), stages, tuple(tracker.labels)
@@ -215,6 +237,18 @@ class BatchTracker:
                 self._result(operator, label, use.labels) for use in operator.results
             ]
             self.record(operator, "loop", batch_placements, None)
+
+    def ends(self, enter: int, leave: int) -> tuple[int, int]:
+        """The placements of a carry as it enters and leaves an iteration."""
+        entered = self.graph.operators[enter].results[0].tensor
+        left = self.graph.operators[leave].operands[0].tensor
+        return self.batch_placements[entered], self.batch_placements[left]
+
+    def becomes_sum(self, enter: int, leave: int) -> bool:
+        """Whether a carry enters as the same for all microbatches, and leaves as a sum."""
+        before, after = self.ends(enter, leave)
+        left = self.graph.operators[leave].operands[0].tensor
+        return before == REPLICATED and (after < REPLICATED or self.is_after_loop(left))
 
     def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
         """Whether an operator in the loop maps partial sums to partial sums.
@@ -303,13 +337,56 @@ class BatchTracker:
         )
 
 
+def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) -> None:
+    """Refuse carries that are not the same along the batch at both ends of an iteration.
+
+    Args:
+        sums: the operators at which carries enter that are sums.
+
+    Raises:
+        PlanError: naming the operator.
+    """
+    for loop in graph.loops:
+        for enter, leave in loop.carries:
+            before, after = tracker.ends(enter, leave)
+            if before != after:
+                why = "its carry is split along the batch at one end of an iteration only"
+                tracker.refuse(graph.operators[leave], why)
+            first = graph.operators[enter].operands[0].tensor
+            if enter in sums and tracker.batch_placements[first] != SUM:
+                producer = graph.tensors[first].producer
+                made = None if producer is None else graph.operators[producer]
+                if made is None or made.primitive != "fill" or np.any(made.eqn.inputs[0].value):
+                    why = "its carry adds up the examples from a value on that is not zero"
+                    tracker.refuse(graph.operators[leave], why)
+
+
 def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
-    """The stage of every operator: in the loop if it or a consumer depends on the loop."""
+    """The stage of every operator: in the loop if it or a consumer depends on the loop.
+
+    A loop of the step is in one stage, with the one that mirrors it.
+
+    Raises:
+        PlanError: an operator of a body needs the full batch, of which others have a microbatch.
+    """
     in_loop = [stage == "loop" for stage in tracker.stages]
-    for operator in reversed(graph.operators):
-        if in_loop[operator.index]:
-            for use in operator.operands:
-                producer = graph.tensors[use.tensor].producer
-                if producer is not None:
-                    in_loop[producer] = True
+    bodies: dict[int, list[int]] = {}
+    for operator in graph.operators:
+        for loop in operator.loops[:1]:
+            mirrors = graph.loops[loop].mirrors
+            bodies.setdefault(loop if mirrors is None else mirrors, []).append(operator.index)
+    pending = [index for index, is_in_loop in enumerate(in_loop) if is_in_loop]
+    while pending:
+        operator = graph.operators[pending.pop()]
+        needed = [graph.tensors[use.tensor].producer for use in operator.operands]
+        for loop in operator.loops[:1]:
+            mirrors = graph.loops[loop].mirrors
+            needed += bodies.pop(loop if mirrors is None else mirrors, ())
+        for index in needed:
+            if index is not None and not in_loop[index]:
+                in_loop[index] = True
+                pending.append(index)
+    for operator in graph.operators:
+        if in_loop[operator.index] and tracker.stages[operator.index] == "after":
+            tracker.refuse(operator, "it combines a sum over all examples with other values")
     return tuple("loop" if is_in_loop else "after" for is_in_loop in in_loop)

@@ -491,7 +491,7 @@ class _BodySplit:
             found = {
                 enter
                 for enter, leave in self.carries.items()
-                if enter not in sums and self._becomes_sum(tracker, enter, leave)
+                if enter not in sums and tracker.becomes_sum(enter, leave)
             }
             if not found:
                 break
@@ -530,17 +530,6 @@ class _BodySplit:
                 tracker.propagate(operator)
         return tracker
 
-    def _ends(self, tracker: BatchTracker, enter: int, leave: int) -> tuple[int, int]:
-        """The placements of a carry as it enters and leaves an iteration."""
-        entered = self.graph.operators[enter].results[0].tensor
-        left = self.graph.operators[leave].operands[0].tensor
-        return tracker.batch_placements[entered], tracker.batch_placements[left]
-
-    def _becomes_sum(self, tracker: BatchTracker, enter: int, leave: int) -> bool:
-        before, after = self._ends(tracker, enter, leave)
-        left = self.graph.operators[leave].operands[0].tensor
-        return before == REPLICATED and (after < REPLICATED or tracker.is_after_loop(left))
-
     def _check(self, tracker: BatchTracker, sums: set[int]) -> None:
         """Refuse what microbatches cannot run through.
 
@@ -556,7 +545,7 @@ class _BodySplit:
                 if read < SUM:
                     tracker.refuse(operator, "it stacks a maximum over all examples")
         for enter, leave in self.carries.items():
-            before, after = self._ends(tracker, enter, leave)
+            before, after = tracker.ends(enter, leave)
             operator = self.graph.operators[leave]
             if before != after or (enter in sums) != (after == SUM):
                 tracker.refuse(operator, "the carry has the batch at one end of a layer only")
@@ -570,7 +559,7 @@ class _BodySplit:
                     "numbers, or draw keys before the scan and scan them"
                 )
         streamed = any(
-            self._ends(tracker, enter, leave)[0] >= 0
+            tracker.ends(enter, leave)[0] >= 0
             for loop in self.loops
             for enter, leave in self.graph.loops[loop].carries
         )

@@ -132,11 +132,6 @@ class Problem:
         # A stream of one stage is not cut.
         self.microbatches = microbatches = 1 if stages is not None else microbatches
         in_loop = microbatches != 1
-        if in_loop and graph.loops:
-            raise PlanError(
-                f"the step has a loop of its own ({graph.loops[0].source}), which microbatches "
-                "cannot run through as a loop: trace it with loops='unroll'"
-            )
         self.microbatch_split = (
             split_microbatches(graph, batch_factor(graph, batch)) if in_loop else None
         )
@@ -239,11 +234,14 @@ class Problem:
         return len(self.graph.node_classes[class_id])
 
     def can_recompute(self, class_id: int) -> bool:
-        """Whether a class of the forward pass can be recomputed: not inside a loop of the step."""
+        """Whether a class of the forward pass can be recomputed.
+
+        In a loop of the step, only if a loop of the backward pass mirrors it.
+        """
         node = self.node(class_id)
         if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
             return False
-        return not any(self.graph.operators[member.operator].loops for member in node.members)
+        return all(self.liveness.can_recompute(member.operator) for member in node.members)
 
     def num_repeats(self, class_id: int) -> int:
         """Number of times that a class runs per step."""

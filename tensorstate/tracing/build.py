@@ -258,7 +258,9 @@ class _GraphBuilder:
                         linear=operator.linear if same else (),
                     )
                 pairs.append(ends)
-            finished.append(Loop(loop.length, loop.reverse, tuple(pairs), loop.source))
+            finished.append(
+                Loop(loop.length, loop.reverse, tuple(pairs), loop.source, loop.mirrors)
+            )
         return tuple(finished)
 
 

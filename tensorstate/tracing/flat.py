@@ -21,12 +21,15 @@ class FlatVar:
         unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it
             was not stacked here.
         loops: the loops in whose body it exists, outermost first.
+        rows: of the stack that a loop leaves behind, the number of the loop, and the array of its
+            body that is stacked.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     unstacked: tuple[FlatAtom, ...] | None = None
     loops: tuple[int, ...] = ()
+    rows: tuple[int, FlatVar] | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -95,6 +98,8 @@ class FlatLoop:
         carries: of every carry the equations ``carry_in`` and ``carry_out``.
         condition: the equation ``while_condition``, if the length depends on data.
         source: the line of the model.
+        mirrors: the loop that it runs through backwards, reading arrays of that body, of the same
+            iteration; ``None`` for others.
     """
 
     length: int | None
@@ -102,6 +107,7 @@ class FlatLoop:
     carries: list[tuple[FlatEqn, FlatEqn]]
     condition: FlatEqn | None
     source: SourceLocation
+    mirrors: int | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -29,6 +29,7 @@ from jax.extend import core
 
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
+from tensorstate.ir.graph import LoopForm
 from tensorstate.rules import RULES, AbstractArray, elementwise, rule_of
 from tensorstate.tracing.flat import (
     FlatAtom,
@@ -48,13 +49,13 @@ from tensorstate.tracing.loop_boundary import LoopBoundary
 MAX_EQUATIONS = 400_000
 
 
-def inline(closed: Any, pins: bool = True, loops: bool = True) -> FlatJaxpr:
+def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep") -> FlatJaxpr:
     """Inline all calls, fold constants, and eliminate dead code.
 
     Args:
         closed: a result of ``jax.make_jaxpr``.
         pins: whether the shardings that the step asks for stay, as equations that change nothing.
-        loops: whether loops stay loops; otherwise scans are unrolled.
+        loops: whether loops stay loops, or stay and are paired; or scans are unrolled.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
@@ -71,8 +72,8 @@ def inline(closed: Any, pins: bool = True, loops: bool = True) -> FlatJaxpr:
 class _Inliner:
     """Appends the equations of jaxprs, inlined, to one flat program."""
 
-    def __init__(self, pins: bool, keep_loops: bool) -> None:
-        self.pins, self.keep_loops = pins, keep_loops
+    def __init__(self, pins: bool, form: LoopForm) -> None:
+        self.pins, self.form = pins, form
         self.loops: list[FlatLoop] = []
         self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[FlatVar, np.ndarray]] = []
@@ -133,7 +134,7 @@ class _Inliner:
             return self.call(eqn, inner, inputs, place)
         if name == "scan":
             return self.scan(eqn, inputs, place)
-        if name == "while" and self.keep_loops and not eqn.effects:
+        if name == "while" and self.form != "unroll" and not eqn.effects:
             return self.while_loop(eqn, inputs, place)
         if (reason := jaxprs.refusal(eqn)) is not None:
             source = source_of(place.stack, (eqn.source_info, place.line))
@@ -263,9 +264,10 @@ class _Inliner:
             inputs[first_xs:],
         )
         whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
-        if not self.keep_loops or loop.length < 2 or whole_steps:
+        if self.form == "unroll" or loop.length < 2 or whole_steps:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
         boundary = self.boundary(place, eqn, loop.length, loop.reverse)
+        boundary.loop.mirrors = self.mirrored(boundary.loop, xs, place)
         carried = boundary.carry_in(carry)
         rows = [*map(boundary.row, xs)]
         results = self.run(loop.jaxpr, closed, [*fixed, *carried, *rows], boundary.inside)
@@ -273,6 +275,21 @@ class _Inliner:
         pairs = zip(results[loop.num_carry :], ys, strict=True)
         stacks = [boundary.stack(row, y.aval) for row, y in pairs]
         return [*map(boundary.carry_out, carried, made), *stacks]
+
+    def mirrored(self, loop: FlatLoop, xs: Sequence[FlatAtom], place: Scope) -> int | None:
+        """The forward scan of which a scan of the backward pass reads the stacked residuals.
+
+        Each is read by the first scan that runs through it backwards.
+        """
+        if self.form != "pair" or place.loops or "transpose(" not in place.stack:
+            return None
+        taken = {other.mirrors for other in self.loops}
+        stacked = [x.rows[0] for x in xs if isinstance(x, FlatVar) and x.rows is not None]
+        for number in stacked:
+            other = self.loops[number]
+            if (other.length, other.reverse) == (loop.length, not loop.reverse):
+                return None if number in taken else number
+        return None
 
     def boundary(self, place: Scope, eqn, length: int | None, reverse: bool) -> LoopBoundary:
         """The boundary of a new loop."""

@@ -30,7 +30,7 @@ class LoopBoundary:
         self._entries: dict[int, FlatEqn] = {}
         # JAX may pass one array several times, as residuals of several operators.
         self._rows: dict[int, FlatAtom] = {}
-        self._stacks: dict[int, FlatAtom] = {}
+        self._stacks: dict[int, FlatAtom] = {}  # by row; of the rows of an operand, the operand
 
     def _append(self, name: str, x: FlatAtom, shape: Sequence[int]) -> FlatEqn:
         out = FlatVar(tuple(shape), x.dtype)
@@ -66,17 +66,23 @@ class LoopBoundary:
         """The row of a stacked operand that an iteration reads."""
         if isinstance(x, SplatConstant):
             return SplatConstant(x.shape[1:], x.dtype, x.value)
+        if x.rows is not None and x.rows[0] == self.loop.mirrors:
+            return x.rows[1]
         if id(x) not in self._rows:
-            self._rows[id(x)] = self._append("scan_row", x, x.shape[1:]).outputs[0]
+            row = self._rows[id(x)] = self._append("scan_row", x, x.shape[1:]).outputs[0]
+            self._stacks[id(row)] = x
         return self._rows[id(x)]
 
     def stack(self, row: FlatAtom, aval) -> FlatAtom:
         """The stacked result of all iterations."""
         if isinstance(row, SplatConstant):
             return SplatConstant(tuple(aval.shape), aval.dtype, row.value)
-        if self.inside.loops[-1] in row.loops:
+        number = self.inside.loops[-1]
+        if number in row.loops:
             if id(row) not in self._stacks:
-                self._stacks[id(row)] = self._append("scan_stack", row, aval.shape).outputs[0]
+                stack = self._append("scan_stack", row, aval.shape).outputs[0]
+                stack.rows = number, row
+                self._stacks[id(row)] = stack
             return self._stacks[id(row)]
         out = FlatVar(tuple(aval.shape), aval.dtype)
         repeated = jaxprs.broadcasting(out.shape, range(1, len(out.shape)))

@@ -12,7 +12,7 @@ and a program of two mesh axes is solved in a fifth to a half of the time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 
 from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor
 
@@ -42,7 +42,9 @@ def group_nodes(
         loops: of the graph. Both ends of a carry are of one class.
         ties: further pairs of operators with equal labels that are of one class.
     """
-    stages = stages or [_stage(operator, loops) for operator in operators]
+    mirrored = {loop.mirrors for loop in loops}
+    around = [_stage(operator, loops, mirrored) for operator in operators]
+    stages = [*zip(stages, around, strict=True)] if stages else around
     chains = _fused_chains(tensors, operators, stages)
     nodes = [_chain(i, members, operators) for i, members in enumerate(chains)]
     for tensor in tensors:
@@ -62,14 +64,14 @@ def group_nodes(
     return classified, tuple(map(tuple, classes)), edges
 
 
-def _stage(operator: Operator, loops: Sequence[Loop]) -> Hashable:
+def _stage(operator: Operator, loops: Sequence[Loop], mirrored: Set[int | None]) -> Hashable:
     """Of an operator in a body: how often the loops around it run, outermost first.
 
     Not which loops: identical loops, one after the other, are decided once.
     """
     if not operator.loops:
         return None
-    return tuple((loops[loop].length, loops[loop].reverse) for loop in operator.loops)
+    return tuple((loops[n].length, loops[n].reverse, n in mirrored) for n in operator.loops)
 
 
 def _ends(

@@ -21,7 +21,17 @@ import numpy as np
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Role, Tensor, View
+from tensorstate.ir.graph import (
+    Consumer,
+    Graph,
+    LoopForm,
+    Operator,
+    Output,
+    Phase,
+    Role,
+    Tensor,
+    View,
+)
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
@@ -38,7 +48,7 @@ def trace(
     unknown: Literal["replicate", "refuse"] = "replicate",
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
-    loops: Literal["keep", "unroll"] = "keep",
+    loops: LoopForm = "keep",
     pad_to: Mapping[int, int] | None = None,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
@@ -59,9 +69,11 @@ def trace(
             ``with_sharding_constraint``, ``reshard`` or ``out_sharding=``: "keep" them as pins of
             the value and of its gradient, or "drop" them, so that the search decides.
         loops: the treatment of ``lax.scan`` and ``lax.while_loop``: "keep" them, so that a body is
-            traced and decided once, or "unroll" scans, so that every iteration can be recomputed
-            for itself and microbatches can run through all. Scans over whole steps, with a backward
-            pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
+            traced and decided once; "pair" them too, so that the scan of the backward pass reads
+            the tensors of the forward scan's body, which the search may save or recompute; or
+            "unroll" scans, so that every iteration can be recomputed for itself. Scans over whole
+            steps, with a backward pass in their body, and all scans with ``checkpoints="drop"`` are
+            unrolled.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.
@@ -75,7 +87,7 @@ def trace(
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
-    checks.choice(loops, ("keep", "unroll"), "loops", PlanError)
+    checks.choice(loops, ("keep", "pair", "unroll"), "loops", PlanError)
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
     sizes = checked_sizes(pad_to)
     options = _Options(updates, unknown, checkpoints, constraints, loops, sizes, strict=True)
@@ -89,7 +101,7 @@ class _Options(NamedTuple):
     unknown: str = "replicate"
     checkpoints: str = "keep"
     constraints: str = "keep"
-    loops: str = "keep"
+    loops: LoopForm = "keep"
     pad_to: Mapping[int, int] = MappingProxyType({})
     strict: bool = False
 
@@ -104,8 +116,8 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
 
     def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args)
-        keep_loops = options.loops == "keep" and options.checkpoints == "keep"
-        program = inline(step.closed, options.constraints == "keep", keep_loops)
+        loops = options.loops if options.checkpoints == "keep" else "unroll"
+        program = inline(step.closed, options.constraints == "keep", loops)
         program = drop_remat(program) if options.checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, options, program)
@@ -118,14 +130,14 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
 def graph_of(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None,
-    unroll: bool = False,
+    loops: LoopForm = "keep",
     pad_to: Mapping[int, int] = MappingProxyType({}),
     strict: bool = False,
 ) -> Graph:
     """The graph of a step that was traced before, or is traced here.
 
     Args:
-        unroll: whether scans are unrolled where the step is traced here.
+        loops: as for ``trace``, of a step that is traced here.
         pad_to: as for ``trace``, of a step that is traced here.
         strict: whether a dimension that cannot be padded is refused, and does not stay as it is.
 
@@ -138,7 +150,6 @@ def graph_of(
         return step
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
-    loops = "unroll" if unroll else "keep"
     return _trace(step, abstract_args, _Options(loops=loops, pad_to=pad_to, strict=strict))
 
 

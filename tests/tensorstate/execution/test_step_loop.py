@@ -13,14 +13,19 @@ from jax import lax
 
 import tensorstate as ts
 from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.sharded_step import apply
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
 from tensorstate.ir.graph import LOOP_BOUNDARY
+from tensorstate.problem.microbatching import split_microbatches
+from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import CUBE, LINE, PLANE, devices, drawn
 from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted
 from tests.tensorstate.steps import s
+
+slow = pytest.mark.slow
 
 
 def sgd(loss):
@@ -236,14 +241,15 @@ def deep(count: int):
     )
 
 
-def test_programs_do_not_grow_with_depth():
+@pytest.mark.parametrize("more", [{}, {"recompute": True, "microbatches": 2}], ids=["", "both"])
+def test_programs_do_not_grow_with_depth(more):
     """The same decisions for 2 layers and for 32: programs of one size, traced and compiled."""
     network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
     sizes, decisions = [], None
     for count in (2, 32):
         step, *shapes = deep(count)
-        plan = ts.search(step, shapes, mesh=LINE, network=network, hardware="CPU")
-        decisions = decisions or plan.decisions
+        plan = ts.search(step, shapes, mesh=LINE, network=network, hardware="CPU", **more)
+        decisions = decisions or (recomputing(plan) if more else plan.decisions)
         cost = estimate_cost(plan.problem, decisions)
         applied = apply(plan.problem, decisions, cost, devices(LINE), ts.lax_collectives)
         lowered = applied.jit().lower(*shapes)
@@ -253,6 +259,43 @@ def test_programs_do_not_grow_with_depth():
         sizes.append([len(plan.graph.operators), len(plan.decisions.strategies), *lines])
     assert sizes[0][:3] == sizes[1][:3]
     assert sizes[1][3] <= 1.1 * sizes[0][3]
+
+
+def recomputing(plan: ts.Plan) -> Decisions:
+    """The decisions of a plan, and all recomputed that can be."""
+    problem = plan.problem
+    nodes = {node.index for node in plan.graph.nodes if problem.can_recompute(node.class_id)}
+    return Decisions(plan.decisions.strategies, frozenset(nodes))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("layers", 2),
+        *(pytest.param(*more, marks=slow) for more in [("layers", 1), ("remat", 2)]),
+        pytest.param("recurrent", 1, marks=slow),
+    ],
+)
+def test_bodies_are_recomputed_in_the_loop_that_mirrors_theirs(name, count):
+    """Values, bytes of collectives and memory, with all recomputed and with nothing."""
+    step, *shapes = deep(8) if name == "layers" else STEPS[name]
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
+    graph = ts.trace(step, shapes, loops="pair")
+    assert graph.loops[1].mirrors == 0
+    plan = ts.search(graph, mesh=LINE, network=network, hardware="CPU", microbatches=count)
+    saved, args = [], tuple(arguments(shapes))
+    for decisions in (plan.decisions, recomputing(plan)):
+        cost = estimate_cost(plan.problem, decisions)
+        applied = apply(plan.problem, decisions, cost, devices(LINE), ts.lax_collectives)
+        found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+        assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
+        compiled = applied.jit().lower(*shapes).compile()
+        report = compare_with_hlo(compiled, plan.problem.mesh, cost)
+        assert report.agrees, str(report)
+        saved.append(cost.memory.saved)
+        assert report.compiled_temporaries <= 1.35 * report.predicted_temporaries
+    if name == "layers":
+        assert saved[1] < 0.7 * saved[0]
 
 
 def test_a_long_scan_is_traced_and_decided_once():
@@ -272,17 +315,29 @@ def test_a_carry_has_the_same_placements_in_every_iteration():
             assert classes[enter] == classes[leave]
 
 
-def test_steps_with_loops_are_unrolled_for_recompute_and_microbatches():
+def test_searches_that_recompute_pair_the_loops():
     step, *shapes = STEPS["layers"]
     network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e9,))
     common: dict[str, Any] = {"mesh": LINE, "network": network, "hardware": "CPU"}
     options: list[dict[str, Any]] = [{"recompute": True}, {"microbatches": 2}]
-    for more in options:
-        assert not ts.search(step, shapes, **common, **more).graph.loops
-    graph = ts.trace(step, shapes)
-    with pytest.raises(PlanError, match=r"loop of its own .*test_step_loop.*loops='unroll'"):
-        ts.search(graph, microbatches=2, **common)
-    assert ts.search(graph, recompute=True, **common).graph.loops
+    forms = [ts.search(step, shapes, **common, **more).graph.loop_form for more in options]
+    assert forms == ["pair", "keep"]
+    assert ts.search(ts.trace(step, shapes), recompute=True, **common).graph.loop_form == "keep"
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes", "why"),
+    [
+        (lambda w, x: lax.scan(lambda c, _: (c + x.sum(), None), w, None, 3)[0], [s(), s(8, 2)],
+         "not zero"),
+        (lambda w, x: lax.scan(lambda c, _: (c * x.sum(), None), w, None, 3)[0], [s(), s(8, 2)],
+         "at one end of an iteration only"),
+    ],
+    ids=["added", "multiplied"],
+)  # fmt: skip
+def test_loops_that_microbatches_cannot_run_through_are_refused(step, shapes, why):
+    with pytest.raises(PlanError, match=rf"needed at once by .*test_step_loop.*{why}"):
+        split_microbatches(ts.trace(step, shapes), None)
 
 
 def test_a_saved_plan_finds_its_loops_again(tmp_path):
@@ -294,7 +349,7 @@ def test_a_saved_plan_finds_its_loops_again(tmp_path):
         )
         plan.save(tmp_path / "plan.json")
         again = ts.load(tmp_path / "plan.json").on(step, shapes)
-        assert bool(again.graph.loops) != recompute
+        assert again.graph.loop_form == ("pair" if recompute else "keep")
         assert again.cost.serial_seconds == plan.cost.serial_seconds
         assert plan.constrain(step)
 
