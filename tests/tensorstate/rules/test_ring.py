@@ -193,3 +193,22 @@ def test_what_is_no_attention_is_refused(function, labels, options, message):
 
     with pytest.raises(PlanError, match=message):
         declared()
+
+
+def test_blocks_on_their_way_take_memory():
+    """Of keys, values and the sums of their gradients, two blocks each beside a device's own."""
+    mesh, shapes = {"seq": 8}, inputs(batch=1)
+    graph = ts.trace(functools.partial(step, ts.declare(attention, HEADS, ring="q k")), shapes)
+    problem = ts.Problem(graph, costs(mesh), SLOW)
+    candidates = [
+        [(w.ring.label,)] if w.ring is not None else [v for v in w.all if min(v) >= -1]
+        for w in problem.strategies
+    ]
+    result = ts.Auto().solve(problem, candidates, ts.SearchOptions(objective="sum"))
+    own = sum(
+        (1 + 2) * problem.local_bytes(group, (group.labels.index(problem.strategies[g].ring.keys),))
+        for group in problem.tensor_groups
+        if problem.strategies[g := group.class_id].ring is not None
+        and problem.strategies[g].ring.keys in group.labels
+    )
+    assert result.cost.memory.temporaries >= own > 0
