@@ -26,7 +26,7 @@ import numpy as np
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import MeshShape, Placements, all_placements
 from tensorstate.problem.liveness import LiveRanges
-from tensorstate.problem.problem import Problem
+from tensorstate.problem.problem import SUMS_ITEMSIZE, Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
@@ -128,6 +128,41 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
         if in_place is not None:
             yield Term("loop_resident", in_place, -nbytes)
     yield from _live_terms(problem, group, live, shares)
+    yield from _ring_terms(problem, group, live, shares)
+
+
+def _ring_terms(
+    problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
+) -> Iterator[Term[Share]]:
+    """Blocks of keys and of their gradients: those in use and those that are being received.
+
+    Nothing but a ring shards a tensor along keys. Gradients are added up in at least 32 bits.
+    """
+    points, dtype = problem.liveness.program_points, problem.graph.tensors[group.tensors[0]].dtype
+    wide = max(1, SUMS_ITEMSIZE // dtype.itemsize)
+
+    def terms(
+        labels: Sequence[int], keys: int, by: Mapping[Placements, Iterable[Share]], runs: np.ndarray
+    ) -> Iterator[Term[Share]]:
+        position = labels.index(keys) if keys in labels else None
+        for placements, parts in by.items():
+            for share in parts if position in placements else ():
+                nbytes = 2 * problem.local_bytes(group, placements)
+                yield Term("temporaries", share, nbytes * runs)
+
+    made = problem.strategies[group.class_id].ring
+    if made is not None:
+        yield from terms(group.labels, made.keys, shares.produced(), wide * live.producing)
+    for number, consumer in enumerate(group.consumer_classes):
+        ring = None if consumer.class_id is None else problem.strategies[consumer.class_id].ring
+        if ring is None:
+            continue
+        runs = np.zeros(len(points))
+        for node in {node for of_tensor in group.consumers for node in of_tensor[number]}:
+            operator = problem.graph.nodes[node].members[0].operator
+            at = np.searchsorted(points, problem.liveness.at[operator])
+            runs[min(at, len(points) - 1)] += 1
+        yield from terms(consumer.labels, ring.keys, shares.awaiting(number), runs)
 
 
 def _reshard_terms(

@@ -201,7 +201,7 @@ class Row(NamedTuple):
 
     @property
     def is_doubled(self) -> bool:
-        """Whether as many collectives send twice the bytes, but for what is wide already."""
+        """Whether as many collectives send twice the bytes, and once those of 32-bit sums."""
         same_count = self.predicted_count == self.compiled_count
         return same_count and self.compiled_bytes == 2 * self.predicted_bytes - self.predicted_wide
 
