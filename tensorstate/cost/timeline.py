@@ -168,7 +168,7 @@ def _scheduled(step: StepTasks, bucket_bytes: int, room: Room) -> _Schedule:
 
 
 def _timeline(schedule: _Schedule) -> Timeline:
-    """What is told of a schedule."""
+    """The timeline of a schedule, with events and exposed seconds."""
     tasks, starts = schedule.tasks, schedule.starts
     events = sorted(
         Event(start, d.seconds, d.axis, d.name, d.class_id)
