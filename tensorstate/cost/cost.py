@@ -14,9 +14,12 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from jaxcoll.numerics import checks
-from tensorstate.cost.memory import Memory, live_bytes, peak_memory
+from tensorstate.cost.memory import Memory, bytes_by_point, input_bytes, no_bytes, peak_memory
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
@@ -92,11 +95,12 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         PlanError: a tensor cannot be resharded to the placements that are saved or required.
     """
     recomputed_nodes = find_recomputed_nodes(problem, decisions)
-    reshards = [
-        reshard
-        for number in range(len(problem.tensor_groups))
-        for reshard in reshard_plans(problem, decisions, recomputed_nodes, number)
-    ]
+    inputs, nbytes, reshards = 0, no_bytes(problem), list[ReshardPlan]()
+    for number in range(len(problem.tensor_groups)):
+        group = _group_cost(problem, decisions, recomputed_nodes, number)
+        reshards += group.reshards
+        inputs += group.inputs
+        nbytes += group.nbytes
     bytes_by_collective: dict[tuple[str, int], int] = defaultdict(int)
     count_by_collective: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
@@ -124,7 +128,6 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         communication.append(problem.send_around_seconds(send))
         bytes_by_collective["permute", send.axis] += send.times * send.nbytes
         count_by_collective["permute", send.axis] += send.times
-    inputs, nbytes = live_bytes(problem, decisions, reshards, recomputed_nodes)
     live = inputs + nbytes.sum(0)
 
     @functools.cache
@@ -142,6 +145,49 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         recomputed_nodes,
         schedule,
     )
+
+
+class _GroupCost(NamedTuple):
+    """A tensor group's part of the cost of decisions.
+
+    Attributes:
+        decided: all that the others follow from.
+        reshards: its reshard plans.
+        inputs: bytes of inputs.
+        nbytes: all other bytes by category and program point.
+    """
+
+    decided: tuple
+    reshards: tuple[ReshardPlan, ...]
+    inputs: int
+    nbytes: np.ndarray
+
+
+def _group_cost(
+    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
+) -> _GroupCost:
+    """The cost of a tensor group; that of the last decisions where these say the same about it."""
+    group, strategies = problem.tensor_groups[number], decisions.strategies
+    readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
+    decided = (
+        strategies[group.class_id],
+        [strategies[class_id] for class_id in readers],
+        [decisions.saved.get(tensor) for tensor in group.tensors] if decisions.saved else [],
+        [decisions.loop_resident.get(t) for t in group.tensors] if decisions.loop_resident else [],
+        recomputed_nodes,
+    )
+    last: _GroupCost | None = problem.group_costs.get(number)
+    if last is not None and last.decided == decided:
+        return last
+    reshards = tuple(reshard_plans(problem, decisions, recomputed_nodes, number))
+    found = _GroupCost(
+        decided,
+        reshards,
+        input_bytes(problem, reshards),
+        bytes_by_point(problem, number, strategies, reshards, recomputed_nodes),
+    )
+    problem.group_costs[number] = found
+    return found
 
 
 def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:

@@ -5,7 +5,7 @@ resharded). Each is one linear term: a share of the group times bytes at every p
 (``problem.liveness`` says how many of the group's tensors are live there, and why). The terms stand
 here once, and the shares come from a ``Shares``:
 
-- of given decisions they are numbers, and ``live_bytes`` sums the terms;
+- of given decisions they are numbers, and ``bytes_by_point`` sums the terms;
 - in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
   the sum of the terms at every program point by the memory limit.
 
@@ -280,24 +280,9 @@ class Memory:
         return limit is None or self.peak <= limit
 
 
-def live_bytes(
-    problem: Problem,
-    decisions: Decisions,
-    reshards: Sequence[ReshardPlan],
-    recomputed_nodes: frozenset[int],
-) -> tuple[int, np.ndarray]:
-    """The bytes of inputs, and all others by category and program point.
-
-    Args:
-        reshards: the reshard plans of all tensors.
-        recomputed_nodes: the nodes that are recomputed.
-    """
-    inputs = 0
-    nbytes = np.zeros((len(CATEGORIES), len(problem.liveness.program_points)))
-    for _, own_inputs, others in bytes_by_group(problem, decisions, reshards, recomputed_nodes):
-        inputs += own_inputs
-        nbytes += others
-    return inputs, nbytes
+def no_bytes(problem: Problem) -> np.ndarray:
+    """No bytes yet, by category and program point."""
+    return np.zeros((len(CATEGORIES), len(problem.liveness.program_points)))
 
 
 def bytes_by_group(
@@ -309,7 +294,8 @@ def bytes_by_group(
     """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
 
     Args:
-        reshards, recomputed_nodes: as for ``live_bytes``.
+        reshards: the reshard plans of all tensors.
+        recomputed_nodes: the nodes that are recomputed.
     """
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
@@ -361,7 +347,7 @@ def bytes_by_point(
         recomputed_nodes: the nodes that are recomputed.
     """
     shares = _DecidedShares(problem, number, strategies, [*reshards], recomputed_nodes)
-    nbytes = np.zeros((len(CATEGORIES), len(problem.live_ranges(number).producing)))
+    nbytes = no_bytes(problem)
     for category, share, at_points in memory_terms(problem, number, shares):
         nbytes[CATEGORIES.index(category)] += share * at_points
     return nbytes

@@ -220,7 +220,7 @@ def _scheduled(
 
 
 def _timeline(schedule: _Schedule) -> Timeline:
-    """What is told of a schedule."""
+    """The timeline of a schedule, with events and exposed seconds."""
     tasks, events = schedule.tasks, list[Event]()
     for number, start, end in schedule.runs:
         task = tasks[number]
@@ -251,7 +251,7 @@ def _resources(problem: Problem) -> tuple[list[int], int]:
 def _joined(
     step: StepTasks, bucket_bytes: int
 ) -> tuple[list[StepTask], list[list[int]], dict[int, list[tuple[int, int]]]]:
-    """The tasks, with small neighbours of one kind, axis and dtype as one, with what they wait for
+    """The tasks, with small neighbours of one kind, axis and dtype as one, those before each,
     and the carries of loops.
 
     The tasks themselves stay as they are: schedules of other buckets have them too.

@@ -24,7 +24,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,6 +105,8 @@ class Problem:
         traced: the training step.
         microbatch_split: the step as a loop; ``None`` for no loop.
         graph: of one microbatch and of the operators after the loop; without a loop, of the step.
+        group_costs: by tensor group its cost under the decisions that were priced last: most plans
+            that are priced differ from the one before in few groups (see ``cost.cost``).
 
     Raises:
         PlanError: the step cannot be split into this number of microbatches.
@@ -153,6 +155,7 @@ class Problem:
         self._shares: Mapping[TensorGroup, tuple[float, ...]] = {}
         self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
+        self.group_costs: dict[int, Any] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The problem of the same step on another network, or on other devices."""
@@ -280,7 +283,7 @@ class Problem:
             shares: by tensor group the part along every mesh axis; of others all is paid.
         """
         other = copy.copy(self)
-        other._shares, other._reshard_graphs = shares, {}
+        other._shares, other._reshard_graphs, other.group_costs = shares, {}, {}
         return other
 
     def sends(self, group: TensorGroup, placements: Placements) -> tuple[ReshardTree, int]:

@@ -336,7 +336,7 @@ class Formulation:
             self.program.add_constraint([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
     def easier_costs(self) -> np.ndarray | None:
-        """Costs of which the relaxation is solved sooner; ``None`` unless the sum is minimized.
+        """Costs with which the relaxation takes less time; ``None`` unless the sum is minimized.
 
         Collectives that cost next to compute make many iterations of the simplex method; where they
         cost less than they do, most are decided at once, and few change with the real costs.

@@ -6,10 +6,11 @@ from experiments.benchmarks import tensorstate
 
 
 def test_every_question_has_a_target_and_a_figure():
-    (free,) = tensorstate.rows(["free"], layers=1)
+    free, overlapped = tensorstate.rows(["free"], layers=1)
     assert free["question"] == "free"
     assert free["gap %"] <= 1
     assert free["lines"] <= 45
+    assert overlapped["objective"] == "overlap"
     below = next(iter(tensorstate.rows(["refused"], layers=1)))
     assert below["found"].startswith("no plan fits into")
     assert below["target"] == "at once"

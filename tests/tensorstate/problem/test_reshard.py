@@ -141,6 +141,16 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
         assert tree.seconds == pytest.approx(best)
 
 
+@pytest.mark.parametrize(("mesh", "longer"), [({"x": 2, "y": 4}, 1), ({"x": 4, "y": 2}, 0)])
+def test_of_equal_trees_the_one_of_the_fewest_bytes(mesh, longer):
+    """Slices along two axes cost nothing in either order; one leaves half of the bytes between."""
+    strategy = reshard_graph(mesh=MeshShape.of(mesh))
+    tree = strategy.cheapest_tree(frozenset({(REPLICATED,) * 2}), frozenset({(0, 1)}))
+    assert [step.kind for step in tree.steps] == ["slice", "slice"]
+    assert [step.axis for step in tree.steps] == [longer, 1 - longer]
+    assert tree.seconds == 0
+
+
 def test_three_axes():
     mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
     strategy = ReshardGraph((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
