@@ -67,11 +67,11 @@ class NodeStrategies:
             for member in node.members
             for label, reduce_op in graph.operators[member.operator].reductions.items()
         }
-        rings = ((m.labels, graph.operators[m.operator].ring) for m in node.members)
-        self.ring = next(
-            (Ring(*(labels[k] for k in ring[:3]), ring.turns) for labels, ring in rings if ring),
-            None,
-        )
+        self.ring: Ring | None = None
+        for member in node.members:
+            if (ring := graph.operators[member.operator].ring) is not None:
+                label, queries, keys = (member.labels[k] for k in ring[:3])
+                self.ring = Ring(label, queries, keys, ring.turns)
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:

@@ -101,11 +101,12 @@ def declare(
 
     added = _summed(summed, operands, results, given or frozenset(), labels)
     attention = _ring(ring, operands, results, given or frozenset(), labels)
+    given_scale = checks.optional(scale, checks.positive, "scale", PlanError)
+    causal = checks.optional(causal, checks.flag, "causal", PlanError)
     if attention is not None:
-        scale = checks.optional(scale, checks.positive, "scale", PlanError)
-        causal = checks.optional(causal, checks.flag, "causal", PlanError)
-        attention = attention._replace(scale=scale, causal=causal)
-    elif (scale, causal) != (None, None):
+        factor = None if given_scale is None else float(given_scale)
+        attention = attention._replace(scale=factor, causal=causal)
+    elif (given_scale, causal) != (None, None):
         raise PlanError("scale= and causal= are those of an attention declared with ring=")
 
     @functools.wraps(function)
@@ -114,6 +115,14 @@ def declare(
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     forward = Declaration(several, operands, results, given, None, added, attention)
+
+    call = _differentiable(forward)
+    return functools.wraps(function)(lambda *arrays: call(*arrays))
+
+
+def _differentiable(forward: Declaration) -> Callable[..., Any]:
+    """The function, with a gradient that is one operator too."""
+    results = forward.results
 
     @jax.custom_vjp
     def call(*arrays):
@@ -129,7 +138,7 @@ def declare(
         return tuple(next(gradients) if k in moved else None for k in range(len(arrays)))
 
     call.defvjp(lambda *arrays: (call(*arrays), arrays), backward)
-    return functools.wraps(function)(lambda *arrays: call(*arrays))
+    return call
 
 
 def _parsed(labels: object) -> tuple[tuple[Names, ...], tuple[Names, ...]]:

@@ -65,6 +65,11 @@ class Attention(NamedTuple):
     causal: bool | None = None
 
     @property
+    def factor(self) -> float:
+        """The scale, of an attention of which it is known."""
+        return 1.0 if self.scale is None else self.scale
+
+    @property
     def q(self) -> Names:
         """The labels of queries, with heads in groups."""
         return self._grouped(self.operands[0])
@@ -200,7 +205,7 @@ def gradients(
         (keys, values), (of_k, of_v) = passing, sums
         weights = jnp.exp(_scores(a, q, keys, blocks, at) - log_sum[..., None])
         change = _product(a.scores, (a.added, given), (a.v, values)) - of_rows[..., None]
-        change = (a.scale * weights * change).astype(dtype)
+        change = (a.factor * weights * change).astype(dtype)
         of_q += _product(a.q, (a.scores, change), (a.k, keys))
         of_k += _product(a.k, (a.scores, change), (a.q, q))
         of_v += _product(a.v, (a.scores, weights.astype(dtype)), (a.added, given))
@@ -240,7 +245,7 @@ def _forward(
 
 def _scores(a: Attention, q: jax.Array, keys: jax.Array, blocks: Blocks, at: Any) -> jax.Array:
     """The scores of a block of keys, the ``at``-th of the sequence; masked keys have -inf."""
-    scores = a.scale * _product(a.scores, (a.q, q), (a.k, keys))
+    scores = a.factor * _product(a.scores, (a.q, q), (a.k, keys))
     if not a.causal:
         return scores
     num_keys = scores.shape[-1]
