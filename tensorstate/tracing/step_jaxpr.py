@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType
 
 from jaxcoll.numerics import checks
@@ -168,9 +169,9 @@ def _held_tracers(function: Callable[..., Any]) -> dict[str, frozenset[int]]:
     return {name: frozenset(map(id, _tracers(value))) for name, value in held.items()}
 
 
-def _tracers(value: Any) -> Iterator[jax.core.Tracer]:
+def _tracers(value: Any) -> Iterator[Tracer]:
     """The traced values in lists, sets and dictionaries."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         yield value
     elif type(value) in (list, tuple, set, dict):
         for item in value.values() if isinstance(value, dict) else value:
