@@ -215,7 +215,7 @@ class LocalExecutor:
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
-                    x = self.read(use.tensor, placements, in_forward)
+                    x = self.operand(operator, k, again=not in_forward)
                     copies.setdefault(use.tensor, {})[placements] = x
         return both
 
@@ -236,15 +236,11 @@ class LocalExecutor:
         child._gradients, child._results_that_read = {}, defaultdict(list)
         return child
 
-    def operand(self, operator: Operator, k: int) -> jax.Array:
+    def operand(self, operator: Operator, k: int, again: bool = False) -> jax.Array:
         """An operand of an operator, in the placements that it requires."""
         placements = self.table.read_placements(operator.index, k)
-        return self.read(operator.operands[k].tensor, placements, operator.phase == "forward")
-
-    def operand_again(self, operator: Operator, k: int) -> jax.Array:
-        """An operand of an operator that runs after the forward pass."""
-        placements = self.table.read_placements(operator.index, k)
-        return self.read(operator.operands[k].tensor, placements, in_forward=False)
+        in_forward = operator.phase == "forward" and not again
+        return self.read(operator.operands[k].tensor, placements, in_forward)
 
     def enter(self, operator: Operator, x: jax.Array) -> None:
         """Store what passes into the body of a loop."""
@@ -256,17 +252,11 @@ class LocalExecutor:
 
     def saved_copy(self, tensor: int) -> jax.Array:
         """The copy of a body's tensor that is saved for the loop which mirrors the body's."""
-        return self.read_all(tensor, in_forward=True)[self.saved_placements(tensor)]
+        return self.read_all(tensor, in_forward=True)[self.table.saved_placements(tensor)]
 
     def restore(self, tensor: int, x: jax.Array) -> None:
         """Store the copy that the iteration of the forward pass has saved."""
-        self.in_forward[tensor] = {self.saved_placements(tensor): x}
-
-    def saved_placements(self, tensor: int) -> Placements:
-        """The placements of a tensor's saved copy."""
-        reshard = self.reshards.get(tensor)
-        saved = None if reshard is None else reshard.saved
-        return self.table.produced_placements(tensor) if saved is None else saved
+        self.in_forward[tensor] = {self.table.saved_placements(tensor): x}
 
     def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """The initial carry of a loop, available once all results before it are."""

@@ -220,6 +220,12 @@ class PlacementTable:
         )
         return self.problem.as_left(tensor, placements)
 
+    def saved_placements(self, tensor: int) -> Placements:
+        """The placements of the copy of a tensor that is saved for the backward pass."""
+        reshard = self.reshards.get(tensor)
+        saved = None if reshard is None else reshard.saved
+        return self.produced_placements(tensor) if saved is None else saved
+
     def operand_placements(self, operator: int, operand: int) -> Placements | None:
         """The placements in which an operand is read; ``None`` for a result of its own node."""
         edge = self._edges.get((operator, operand))

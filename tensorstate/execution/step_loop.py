@@ -32,8 +32,8 @@ class Runner(Protocol):
         """Run operators in order."""
         ...
 
-    def operand(self, operator: Operator, k: int) -> Any:
-        """An operand of an operator, one dimension per position."""
+    def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
+        """An operand of an operator, or of its recomputation; one dimension per position."""
         ...
 
     def shard(self, operator: Operator) -> LocalShard:
@@ -60,10 +60,6 @@ class Runner(Protocol):
 
     def restore(self, tensor: int, x: Any) -> None:
         """Store the copy of a tensor that the iteration which is mirrored has saved."""
-        ...
-
-    def operand_again(self, operator: Operator, k: int) -> Any:
-        """An operand of an operator that is recomputed."""
         ...
 
     def enter_again(self, operator: Operator, x: Any) -> None:
@@ -197,7 +193,7 @@ def flat_operand(runner: Runner, operator: Operator, again: bool = False) -> Any
     """
     shard, call = runner.shard(operator), operator.eqn
     sizes = [[shard.local_size(k)] for dimension in call.input_labels[0] for k in dimension]
-    x = runner.operand_again(operator, 0) if again else runner.operand(operator, 0)
+    x = runner.operand(operator, 0, again)
     read = functools.partial(read_view, flat_view(call.inputs[0]), sizes=sizes)
     for _ in range(x.ndim - len(operator.operands[0].labels)):
         read = jax.vmap(read)
@@ -253,7 +249,7 @@ class _Evaluation:
                 for use, result in zip(operator.results, results, strict=True):
                     self.values[use.tensor] = result
 
-    def operand(self, operator: Operator, k: int) -> Any:
+    def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
         """An operand of an operator."""
         return self.values[operator.operands[k].tensor]
 
@@ -285,7 +281,7 @@ class _Evaluation:
         """Store a tensor of the body that is mirrored."""
         self.values[tensor] = x
 
-    operand_again, enter_again = operand, enter
+    enter_again = enter
 
 
 def interpret(graph: Graph) -> Callable[..., Any]:

@@ -416,6 +416,10 @@ class Graph:
             if loop.mirrors is not None
         }
 
+    def mirror(self, loops: tuple[int, ...]) -> int | None:
+        """The loop that mirrors the only one around something."""
+        return self.mirrored.get(loops[0]) if len(loops) == 1 else None
+
     @property
     def replicated(self) -> dict[str, tuple[Operator, ...]]:
         """Operators without a rule, which every device runs on full arrays, by primitive."""

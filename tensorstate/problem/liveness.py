@@ -21,12 +21,12 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Operator
+from tensorstate.ir.graph import Graph, Operator
+from tensorstate.problem.execution_order import bodies, can_recompute, execution_order
 
 # Primitives that XLA does not duplicate into their consumers (``InstructionFusion::IsExpensive``).
 EXPENSIVE = frozenset(
@@ -112,8 +112,8 @@ class Liveness:
         together: frozenset[int] = frozenset(),
     ):
         self.graph, self.after_loop, self.staged = graph, after_loop, staged
-        self.at = _execution_order(graph, after_loop, together)
-        self._bodies = _bodies(graph, self.at, together)
+        self.at = execution_order(graph, after_loop, together)
+        self._bodies = bodies(graph, self.at, together)
         self.end = len(graph.operators)
         # The first point after the loop; without a loop, past the end of the step.
         self.loop_end = self.end - len(after_loop) if after_loop else self.end + 1
@@ -141,23 +141,6 @@ class Liveness:
         return [self.graph.operators[index] for index in operators]
 
     # ------------------------------------------------------------------ operators
-
-    def mirror(self, loops: Sequence[int]) -> int | None:
-        """The loop that mirrors the only one around something."""
-        return self.graph.mirrored.get(loops[0]) if len(loops) == 1 else None
-
-    def can_recompute(self, index: int) -> bool:
-        """Whether an operator of the forward pass can be recomputed after it.
-
-        In a body, where a loop mirrors it. What passes into a body or out of it is handed over
-        once, but for the rows of an operand.
-        """
-        operator = self.graph.operators[index]
-        if not operator.loops:
-            return True
-        if operator.primitive in LOOP_BOUNDARY and operator.primitive != "scan_row":
-            return False
-        return self.mirror(operator.loops) is not None
 
     def is_fused(self, tensor: int) -> bool:
         """Whether a compiler computes a tensor inside its consumers instead of storing it."""
@@ -213,7 +196,9 @@ class Liveness:
                 ]
                 again = (self._entered(operator, c, recomputed[c]) for c in consumers)
                 first = min([first, *(after_forward or again)])
-            recomputed[operator.index] = first if self.can_recompute(operator.index) else self.end
+            recomputed[operator.index] = (
+                first if can_recompute(self.graph, operator.index) else self.end
+            )
         return runs, recomputed
 
     def _entered(self, operator: Operator, consumer: int, point: int) -> int:
@@ -224,7 +209,7 @@ class Liveness:
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
-        mirror = self.mirror(loops)
+        mirror = self.graph.mirror(loops)
         return point if mirror is None else self._bodies[mirror].first
 
     @functools.cached_property
@@ -412,7 +397,7 @@ class Liveness:
         one row at a time.
         """
         loops = self.graph.loops_around(tensor)
-        mirror = self.mirror(loops)
+        mirror = self.graph.mirror(loops)
         once = _points_between(self.program_points, start, ends)
         if mirror is None or not ends:
             return once
@@ -499,57 +484,3 @@ def _last_consumer(points: Sequence[Sequence[int]]) -> int | None:
 def _points_between(program_points: np.ndarray, start: int, ends: Sequence[int]) -> np.ndarray:
     """A mask of the points after ``start``, up to the last of ``ends``."""
     return (program_points > start) & (program_points <= max(ends, default=-math.inf))
-
-
-def _execution_order(
-    graph: Graph, after_loop: frozenset[int], together: frozenset[int]
-) -> dict[int, int]:
-    """The point of every operator. Optimizer operators run as soon as their operands are ready."""
-    producer_of = {use.tensor: o.index for o in graph.operators for use in o.results}
-    forward_end = min((o.index for o in graph.operators if o.phase != "forward"), default=0)
-    # Nothing is complete before the last microbatch.
-    ends = [o.index for o in graph.operators if not together.isdisjoint(o.loops)]
-    forward_end = max([forward_end, *ends])
-    ready: dict[int, int] = {}
-    for operator in graph.operators:
-        ready[operator.index] = operator.index
-        if operator.phase == "optimizer":
-            tensors = [use.tensor for use in operator.operands if use.tensor in producer_of]
-            ready[operator.index] = max([forward_end, *(ready[producer_of[t]] for t in tensors)])
-    # A loop of the optimizer runs as soon as all that it reads is ready.
-    started: dict[int, int] = {}
-    for operator in graph.operators:
-        if operator.phase == "optimizer" and operator.loops:
-            loop = operator.loops[0]
-            started[loop] = max(started.get(loop, 0), ready[operator.index])
-    for operator in graph.operators:
-        if operator.loops:
-            ready[operator.index] = started.get(operator.loops[0], ready[operator.index])
-    order = sorted(ready, key=lambda index: (index in after_loop, ready[index], index))
-    return {index: point for point, index in enumerate(order)}
-
-
-class _Body(NamedTuple):
-    """The first and the last point of a loop's body, and the last before the carry is replaced."""
-
-    first: int
-    last: int
-    carried: int
-
-
-def _bodies(graph: Graph, at: Mapping[int, int], together: frozenset[int]) -> dict[int, _Body]:
-    """The bodies of all loops that run; those that run together begin and end as one."""
-    points: dict[int, list[int]] = {}
-    for operator in graph.operators:
-        for loop in operator.loops:
-            points.setdefault(loop, []).append(at[operator.index])
-    bodies = {}
-    for loop, of_loop in points.items():
-        ends = [at[leave] for _, leave in graph.loops[loop].carries]
-        last = max(of_loop)
-        bodies[loop] = _Body(min(of_loop), last, min(ends, default=last + 1) - 1)
-    joined = [bodies[loop] for loop in sorted(together)]
-    for loop in together:
-        first, last = min(b.first for b in joined), max(b.last for b in joined)
-        bodies[loop] = bodies[loop]._replace(first=first, last=last)
-    return bodies

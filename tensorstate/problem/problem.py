@@ -40,6 +40,7 @@ from tensorstate.ir.placements import (
     Placements,
     num_shards,
 )
+from tensorstate.problem.execution_order import can_recompute
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.pipeline import (
@@ -244,7 +245,7 @@ class Problem:
         node = self.node(class_id)
         if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
             return False
-        return all(self.liveness.can_recompute(member.operator) for member in node.members)
+        return all(can_recompute(self.graph, member.operator) for member in node.members)
 
     def num_repeats(self, class_id: int) -> int:
         """Number of times that a class runs per step."""

@@ -7,6 +7,9 @@ it had been written with ``nnx.split`` and ``nnx.merge``.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import linecache
 import re
 import sys
@@ -16,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType
 
 from jaxcoll.numerics import checks
@@ -50,8 +54,9 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
     """The jaxpr of a function of abstract arguments.
 
     Raises:
-        PlanError: arguments that are not arrays or do not fit; a function that returns nothing, has
-            its own collectives, or data-dependent control flow or shapes.
+        PlanError: arguments that are not arrays or do not fit; a function that returns nothing,
+            stores values outside of it, has its own collectives, or data-dependent control flow or
+            shapes.
     """
     shapes = tuple(jax.tree.map_with_path(_shape, arg) for arg in args)
     changed: list[int] = []
@@ -65,7 +70,15 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
         rest = () if result is None else result if type(result) is tuple else (result,)
         return (*(given[i] for i in changed), *rest)
 
+    held = _held_tracers(step_fn)
     closed, out_shape = _jaxpr(pure, shapes)
+    for name, tracers in _held_tracers(step_fn).items():
+        if tracers - held.get(name, frozenset()):
+            raise PlanError(
+                f"the step stores a value in {name!r}, which is outside of it, expected a pure "
+                "function: this happens once, as it is traced, and not in every step. Return the "
+                "value instead"
+            )
     if not jax.tree.leaves(out_shape):
         raise PlanError(
             "the step returns no array and changes no flax.nnx object among its arguments, so "
@@ -138,6 +151,31 @@ def _is_mutable(arg: Any) -> bool:
         return False
     nodes = jax.tree.leaves(arg, is_leaf=lambda node: isinstance(node, kinds))
     return any(isinstance(node, kinds) for node in nodes)
+
+
+def _held_tracers(function: Callable[..., Any]) -> dict[str, frozenset[int]]:
+    """By name the traced values in the variables of a function that are not its own."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    known = getattr(function, "__globals__", {})
+    held = {name: known[name] for name in code.co_names if name in known}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            held[name] = cell.cell_contents
+    return {name: frozenset(map(id, _tracers(value))) for name, value in held.items()}
+
+
+def _tracers(value: Any) -> Iterator[Tracer]:
+    """The traced values in lists, sets and dictionaries."""
+    if isinstance(value, Tracer):
+        yield value
+    elif type(value) in (list, tuple, set, dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tracers(item)
 
 
 def _new(arg: Any, before: list[Any]) -> bool:

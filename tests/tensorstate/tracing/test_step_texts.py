@@ -33,3 +33,20 @@ def test_a_step_to_run_and_specs_show_their_sizes():
         "ShardedStep(step: 61 arguments, 61 results)"
     )
     assert repr(plan.specs).startswith("PlanSpecs(61 arguments, 61 results, ")
+
+
+def test_values_stored_outside_of_the_step_are_refused():
+    stored, named = [jnp.zeros(2)], {}
+
+    def appending(x):
+        stored.append(x.sum())
+        return x * 2
+
+    def naming(x):
+        named["last"] = {"loss": x.sum()}
+        return x * 2
+
+    for step, name in ((appending, "stored"), (naming, "named"), (jax.jit(naming), "named")):
+        with pytest.raises(PlanError, match=f"stores a value in '{name}'.*Return the value"):
+            tensorstate.trace(step, [jnp.zeros(4)])
+    tensorstate.trace(lambda x: x * stored[0][0], [jnp.zeros(4)])
