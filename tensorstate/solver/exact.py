@@ -120,12 +120,12 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
     program = full.program
     if program.num_variables <= RELAX_ONLY_MIN_VARS:
         iterations = program.num_rows
+        program.easier = full.easier_costs()
         solution = program.solve(
             relax=True,
             presolve=False,
             iterations=iterations,
             time_limit=left(),
-            easier=full.easier_costs(),
         )
         if solution.status != "limit" or len(solution.values) or left() <= LEAST_SECONDS:
             return solution

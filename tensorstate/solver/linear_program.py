@@ -67,9 +67,15 @@ class Solution:
 
 
 class LinearProgram:
-    """A program built step by step: minimize costs subject to ``low <= terms <= high``."""
+    """A program built step by step: minimize costs subject to ``low <= terms <= high``.
+
+    Attributes:
+        easier: other costs, for which a relaxation is solved first, if any: where these leave few
+            good solutions, its basis is near, and found in a fraction of the time.
+    """
 
     def __init__(self) -> None:
+        self.easier: np.ndarray | None = None
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
         self._implied_upper = array("d")
         self._integer = array("b")
@@ -196,7 +202,6 @@ class LinearProgram:
         relax: bool = False,
         presolve: bool = True,
         iterations: int | None = None,
-        easier: np.ndarray | None = None,
         progress: Progress | None = None,
     ) -> Solution:
         """Solve it; the same program gives the same solution unless time runs out.
@@ -211,8 +216,6 @@ class LinearProgram:
             relax: solve the LP relaxation.
             presolve: whether to presolve; for a relaxation that may take longer than it saves.
             iterations: limit of simplex iterations.
-            easier: other costs, for which a relaxation is solved first: where these leave few
-                good solutions, its basis is near, and found in a fraction of the time.
             progress: see ``Progress``.
         """
         options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
@@ -221,11 +224,11 @@ class LinearProgram:
             options["simplex_iteration_limit"] = iterations
         until = time.perf_counter() + time_limit
         if self._is_lazy.any():
-            relaxed = self._solve_lazily(True, options, until, None, easier)
+            relaxed = self._solve_lazily(True, options, until, None)
             if relax or relaxed.status != "optimal":
                 no_plan = Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
                 return relaxed if relax else no_plan
-        return self._solve_lazily(relax, options, until, progress, easier if relax else None)
+        return self._solve_lazily(relax, options, until, progress)
 
     def _solve_lazily(
         self,
@@ -233,7 +236,6 @@ class LinearProgram:
         options: dict[str, float | str],
         until: float,
         progress: Progress | None,
-        easier: np.ndarray | None,
     ) -> Solution:
         """Solve with ever more lazy rows, until none of the others is exceeded.
 
@@ -252,9 +254,9 @@ class LinearProgram:
                     *basis.row_status, *[highspy.HighsBasisStatus.kBasic] * added
                 ]  # fmt: skip
                 solver.setBasis(basis)
-            elif easier is not None:
+            elif relax and self.easier is not None:
                 columns = np.arange(self.num_variables, dtype=np.int32)
-                solver.changeColsCost(len(columns), columns, easier)
+                solver.changeColsCost(len(columns), columns, self.easier)
                 highs.run(solver)
                 solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
             solution = self._run(solver, relax, left, progress)
