@@ -396,7 +396,8 @@ class _Labels:
         if any(len(of_name) != 1 for of_name in labels):
             self.need_replication.update(labels[0])
             return None
-        return Ring(*(of_name[0] for of_name in labels), ring.turns)
+        (label, *_), (queries, *_), (keys, *_) = labels
+        return Ring(label, queries, keys, ring.turns)
 
 
 def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -36,7 +36,8 @@ def attention(q, k, v, causal: bool = True):
 
 def parsed(labels: str):
     sides = [[tuple(part.split()) for part in side.split(",")] for side in labels.split("->")]
-    return attention_of(*sides, ("q", "k"), labels)
+    operands, results = sides
+    return attention_of(operands, results, ("q", "k"), labels)
 
 
 SHAPES = {HEADS: ((2,), (2,)), GROUPS: ((2, 3), (2,)), GROUPED: ((6,), (2,))}
