@@ -32,8 +32,8 @@ from tensorstate.problem.constraints import (
     checked_pins,
 )
 from tensorstate.problem.pipeline import (
-    SCHEDULES,
     Schedule,
+    checked_schedule,
     find_num_stages,
     stream_counts,
     stream_factor,
@@ -136,7 +136,7 @@ def search(
         )
     _check_devices(devices, sizes, topology, network)
     _check_stages(stages, sizes, recompute)
-    schedule = _pipeline_schedule(pipeline_schedule, stages)
+    schedule = checked_schedule(pipeline_schedule, stages)
     with reporting(progress, "searching", PlanError) as report:
         ask = functools.partial(
             _Question,
@@ -235,13 +235,12 @@ class _Question:
         """
         if self.stages != "auto":
             stages = find_num_stages(self.network.mesh, self.stages or "")
-            counts: tuple[int, ...] | int | None = self.counts
-            if counts in (1, None) or stages == 1:
-                if stages == 1:
-                    return self._best_of((1,))
+            if stages == 1:
+                return self._best_of((1,))
+            if self.counts in (1, None):
                 batch = self.graph.factors[stream_factor(self.graph, self.batch)]
                 return self._best_of(stream_counts(batch, stages), while_better=True)
-            return self._best_of((counts,) if isinstance(counts, int) else counts)
+            return self._best_of((self.counts,) if isinstance(self.counts, int) else self.counts)
         mesh, start = self.network.mesh, time.perf_counter()
         axes = [name for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1]
         plans, refused = list[Plan](), list[PlanError]()
@@ -257,9 +256,8 @@ class _Question:
                 refused.append(error)
         if not plans:
             raise refused[0]
-        limit, bound = self.options.memory_limit, min(plan.result.bound for plan in plans)
-        best = min(plans, key=lambda plan: result_order(plan.result, limit))
-        seconds = time.perf_counter() - start
+        best = min(plans, key=lambda plan: result_order(plan.result, self.options.memory_limit))
+        bound, seconds = min(p.result.bound for p in plans), time.perf_counter() - start
         result = dataclasses.replace(best.result, bound=bound, seconds=seconds)
         return Plan(best.problem, result, self.options)
 
@@ -289,10 +287,8 @@ class _Question:
         try:
             first = self._solve(problem, candidates, solver)
             least = first.objective * (1 - solver.gap)
-            if (
-                first.cost.memory.fits(limit / 2)
-                or self._bound_without_limit(problem, candidates, solver) >= least
-            ):
+            has_room = first.cost.memory.fits(limit / 2)
+            if has_room or self._bound_without_limit(problem, candidates, solver) >= least:
                 return problem, first
             found.append((problem, first))
         except PlanError as error:
@@ -316,8 +312,9 @@ class _Question:
             found = solver.solve(problem, candidates, options.linear)
         except PlanError:
             return 0.0
-        is_linear = options == options.linear
-        return found.bound if is_linear else retimed(problem, candidates, options, found).bound
+        if options != options.linear:
+            found = retimed(problem, candidates, options, found)
+        return found.bound
 
     def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
@@ -390,17 +387,6 @@ def _check_stages(stages: object, mesh: MeshShape | None, recompute: object) -> 
         )
 
 
-def _pipeline_schedule(given: object, stages: str | None) -> Schedule | None:
-    """The schedule of stages, or None for "auto"."""
-    checks.choice(given, ("auto", *SCHEDULES), "pipeline_schedule", PlanError)
-    if given != "auto" and stages is None:
-        raise PlanError(
-            f"pipeline_schedule={checks.shown(given)} is an order of pipeline stages, of which "
-            "there are none: give stages="
-        )
-    return next((schedule for schedule in SCHEDULES if schedule == given), None)
-
-
 def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topology) -> Plan:
     """The best plan on any mesh of a network's ranks."""
     start = time.perf_counter()
@@ -409,8 +395,8 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
 
     def solve(network: ScheduleCosts, meshes_left: int) -> Plan:
         left = question.solver.time_limit - (time.perf_counter() - start)
-        limit = max(MIN_TIME_S, left / meshes_left)
-        solver = dataclasses.replace(question.solver, time_limit=limit)
+        share = max(MIN_TIME_S, left / meshes_left)
+        solver = dataclasses.replace(question.solver, time_limit=share)
         return dataclasses.replace(question, network=network, solver=solver).plan()
 
     def problem(network: ScheduleCosts) -> tuple[Problem, CandidateStrategies]:

@@ -56,6 +56,7 @@ EXEMPT = {
     "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
     "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
     "tensorstate/mesh_search.py": {"search_mesh": PUBLIC},
+    "tensorstate/problem/problem.py": {"__init__": PUBLIC},
     "tensorstate/step_search.py": {"search": PUBLIC},
 }
 

@@ -141,11 +141,9 @@ class LocalExecutor:
         """Run a loop of the step, and store what it leaves behind."""
         staged = self.table.problem.pipeline
         if staged is not None and number in staged.together:
-            loops = staged.together
-            body = [o for o in self.graph.operators if o.loops and o.loops[0] in loops]
+            body = [o for o in self.graph.operators if {*o.loops[:1]} & staged.together]
             self.done.update(operator.index for operator in body)
-            results = run_interleaved(self, body)
-            in_forward = False
+            results, in_forward = run_interleaved(self, body), False
         elif staged is not None and number in staged.loops:
             results = run_stages(self, number, body)
         else:
@@ -172,28 +170,19 @@ class LocalExecutor:
         self, operators: Sequence[Operator]
     ) -> Callable[[MicrobatchSlice], LocalExecutor]:
         """Makes the executors of a body on one microbatch, which read its part of the batch."""
-        both = self.read_by(operators, interleaved=True)
+        both, staged = self.read_by(operators, interleaved=True), self.table.problem.pipeline
         begins_forward = any(operator.phase == "forward" for operator in operators)
-        staged = self.table.problem.pipeline
-
-        def sliced(tensor: int, of_tensor: Copies, microbatch: MicrobatchSlice) -> Copies:
-            position = None if staged is None else staged.outer_batch(tensor)
-            if position is None:
-                return of_tensor
-            return {
-                placements: microbatch.slice_batch(
-                    x, position, num_shards(placements, position, self.mesh)
-                )
-                for placements, x in of_tensor.items()
-            }
 
         def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
-            given = (
-                {t: sliced(t, of_tensor, microbatch) for t, of_tensor in copies.items()}
-                for copies in both
-            )
-            child = self.executor_of_body(begins_forward, *given)
+            child = self.executor_of_body(begins_forward, *both)
             child.microbatch = microbatch
+            for tensor, of_tensor in (*child.in_forward.items(), *child.after_forward.items()):
+                position = None if staged is None else staged.outer_batch(tensor)
+                if position is None:
+                    continue
+                for placements, x in [*of_tensor.items()]:
+                    devices = num_shards(placements, position, self.mesh)
+                    of_tensor[placements] = microbatch.slice_batch(x, position, devices)
             return child
 
         return executor
@@ -280,16 +269,12 @@ class LocalExecutor:
         """Load the local arguments and constants; they are resharded at their first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
             placements = self.table.produced_placements(tensor)
-            self.inputs[tensor] = {placements: leaf.reshape(self.sizes(tensor, placements))}
+            sizes = self.table.local_sizes(tensor, placements)
+            self.inputs[tensor] = {placements: leaf.reshape(sizes)}
         for tensor, value in self.graph.constants:
             placements = self.table.produced_placements(tensor)
             replicated = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
             self.inputs[tensor] = {placements: local_shard(replicated, placements, self.mesh)}
-
-    def sizes(self, tensor: int, placements: Placements) -> list[int]:
-        """Local elements of every position, over all microbatches."""
-        sizes = enumerate(self.table.traced.tensors[tensor].sizes)
-        return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
     def env(self, in_forward: bool) -> dict[int, Copies]:
         """The copies in the forward pass, or after it."""
@@ -395,10 +380,8 @@ class LocalExecutor:
 
     def is_recomputed(self, producer: int | None) -> bool:
         """Whether an operator's node is recomputed."""
-        return (
-            producer is not None
-            and self.table.positions[producer].node in self.table.recomputed_nodes
-        )
+        positions, recomputed = self.table.positions, self.table.recomputed_nodes
+        return producer is not None and positions[producer].node in recomputed
 
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
@@ -497,21 +480,13 @@ class LocalExecutor:
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""
-        tensor, placements = out.view.tensor, self.table.returned_placements(out)
-        if tensor is None:
+        if (tensor := out.view.tensor) is None:
             return read_view(out.view, None, out.view.sizes)
-        return self.returned(out, self.final_copy(tensor, placements))
+        return self.returned(out, self.final_copy(tensor, self.table.returned_placements(out)))
 
     def returned(self, out: Output, x: jax.Array) -> jax.Array:
         """A result of the step as its caller sees it, from the tensor's final copy."""
-        tensor, placements = out.view.tensor, self.table.returned_placements(out)
-        sizes = iter(self.sizes(tensor or 0, placements))
-        by_position = dict(enumerate(sizes))
-        local = [
-            [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
-            for pair in zip(out.view.positions, out.view.sizes, strict=True)
-        ]
-        return read_view(out.view, x, local)
+        return read_view(out.view, x, self.table.returned_sizes(out))
 
     def final_copy(self, tensor: int, placements: Placements) -> jax.Array:
         """The final copy of a tensor in given placements."""

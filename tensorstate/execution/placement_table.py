@@ -220,6 +220,19 @@ class PlacementTable:
         )
         return self.problem.as_left(tensor, placements)
 
+    def local_sizes(self, tensor: int, placements: Placements) -> list[int]:
+        """Local elements of every position, over all microbatches."""
+        sizes = enumerate(self.traced.tensors[tensor].sizes)
+        return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
+
+    def returned_sizes(self, out: Output) -> list[list[int]]:
+        """Local elements of every position of a result's dimensions."""
+        by_position = self.local_sizes(out.view.tensor or 0, self.returned_placements(out))
+        return [
+            [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
+            for pair in zip(out.view.positions, out.view.sizes, strict=True)
+        ]
+
     def saved_placements(self, tensor: int) -> Placements:
         """The placements of the copy of a tensor that is saved for the backward pass."""
         reshard = self.reshards.get(tensor)

@@ -134,54 +134,67 @@ def run_stages(
 def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[int, jax.Array]:
     """The tensors that both scans of 1F1B and the operators between them leave behind.
 
-    A tick takes a microbatch forward through the stage, another one through the head and the loss,
-    and a third one backward. The first ticks have no backward part and the last ones no forward
-    part, on any stage.
-
     Args:
         runner: runs the operators around the scans.
         operators: those of both scans, inner loops included, and those between them.
     """
-    staged, graph = _staged(runner), runner.table.graph
-    between = [o for o in operators if o.loops == (staged.between,)]
-    forward, backward = (
-        _Scan(runner, loop, [o for o in operators if staged.scan_of(o) == loop])
-        for loop in staged.in_order
-    )
-    exits = [o for o in between if o.primitive == "sum_out"]
-    inside = [o for o in between if o.primitive != "sum_out"]
-    shards = math.lcm(forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner))
-    forward.begin(shards)
-    # Reads of the forward pass come first: it saves the copies that the backward pass starts from.
-    runner.read_by([o for o in inside if o.phase == "forward"])
-    runner.end_forward()
-    given = {
-        k
-        for k in backward.sent
-        if graph.loops_around(backward.enter[k].operands[0].tensor) == (staged.between,)
-    }
-    backward.begin(shards, given)
-    start = runner.microbatch_body(inside)
-    stack_of = {o.index: k for k, o in enumerate(forward.stacks)}
-    held = {row: stack_of[stack] for stack, row in staged.residuals}
+    return _Interleaved(runner, operators).run()
 
-    def head(turn: _Turn, leaving, sums):
+
+class _Interleaved:
+    """Both scans of 1F1B in one loop of ticks.
+
+    A tick takes a microbatch forward through the stage, another one through the head and the loss,
+    and a third one backward. The first ticks have no backward part and the last ones no forward
+    part, on any stage.
+    """
+
+    def __init__(self, runner: StageRunner, operators: Sequence[Operator]):
+        staged, graph = _staged(runner), runner.table.graph
+        self.runner, self.staged, self.graph = runner, staged, graph
+        between = [o for o in operators if o.loops == (staged.between,)]
+        self.exits = [o for o in between if o.primitive == "sum_out"]
+        self.inside = [o for o in between if o.primitive != "sum_out"]
+        self.forward, self.backward = forward, backward = (
+            _Scan(runner, loop, [o for o in operators if staged.scan_of(o) == loop])
+            for loop in staged.in_order
+        )
+        counts = forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner)
+        shards = math.lcm(*counts)
+        forward.begin(shards)
+        # Reads of the forward pass come first: it saves the copies that the backward pass starts
+        # from.
+        runner.read_by([o for o in self.inside if o.phase == "forward"])
+        runner.end_forward()
+        self.given = {
+            k
+            for k in backward.sent
+            if graph.loops_around(backward.enter[k].operands[0].tensor) == (staged.between,)
+        }
+        backward.begin(shards, self.given)
+        self.start = runner.microbatch_body(self.inside)
+        stack_of = {o.index: k for k, o in enumerate(forward.stacks)}
+        self.held = {row: stack_of[stack] for stack, row in staged.residuals}
+
+    def head(self, turn: _Turn, leaving, sums):
         """The carries that enter the backward scan, and the sums over microbatches."""
-        body = start(turn.microbatch)
+        body, forward = self.start(turn.microbatch), self.forward
         for k, x in zip(forward.sent, leaving, strict=True):
             operator = forward.leave[k]
             body.enter(operator, boundary_result(body, operator, forward.last(x)))
-        body.run_operators(inside)
-        made = [flat_operand(body, o) for o in exits]
-        kinds = [staged.batch_placements[o.operands[0].tensor] for o in exits]
+        body.run_operators(self.inside)
+        made = [flat_operand(body, o) for o in self.exits]
+        kinds = [self.staged.batch_placements[o.operands[0].tensor] for o in self.exits]
         sums = [
             old + x if kind == SUM else x for kind, old, x in zip(kinds, sums, made, strict=True)
         ]
-        return {k: flat_operand(body, backward.enter[k]) for k in given}, sums
+        return {k: flat_operand(body, self.backward.enter[k]) for k in self.given}, sums
 
-    def tick(state, now, has_forward: bool, has_backward: bool):
+    def tick(self, state, now, has_forward: bool, has_backward: bool):
+        """One microbatch forward, one through the head, and one backward."""
+        forward, backward = self.forward, self.backward
         (received, *kept), sums, (received_back, *kept_back), streams = state
-        first = now - (staged.stages - 1)  # the microbatch that leaves the last stage
+        first = now - (self.staged.stages - 1)  # the microbatch that leaves the last stage
         entered: dict[int, jax.Array] = {}
         if has_forward:
             turn = forward.turn(now)
@@ -189,11 +202,11 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
             leaving, *kept = forward.run(turn, forward.given, entering, *kept)
             received = forward.send(leaving)
             if has_backward:
-                entered, sums = head(backward.turn(first, 0), leaving, sums)
+                entered, sums = self.head(backward.turn(first, 0), leaving, sums)
         if has_backward:
             turn = backward.turn(first)
             rows = [
-                kept[-1][held[o.index]] if o.index in held else x
+                kept[-1][self.held[o.index]] if o.index in self.held else x
                 for o, x in zip(backward.rows, backward.given, strict=True)
             ]
             entering = backward.entering(turn, streams, received_back, entered)
@@ -202,19 +215,24 @@ def run_interleaved(runner: StageRunner, operators: Sequence[Operator]) -> dict[
             streams = backward.stored(turn, streams, leaving)
         return ((received, *kept), sums, (received_back, *kept_back), streams), None
 
-    dtypes = [graph.tensors[o.operands[0].tensor].dtype for o in exits]
-    zeros = [
-        jnp.zeros(_local_sizes(runner, o), dtype) for o, dtype in zip(exits, dtypes, strict=True)
-    ]
-    state = forward.initial(), zeros, backward.initial(), backward.streams
-    ends = [0, staged.stages - 1, staged.ticks, staged.ticks + staged.stages - 1]
-    for part, (begin, end) in enumerate(itertools.pairwise(ends)):
-        run = functools.partial(tick, has_forward=part < 2, has_backward=part > 0)
-        state, _ = lax.scan(run, state, jnp.arange(begin, end))
-    (_, *kept), sums, (_, *kept_back), streams = state
-    found = forward.kept(*kept) | backward.ends(streams) | backward.kept(*kept_back)
-    sums = [boundary_result(runner, o, x) for o, x in zip(exits, sums, strict=True)]
-    return found | {o.results[0].tensor: x for o, x in zip(exits, sums, strict=True)}
+    def run(self) -> dict[int, jax.Array]:
+        """Run all ticks: those that begin, those of both parts, those that end."""
+        staged, exits, backward = self.staged, self.exits, self.backward
+        dtypes = [self.graph.tensors[o.operands[0].tensor].dtype for o in exits]
+        zeros = [
+            jnp.zeros(_local_sizes(self.runner, o), dtype)
+            for o, dtype in zip(exits, dtypes, strict=True)
+        ]
+        state = self.forward.initial(), zeros, backward.initial(), backward.streams
+        ends = [0, staged.stages - 1, staged.ticks, staged.ticks + staged.stages - 1]
+        for part, (begin, end) in enumerate(itertools.pairwise(ends)):
+            run = functools.partial(self.tick, has_forward=part < 2, has_backward=part > 0)
+            state, _ = lax.scan(run, state, jnp.arange(begin, end))
+        (_, *kept), sums, (_, *kept_back), streams = state
+        found = self.forward.kept(*kept) | backward.ends(streams) | backward.kept(*kept_back)
+        for o, x in zip(exits, sums, strict=True):
+            found[o.results[0].tensor] = boundary_result(self.runner, o, x)
+        return found
 
 
 def _staged(runner: StageRunner) -> Pipeline:

@@ -106,11 +106,10 @@ def run_loop(
     kept, _ = read_of_mirrored(graph, graph.mirrored.get(number), runner.is_recomputed)
     rows_again = [o for o in again if o.primitive == "scan_row"]
     start = runner.body([*inside, *(o for o in again if o not in rows_again)])
-    initial = [flat_operand(runner, o) for o in enter]
     rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
     rows += [stacked(flat_operand(runner, o, again=True), o) for o in rows_again]
     rows += [runner.stacks[tensor] for tensor in restored]
-    initial = runner.in_turn(initial)
+    initial = runner.in_turn([flat_operand(runner, o) for o in enter])
 
     def iteration(carry: Sequence[Any], given: Sequence[Any], until: Sequence[Operator]) -> Runner:
         body, given = start(), list(given)

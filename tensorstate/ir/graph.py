@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorstate.ir.padded import Padding
+from tensorstate.ir.placements import PinnedDim, Ring
 
 Phase = Literal["forward", "backward", "optimizer"]
 Role = Literal[
@@ -88,36 +89,6 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of the full tensor."""
         return self.size * self.dtype.itemsize
-
-
-class PinnedDim(NamedTuple):
-    """A dimension of an array whose sharding the step itself asks for.
-
-    Attributes:
-        labels: the operator's labels whose product it is, major first.
-        axes: names of the mesh axes that shard it, major first; ``None`` if any may.
-    """
-
-    labels: tuple[int, ...]
-    axes: tuple[str, ...] | None
-
-
-class Ring(NamedTuple):
-    """A strategy that shards two labels of an operator together, while one goes round.
-
-    Every device has a block of both, and the blocks of ``keys`` visit all devices along the mesh
-    axes that the strategy shards (see ``rules.ring``).
-
-    Attributes:
-        label: by which the strategy is named; no tensor has it.
-        queries, keys: the labels that it shards.
-        turns: how often the operands with ``keys`` go round.
-    """
-
-    label: int
-    queries: int
-    keys: int
-    turns: int
 
 
 class Use(NamedTuple):

@@ -438,10 +438,7 @@ def registered() -> list[core.Primitive]:
 _fill_p = core.Primitive("fill")
 _BOUNDARY = {
     name: core.Primitive(name)
-    for name in (
-        *("carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"),
-        "sum_out",  # of a loop over microbatches: the sum of the values of all
-    )
+    for name in ("carry_in", "carry_out", "scan_row", "scan_stack", "sum_out", "while_condition")
 }
 
 Equation = tuple[core.Primitive, dict[str, Any]]

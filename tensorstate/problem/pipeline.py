@@ -33,11 +33,11 @@ import jax.numpy as jnp
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import LOOP_EXITS, Graph, Node, Operator, Tensor
+from tensorstate.ir.graph import Graph, Node, Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
+from tensorstate.problem.body_split import BodySplit, batch_names, without_batch
 from tensorstate.problem.interleaved import interleaved
 from tensorstate.problem.microbatching import (
-    BatchTracker,
     batch_factor,
     nearest_divisors,
     of_one_microbatch,
@@ -286,18 +286,33 @@ def pipeline(
     batch = graph.factors[factor]
     if batch % microbatches:
         raise PlanError(
-            f"a batch of {batch} ({', '.join(_batch_names(graph, factor)[:3])}) cannot be streamed "
+            f"a batch of {batch} ({', '.join(batch_names(graph, factor)[:3])}) cannot be streamed "
             f"through {stages} stages in {microbatches} equal microbatches: the number must divide "
             f"it, as {nearest_divisors(batch, microbatches)} do"
         )
-    batch_placements, labels = _BodySplit(graph, factor, loops).run()
+    batch_placements, labels = BodySplit(graph, factor, loops).run()
     between = None
     if schedule == "1f1b":
         graph, between = interleaved(graph, factor, loops, batch_placements)
-        batch_placements, labels = _BodySplit(graph, factor, loops, between).run()
+        batch_placements, labels = BodySplit(graph, factor, loops, between).run()
     return Pipeline(
         graph, axis, stages, microbatches, factor, loops, batch_placements, labels, between
     )
+
+
+def checked_schedule(given: object, stages: str | None) -> Schedule | None:
+    """The schedule of stages that was asked for; ``None`` for "auto".
+
+    Raises:
+        PlanError: no schedule, or one without stages.
+    """
+    checks.choice(given, ("auto", *SCHEDULES), "pipeline_schedule", PlanError)
+    if given != "auto" and stages is None:
+        raise PlanError(
+            f"pipeline_schedule={checks.shown(given)} is an order of pipeline stages, of which "
+            "there are none: give stages="
+        )
+    return next((schedule for schedule in SCHEDULES if schedule == given), None)
 
 
 def find_num_stages(mesh: MeshShape, axis: str) -> int:
@@ -337,17 +352,8 @@ def stream_factor(graph: Graph, name: str | None = None) -> int:
             carried.update(graph.tensors[graph.operators[enter].operands[0].tensor].dims)
     found = next((part for part in parts if part in carried), None)
     if found is None:
-        raise _without_batch(graph, factor, loops)
+        raise without_batch(graph, factor, loops)
     return found
-
-
-def _without_batch(graph: Graph, factor: int, loops: frozenset[int]) -> PlanError:
-    names = ", ".join(_batch_names(graph, factor)[:3])
-    return PlanError(
-        f"the scan over layers ({graph.loops[min(loops)].source}) carries no array with the batch "
-        f"of {names} as a dimension of its own, from which microbatches are cut: carry activations "
-        "as [batch, ...], or name an argument whose first dimension is the batch by batch="
-    )
 
 
 def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
@@ -363,11 +369,6 @@ def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
         if number >= 2 * kept[-1]:
             kept.append(number)
     return tuple(kept)
-
-
-def _batch_names(graph: Graph, factor: int) -> list[str]:
-    tensors = [graph.tensors[i] for i in graph.inputs]
-    return [tensor.name for tensor in tensors if factor in tensor.dims]
 
 
 # ---------------------------------------------------------------------- scans over layers
@@ -454,114 +455,3 @@ def _parameters_of(graph: Graph, operator: Operator) -> Iterator[str]:
             pending += [use.tensor for use in graph.operators[tensor.producer].operands]
         elif tensor.role in ("parameter", "input"):
             yield tensor.name
-
-
-# ---------------------------------------------------------------------- the batch in a body
-
-
-class _BodySplit:
-    """Finds the tensors of bodies that are split along the batch, and the sums over it.
-
-    A carry without the batch that a sum over the batch is added to is such a sum itself. It is
-    found by trial: where a carry enters as the same for all microbatches and leaves as a sum.
-    """
-
-    def __init__(
-        self, graph: Graph, factor: int, loops: frozenset[int], between: int | None = None
-    ):
-        self.graph, self.factor, self.loops = graph, factor, loops
-        streamed = loops if between is None else loops | {between}
-        self.inside = [o for o in graph.operators if o.loops and o.loops[0] in streamed]
-        self.between = between
-        self.carries = {
-            enter: leave
-            for number in {n for o in self.inside for n in o.loops}
-            for enter, leave in graph.loops[number].carries
-        }
-
-    def run(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """Placements of tensors along the microbatches, and the batch's label by operator.
-
-        Raises:
-            PlanError: naming the operator that needs the full batch.
-        """
-        sums: set[int] = set()
-        while True:
-            tracker = self._tracked(sums)
-            found = {
-                enter
-                for enter, leave in self.carries.items()
-                if enter not in sums and tracker.becomes_sum(enter, leave)
-            }
-            if not found:
-                break
-            sums |= found
-        self._check(tracker, sums)
-        inside = {use.tensor for o in self.inside for use in o.results}
-        inside -= {use.tensor for o in self.inside if self._is_whole(o) for use in o.results}
-        placements = tuple(
-            placement if tensor in inside else REPLICATED
-            for tensor, placement in enumerate(tracker.batch_placements)
-        )
-        return placements, tuple(tracker.labels)
-
-    def _is_whole(self, operator: Operator) -> bool:
-        """Whether the result of an operator is of the whole batch, after all microbatches."""
-        is_streamed = operator.primitive == "carry_out" and operator.phase == "forward"
-        return self._leaves(operator) and not (is_streamed and self.between is not None)
-
-    def _leaves(self, operator: Operator) -> bool:
-        return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
-
-    def _tracked(self, sums: set[int]) -> BatchTracker:
-        """The bodies, where these carries are sums."""
-        tracker = BatchTracker(self.graph, self.factor)
-        for tensor in self.graph.tensors:
-            if tensor.dims.count(self.factor) == 1 and not self.graph.loops_around(tensor.index):
-                tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
-        for operator in self.inside:
-            if operator.index in sums:
-                tracker.record(operator, "loop", [SUM], None)
-            elif self._leaves(operator):  # whole again after its scan
-                use = operator.operands[0]
-                placement = tracker.batch_placements[use.tensor]
-                tracker.labels[operator.index] = use.labels[placement] if placement >= 0 else None
-            else:
-                tracker.propagate(operator)
-        return tracker
-
-    def _check(self, tracker: BatchTracker, sums: set[int]) -> None:
-        """Refuse what microbatches cannot run through.
-
-        Raises:
-            PlanError: naming the operator.
-        """
-        for operator in self.inside:
-            results = [tracker.batch_placements[use.tensor] for use in operator.results]
-            if tracker.stages[operator.index] == "after" or any(p < SUM for p in results):
-                tracker.refuse(operator, "it combines a sum over all examples with other values")
-            if self._leaves(operator) and operator.primitive == "scan_stack":
-                read = tracker.batch_placements[operator.operands[0].tensor]
-                if read < SUM:
-                    tracker.refuse(operator, "it stacks a maximum over all examples")
-        for enter, leave in self.carries.items():
-            before, after = tracker.ends(enter, leave)
-            operator = self.graph.operators[leave]
-            if before != after or (enter in sums) != (after == SUM):
-                tracker.refuse(operator, "the carry has the batch at one end of a layer only")
-            result = self.graph.tensors[operator.results[0].tensor]
-            returned = any(out.view.tensor == result.index for out in self.graph.outputs)
-            is_number = jnp.issubdtype(result.dtype, jnp.number)
-            if self._leaves(operator) and not is_number and (result.consumers or returned):
-                raise PlanError(
-                    f"the scan over layers ({operator.source}) carries an array of {result.dtype} "
-                    "that is read after it, which its last stage cannot sum over all: carry "
-                    "numbers, or draw keys before the scan and scan them"
-                )
-        streamed = any(
-            tracker.ends(enter, leave)[0] >= 0
-            for loop in self.loops
-            for enter, leave in self.graph.loops[loop].carries
-        )
-        if not streamed:
-            raise _without_batch(self.graph, self.factor, self.loops)

@@ -24,13 +24,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tensorstate.ir.graph import Edge, Graph, Node, Operator, Output, Ring
+from tensorstate.ir.graph import Edge, Graph, Node, Operator, Output
 from tensorstate.ir.placements import (
     PARTIAL,
     REPLICATED,
     SUM,
     MeshShape,
     Placements,
+    Ring,
     divides_evenly,
 )
 from tensorstate.problem.microbatching import MicrobatchSplit

@@ -314,10 +314,7 @@ def compare_with_hlo(
         key = collective.kind, _format_axes(collective.axes, mesh)
         count[key] += collective.arrays * collective.times
         nbytes[key] += collective.nbytes * collective.times
-    wide: dict[tuple[str, int], int] = defaultdict(int)
-    if any(send.dtype.endswith("16") for send in cost.ring_sends):
-        for send in cost.ring_sends:
-            wide["permute", send.axis] += (send.dtype == "float32") * send.times * send.nbytes
+    wide = _wide_sends(cost)
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
         Row(
@@ -326,7 +323,7 @@ def compare_with_hlo(
             count[key],
             cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
             nbytes[key],
-            wide[expected.get(key, ("", 0))],
+            wide.get(expected.get(key, ("", 0)), 0),
         )
         for key in sorted({*expected, *count})
     )
@@ -344,6 +341,15 @@ def compare_with_hlo(
         0.0 if network is None else network_seconds(program.collectives, network, sends),
         () if names is None else _by_tensor(program.collectives, cost, names),
     )
+
+
+def _wide_sends(cost: Cost) -> dict[tuple[str, int], int]:
+    """Bytes that rings send as 32-bit floats, beside 16-bit ones, by (kind, mesh axis)."""
+    wide: dict[tuple[str, int], int] = defaultdict(int)
+    if any(send.dtype.endswith("16") for send in cost.ring_sends):
+        for send in cost.ring_sends:
+            wide["permute", send.axis] += (send.dtype == "float32") * send.times * send.nbytes
+    return wide
 
 
 def network_seconds(

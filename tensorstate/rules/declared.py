@@ -20,8 +20,8 @@ import numpy as np
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Ring
 from tensorstate.ir.jaxprs import new_primitive
+from tensorstate.ir.placements import Ring
 from tensorstate.rules.ring import Attention, Blocks, attend, attention_of, found, gradients
 from tensorstate.rules.sharding_rule import (
     AbstractArray,

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.ir.graph import Kind, Reduce, Ring
+from tensorstate.ir.graph import Kind, Reduce
+from tensorstate.ir.placements import Ring
 
 
 class MicrobatchSlice(NamedTuple):
@@ -71,7 +72,7 @@ class LocalShard:
         indices: number of this device's shard, for each label that is sharded among devices.
         microbatch: the iteration of the microbatch loop, if the loop splits the operator.
         batch: the label that the loop splits.
-        ring: names of the mesh axes around which blocks go (see ``graph.Ring``).
+        ring: names of the mesh axes around which blocks go (see ``placements.Ring``).
     """
 
     sizes: tuple[int, ...]

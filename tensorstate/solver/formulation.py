@@ -264,7 +264,6 @@ MICROSECONDS = 1e6
 # The share of their seconds that collectives cost in the program whose basis is the first: with
 # 0.05, 0.2 and 0.5 both took 3.2, 2.4 and 3.1 CPU s for 32 layers; from no basis, 3.7.
 EASIER_SHARE = 0.2
-
 # Tolerance of the solver's values.
 TOLERANCE = 1e-6
 
@@ -357,8 +356,8 @@ class Formulation:
                 'a solver minimizes the "sum" or the "max"; objective="overlap" is for '
                 "tensorstate.search, which times the plans of several programs"
             )
-        compute, sent = self.choices.seconds, [pair for pair in self.choices.sent if pair[1]]
-        communication = [*self.resharding.communication, *sent]
+        sent = [pair for pair in self.choices.sent if pair[1]]
+        compute, communication = self.choices.seconds, [*self.resharding.communication, *sent]
         if objective == "sum":
             for variable, seconds in (*compute, *communication):
                 self.program.add_cost(variable, MICROSECONDS * seconds)
@@ -411,8 +410,8 @@ class Formulation:
     def is_decided(self, solution: Solution) -> bool:
         """Whether a relaxed solution is a plan: no share of a strategy or of a step is a fraction.
 
-        Steps shared by several consumers may be fractions where no strategy is: a tree of whole
-        steps costs more than such a solution. Under a memory limit shares stand for whole tensors.
+        Steps shared by several consumers may be fractions where no strategy is. Under a memory
+        limit shares stand for whole tensors.
         """
         if self.memory_constraints is not None or solution.status != "optimal":
             return False

@@ -14,17 +14,8 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from tensorstate.ir.graph import (
-    Loop,
-    Operator,
-    PinnedDim,
-    Reduce,
-    Ring,
-    Tensor,
-    TracedEqn,
-    Use,
-    View,
-)
+from tensorstate.ir.graph import Loop, Operator, Reduce, Tensor, TracedEqn, Use, View
+from tensorstate.ir.placements import PinnedDim, Ring
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat import (
     FlatAtom,
