@@ -155,10 +155,11 @@ class _Interleaved:
         between = [o for o in operators if o.loops == (staged.between,)]
         self.exits = [o for o in between if o.primitive == "sum_out"]
         self.inside = [o for o in between if o.primitive != "sum_out"]
-        self.forward, self.backward = forward, backward = (
+        forward, backward = (
             _Scan(runner, loop, [o for o in operators if staged.scan_of(o) == loop])
             for loop in staged.in_order
         )
+        self.forward, self.backward = forward, backward
         counts = forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner)
         shards = math.lcm(*counts)
         forward.begin(shards)
