@@ -37,6 +37,7 @@ from tensorstate.execution.placement_table import (
     all_gathers,
     apply_reshard_step,
     local_shard,
+    sizes_through_view,
 )
 from tensorstate.execution.stage_loop import run_interleaved, run_stages
 from tensorstate.execution.step_loop import by_loop, read_of_mirrored, run_loop
@@ -101,6 +102,7 @@ class LocalExecutor:
 
     def after_loop(self, loop: MicrobatchLoop) -> LocalExecutor:
         """The executor after the microbatch loop and the operators that follow it."""
+        here = self.table, self.collectives, self.overlap
         before = {
             tensor: self.reshard(dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
@@ -108,16 +110,12 @@ class LocalExecutor:
 
         def body(microbatch: MicrobatchSlice) -> Callable[[int, Placements], jax.Array]:
             inputs = loop.inputs(before, microbatch)
-            executor = LocalExecutor(
-                self.table, self.collectives, self.overlap, microbatch, inputs=inputs
-            )
+            executor = LocalExecutor(*here, microbatch, inputs=inputs)
             executor.run_operators(loop.in_loop)
             return executor.final_copy
 
         inputs = {**self.inputs, **loop.run(body)}
-        last = LocalExecutor(
-            self.table, self.collectives, self.overlap, reshards=loop.reshards(), inputs=inputs
-        )
+        last = LocalExecutor(*here, reshards=loop.reshards(), inputs=inputs)
         last.run_operators(loop.after_loop, after_forward=True)
         return last
 
@@ -162,19 +160,17 @@ class LocalExecutor:
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], LocalExecutor]:
         """Makes the executors of a loop's body, in the order of its own."""
-        copies = self.read_by(operators)
-        is_forward = all(operator.phase == "forward" for operator in operators)
-        return lambda: self.executor_of_body(is_forward, *copies)
+        read = self.read_by(operators)
+        return lambda: self.executor_of_body(*read)
 
     def microbatch_body(
         self, operators: Sequence[Operator]
     ) -> Callable[[MicrobatchSlice], LocalExecutor]:
         """Makes the executors of a body on one microbatch, which read its part of the batch."""
-        both, staged = self.read_by(operators, interleaved=True), self.table.problem.pipeline
-        begins_forward = any(operator.phase == "forward" for operator in operators)
+        read, staged = self.read_by(operators, interleaved=True), self.table.problem.pipeline
 
         def executor(microbatch: MicrobatchSlice) -> LocalExecutor:
-            child = self.executor_of_body(begins_forward, *both)
+            child = self.executor_of_body(*read)
             child.microbatch = microbatch
             for tensor, of_tensor in (*child.in_forward.items(), *child.after_forward.items()):
                 position = None if staged is None else staged.outer_batch(tensor)
@@ -189,24 +185,24 @@ class LocalExecutor:
 
     def read_by(
         self, operators: Sequence[Operator], interleaved: bool = False
-    ) -> tuple[dict[int, Copies], dict[int, Copies]]:
-        """The copies that a body reads from outside in the forward pass, and after it.
+    ) -> tuple[bool, dict[int, Copies], dict[int, Copies]]:
+        """Whether a body begins in the forward pass, and the copies that it reads there and after.
 
         Args:
             interleaved: whether operators of both passes run in the body. In other bodies of the
                 backward pass, operators of the forward pass are recomputed.
         """
         both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
-        is_forward = interleaved or all(operator.phase == "forward" for operator in operators)
+        begins_forward = (any if interleaved else all)(o.phase == "forward" for o in operators)
         for operator in operators:
-            in_forward = is_forward and operator.phase == "forward"
+            in_forward = begins_forward and operator.phase == "forward"
             copies = both[not in_forward]
             for k, use in enumerate(operator.operands):
                 if len(self.graph.loops_around(use.tensor)) <= self.depth:
                     placements = self.table.read_placements(operator.index, k)
                     x = self.operand(operator, k, again=not in_forward)
                     copies.setdefault(use.tensor, {})[placements] = x
-        return both
+        return begins_forward, *both
 
     def executor_of_body(
         self,
@@ -269,12 +265,15 @@ class LocalExecutor:
         """Load the local arguments and constants; they are resharded at their first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
             placements = self.table.produced_placements(tensor)
-            sizes = self.table.local_sizes(tensor, placements)
-            self.inputs[tensor] = {placements: leaf.reshape(sizes)}
+            self.inputs[tensor] = {placements: leaf.reshape(self.sizes(tensor, placements))}
         for tensor, value in self.graph.constants:
             placements = self.table.produced_placements(tensor)
             replicated = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
             self.inputs[tensor] = {placements: local_shard(replicated, placements, self.mesh)}
+
+    def sizes(self, tensor: int, placements: Placements) -> list[int]:
+        """Local elements of every position, over all microbatches."""
+        return self.table.local_sizes(tensor, placements)
 
     def env(self, in_forward: bool) -> dict[int, Copies]:
         """The copies in the forward pass, or after it."""
@@ -486,7 +485,8 @@ class LocalExecutor:
 
     def returned(self, out: Output, x: jax.Array) -> jax.Array:
         """A result of the step as its caller sees it, from the tensor's final copy."""
-        return read_view(out.view, x, self.table.returned_sizes(out))
+        sizes = self.sizes(out.view.tensor or 0, self.table.returned_placements(out))
+        return read_view(out.view, x, sizes_through_view(out.view, sizes))
 
     def final_copy(self, tensor: int, placements: Placements) -> jax.Array:
         """The final copy of a tensor in given placements."""

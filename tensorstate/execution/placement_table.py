@@ -225,14 +225,6 @@ class PlacementTable:
         sizes = enumerate(self.traced.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
-    def returned_sizes(self, out: Output) -> list[list[int]]:
-        """Local elements of every position of a result's dimensions."""
-        by_position = self.local_sizes(out.view.tensor or 0, self.returned_placements(out))
-        return [
-            [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
-            for pair in zip(out.view.positions, out.view.sizes, strict=True)
-        ]
-
     def saved_placements(self, tensor: int) -> Placements:
         """The placements of the copy of a tensor that is saved for the backward pass."""
         reshard = self.reshards.get(tensor)
@@ -300,6 +292,14 @@ class PlacementTable:
         inputs = [reshard.produced_placements] if group.is_input or reshard.saved is None else []
         saved = [] if reshard.saved is None else [reshard.saved]
         return [*saved, *inputs, *(step.target for step in reshard.after_forward.steps)]
+
+
+def sizes_through_view(view: View, sizes: Sequence[int]) -> list[list[int]]:
+    """Elements of a view's dimensions by position, of a tensor with these."""
+    return [
+        [size if p is None else sizes[p] for p, size in zip(*pair, strict=True)]
+        for pair in zip(view.positions, view.sizes, strict=True)
+    ]
 
 
 def placements_through_view(
