@@ -196,6 +196,8 @@ class Operator:
             dimension; else ``None``.
         loops: numbers (in ``Graph.loops``) of the loops in whose body it runs, outermost first.
         ring: its strategy of two labels together, if it has one.
+        reordered: of a convolution, numbers of the operands with their dimensions in another order
+            than (batch, space, features) and (space, features, new features).
     """
 
     index: int
@@ -214,6 +216,7 @@ class Operator:
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
     ring: Ring | None = None
+    reordered: tuple[int, ...] = ()
 
 
 class Loop(NamedTuple):

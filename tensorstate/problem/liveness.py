@@ -308,14 +308,8 @@ class Liveness:
         for number, nodes in enumerate(consumers):
             members = (m.operator for e in nodes for m in self.graph.nodes[e].members)
             for operator in map(self.graph.operators.__getitem__, members):
-                order = operator.eqn.params.get("dimension_numbers")
-                if operator.primitive != "conv_general_dilated" or order is None:
-                    continue
-                last = len(order.lhs_spec) - 1
-                usual = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
-                given = order.lhs_spec, order.rhs_spec
-                for view, spec, wanted in zip(operator.eqn.inputs, given, usual, strict=True):
-                    if view.tensor in tensors and spec != wanted:
+                for k in operator.reordered:
+                    if operator.operands[k].tensor in tensors:
                         runs = self.program_points == self.at[operator.index]
                         copied[number] = copied.get(number, 0) + runs
         return copied

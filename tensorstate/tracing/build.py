@@ -198,6 +198,7 @@ class _GraphBuilder:
                 _pin(eqn, form.results[0]),
                 eqn.loops,
                 form.ring,
+                _reordered(eqn, [k for k, _ in form.operands]),
             )
         )
 
@@ -260,6 +261,17 @@ def _pin(eqn: FlatEqn, labels: Sequence[tuple[int, ...]]) -> tuple[PinnedDim, ..
     if eqn.primitive.name != "sharding_constraint":
         return None
     return tuple(map(PinnedDim, labels, eqn.params["spec"]))
+
+
+def _reordered(eqn: FlatEqn, read: Sequence[int]) -> tuple[int, ...]:
+    """The operands of a convolution, by number, whose dimensions are in an unusual order."""
+    order = eqn.params.get("dimension_numbers")
+    if eqn.primitive.name != "conv_general_dilated" or order is None:
+        return ()
+    last = len(order.lhs_spec) - 1
+    usual = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
+    given = order.lhs_spec, order.rhs_spec
+    return tuple(n for n, k in enumerate(read) if given[k] != usual[k])
 
 
 class _Form(NamedTuple):
