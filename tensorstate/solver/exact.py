@@ -75,7 +75,8 @@ def solve_by_size(
     full = build(candidates)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
-        if full.memory_constraints is None:
+        is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
+        if is_baseline and full.memory_constraints is None:
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
             if full.is_decided(relaxed):
                 return full, relaxed

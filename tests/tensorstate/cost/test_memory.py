@@ -85,7 +85,7 @@ def unlimited(problem: Problem) -> tuple[list, SearchResult]:
 # Models with more tokens, or pixels, than kernels, on meshes, and limits as shares of the memory of
 # the fastest plan; None stands for that plan itself.
 LIMITED = {
-    "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 2 / 3)),
+    "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
     "gpt": (
         "gpt",
         {"layers": 3, "batch": 16, "sequence_length": 32},
