@@ -303,6 +303,10 @@ RECHECK_TIME_S = 5.0
 # Part of the time after which decisions of the least memory are searched, if none fitted so far.
 SHARE_BEFORE_LEAST = 0.8
 
+# Seconds that they are searched for at least: a tiny program takes tenths, and more on a busy
+# machine.
+LEAST_MEMORY_TIME_S = 2.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Milp(Solver):
@@ -373,6 +377,7 @@ def solve_within_limit(
         raise PlanError(f"no plan was found within {seconds:g} s; allow more time")
     if not fall_back:
         return Infeasible(proven=False)
+    end = max(end, time.perf_counter() + LEAST_MEMORY_TIME_S)
     least, nbytes = minimize_memory(problem, candidates, options, prune_placements, end)
     if least is None or not least.cost.memory.fits(limit):
         return Infeasible(least is not None and nbytes > limit, least)
