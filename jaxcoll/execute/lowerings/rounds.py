@@ -29,6 +29,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics.compiled import FEW_SENDS, interpreted, kernel
+from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
 
 
@@ -346,8 +347,8 @@ def colour_pairs(
 def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
     """The rounds of one step, its sends sorted by (src, dst, row sent)."""
     pair = src * n + dst
-    starts = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]]))
-    size = np.diff(np.append(starts, len(pair)))
+    ptr = equal_runs(pair)
+    starts, size = ptr[:-1], np.diff(ptr)
     u, v = src[starts], dst[starts]
     colour = colour_pairs(u, v, size, sides)
     message = np.repeat(np.arange(len(starts)), size)

@@ -221,10 +221,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
     across = pack(between, shared)
-    known = {
-        (inside, needed): _alone(inside, needed) if inside.num_ranks == 1 else pack(inside, needed)
-        for inside, needed in different
-    }
+    known = {(inside, needed): pack(inside, needed) for inside, needed in different}
     insides: list[tuple[TreeFlow, Paths]] = [
         (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in hosts
     ]
@@ -274,16 +271,6 @@ def _inside(
     capacity = tuple(partition.capacity[e] for e in kept)
     trees = tuple(entering[ranks].tolist())
     return inside, kept, dataclasses.replace(scaling, capacity=capacity, trees=trees)
-
-
-def _alone(inside: Topology, needed: Scaling) -> TreeFlow:
-    """The trees of a host of a single rank, which have no edges."""
-    nothing = np.zeros(0, np.int64)
-    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
-    return TreeFlow(
-        inside, needed.k, needed.trees, np.zeros(1, int), np.asarray(needed.trees), edges,
-        np.zeros(2, int), nothing, needed.inverse,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- the whole trees

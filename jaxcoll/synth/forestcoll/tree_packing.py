@@ -25,17 +25,9 @@ import scipy.sparse as sp
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import FlowNetwork, dinic
-from jaxcoll.synth.forestcoll.balancing import balanced_trees
+from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
-from jaxcoll.synth.forestcoll.spanning import (
-    Arcs,
-    Packed,
-    Trees,
-    arcs_of,
-    depths,
-    measured,
-    reparent,
-)
+from jaxcoll.synth.forestcoll.spanning import Trees, depths, reparent
 
 Capacity = dict[Pair, int]
 Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
@@ -219,7 +211,7 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
                 return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
             found = balanced_trees(arcs, trees)
         if found is not None:
-            return _by_depth(arcs, found)
+            return as_trees(arcs, found)
     left = np.zeros((num_ranks, num_ranks), np.int64)
     for (u, v), amount in capacity.items():
         left[u, v] = amount
@@ -239,14 +231,6 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         if least[0] <= 2:
             break
     return best  # type: ignore[return-value]
-
-
-def _by_depth(arcs: Arcs, packed: Packed) -> Trees:
-    """Trees as columns of ranks by depth and their parents."""
-    depth, _, _ = measured(arcs, packed.weight, packed.arc)
-    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
-    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
-    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
 
 
 def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:

@@ -35,6 +35,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks, heap
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
@@ -141,8 +142,8 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
     if collective.kind == "scatter":
         key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
-    return order, src[order[first]], dst[order], np.append(first, len(order))
+    ptr = equal_runs(key)
+    return order, src[order[ptr[:-1]]], dst[order], ptr
 
 
 _FAR = np.int64(2**62)
