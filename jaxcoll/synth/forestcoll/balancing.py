@@ -99,11 +99,14 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
         return None
     roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
     weight, arc = _shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    # Every tree has one rank without an arc into it, its root.
     if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
         return None
     work = _Balancing(arcs, Packed(roots, weight, arc), _BRIEF if brief else 1)
     if not (work.settle() or work.clear()):
         return None
+    # Trees were allowed to rise while overloads were removed. With loads settled, the highest are
+    # lowered by the same paths, which keep every load as it is.
     work.lower()
     return work.packed()
 
@@ -211,11 +214,15 @@ class _Balancing:
         self.scratch.tally[LEFT] = self.steps
         lowest, left = self.height, self.excess
         wide = min(self.most, 2 * lowest + 2)
+        # Where more than a sixteenth of all edges is too many, low trees are not even tried: they
+        # would use up the steps.
         crowded = 16 * left > int(self.load.sum())
         for height in (wide,) if crowded else (lowest, lowest + 1, wide):
             while left:
                 self._sweep(_settle_all, min(self.most, height))
                 before, left = left, self.excess
+                # A sweep that removes less than an eighth has met its limit of height: the next one
+                # is tried.
                 if 8 * left > 7 * before:
                     break
         return not left
@@ -224,6 +231,9 @@ class _Balancing:
         """As ``settle``, moving descendants out of the way too, in trees of any height."""
         height, left, idle = self.height, self.excess, _IDLE_SWEEPS
         self.scratch.tally[LEFT] = self.steps
+        # Moving descendants out of the way may raise overloads elsewhere for a while, so sweeps
+        # that gain nothing are borne a number of times, in trees that may be a little higher each
+        # time.
         while left and idle and self.scratch.tally[LEFT] > 0:
             self._sweep(_clear_all, height)
             self._sweep(_settle_all, height)
@@ -254,6 +264,9 @@ class _Balancing:
             if tally[USED] + tally[SHORT] > self.rows:
                 tally[LEFT] = 0
                 return
+            # A kernel cannot allocate: it stops and says how many rows are missing, and is called
+            # again where it was. Every state in between is a valid set of trees, so nothing is
+            # lost.
             room = min(self.rows, int(2 * tally[USED] + tally[SHORT]))
             self.batches = Batches(*_with_rows(self.batches, room))
             first, *others = self.lists
@@ -278,6 +291,8 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
     Whole batches are moved first. Batches are parted only where little is left to move, so that
     few are parted in vain while trees must not be as high as they need to be.
     """
+    # First moves that keep the depth of the rank, then those that raise it by two, then any: what
+    # can be settled without rising is settled so.
     rises, most = (0, 2, len(arcs.ptr)), batches.weight.max()
     for v in range(len(arcs.ptr) - 1):
         if _excess(arcs, load, v) == 0 or not goes_on(scratch):

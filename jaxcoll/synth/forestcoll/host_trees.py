@@ -103,6 +103,8 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
             place[names] = np.arange(len(names))
             host = np.where(outer, -1, place[part])
             seen.setdefault(host.tobytes(), (largest, host, len(names)))
+    # The smallest parts first: packing them takes least, and a partition that fails is seen to fail
+    # by a flow before anything is packed.
     for _, host, count in sorted(seen.values(), key=lambda way: way[0]):
         found = _trimmed(topology, scaling, host, count)
         if found is not None:
@@ -149,6 +151,8 @@ def _trimmed(
     for links, wanted in zip(into, outside, strict=True):
         if not 0 < wanted <= sum(links.values()):
             return None
+        # In proportion to the links' capacity, so that no card of a host becomes the narrow one; a
+        # dead card has capacity 0 and gets nothing.
         for link, amount in share_of(links, wanted).items():
             reverse = back.get(ends[link][::-1])
             # As much is let out as is let in, so that the smaller networks stay balanced and their

@@ -77,6 +77,8 @@ def find_hosts(topology: Topology, scaling: Scaling) -> Iterator[Hosts]:
     """Ways to see a network as equal hosts joined by outer switches, switches of one degree."""
     n = topology.num_ranks
     ends = np.stack([topology.src, topology.dst])
+    # Rails join all hosts, a switch inside a host joins the ranks of one: outer switches mostly
+    # have the most ports, so degrees are tried from the largest.
     degree = np.bincount(ends.ravel(), minlength=topology.num_vertices)
     for most in sorted({int(d) for d in degree[n:] if d}, reverse=True):
         outer = np.arange(topology.num_vertices) >= n
@@ -181,6 +183,9 @@ def joined_trees(
         rooted = np.flatnonzero(inner.root == index)
         ends = np.cumsum(inner.weight[rooted])
         # Trees of a root are identical between these marks in 0..k-1, in every host.
+        # Tree number i of a root spreads in the host that is a hosts ahead as tree a k + i of the
+        # inner packing. Two trees are the same where no batch of the inner packing ends between
+        # them in any host, so it is enough to part 0..k-1 at the ends of batches modulo k.
         marks = np.unique(np.concatenate([[0], ends % k]))
         edges = len(marks) * n * size * count
         if edges * size > _MOST_EDGES:
@@ -259,6 +264,8 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
     if found is None:
         return None
     moves, link, quota = found
+    # All trees are rank 0's, moved, so that only rank 0's are planned: n - 1 edges instead of n (n
+    # - 1).
     distance = np.minimum(at, shape - at).sum(axis=1)  # steps from rank 0
     before = [_rank_at(at - move, shape) for move in moves]
     is_last = np.asarray([distance[ranks] < distance for ranks in before])
@@ -328,6 +335,9 @@ def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | N
     Args:
         is_last: whether a direction ends a shortest way to a rank, bool of that shape.
     """
+    # Trees of shortest paths are free to choose the last link of each way, and only that: whichever
+    # is chosen, the rank before it has been reached one step earlier by all trees. So loads are a
+    # transport problem, which one flow solves.
     count, n = is_last.shape
     arcs = [(int(r), int(direction)) for direction, r in np.argwhere(is_last)]
     source, sink = n + count, n + count + 1

@@ -146,6 +146,8 @@ def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
 @kernel(cache=True)
 def take(arcs, batches, lists, scratch, b, v, a):
     """Replace the arc into v. The lists are those of v."""
+    # Depths are kept and not recomputed by walks to the root: ``may_take`` reads them for every
+    # candidate, and a move changes only those below the rank.
     old = batches.arc[b, v]
     _leave(lists, b, old)
     _enter(lists, b, a)
@@ -190,6 +192,9 @@ def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
             rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
             also end where it started.
     """
+    # Breadth first over the arcs into v, as augmenting paths of a bipartite matching are found:
+    # batches are matched with arcs, an arc takes as many trees as its capacity. The shortest path
+    # moves the fewest batches, which keeps trees as they are and batches whole.
     via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
     start = batches.arc[only, v] if only >= 0 else -1
     left, last = 0, 0
@@ -215,6 +220,7 @@ def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
         first += 1
         b = only if forced else lists.first[a]
         while b >= 0 and left:
+            # The batch that is moved by force must not be moved a second time on the same path.
             i = left if b == only and not forced else 0
             limit = rise if forced or only < 0 else len(arcs.ptr)
             now, tails = batches.depth[b, v], batches.depth[b]
@@ -244,6 +250,9 @@ def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
 @kernel(cache=True)
 def follow(arcs, batches, lists, load, scratch, v, end, start, limit):
     """Move batches, or parts, along the path that ``search`` found; how many trees were moved."""
+    # As much is moved as the smallest batch on the path has trees, the last arc has room, and the
+    # first is over: larger batches are parted, so that the loads of the arcs between stay what they
+    # are.
     via, origin = scratch.via, scratch.origin
     amount, a, steps = limit, end, 0
     if end != start:
@@ -296,6 +305,7 @@ def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     over = np.empty_like(trees.parent)  # the parent of each rank
     np.put_along_axis(over, trees.vertex, trees.parent, axis=1)
     weight, root, depth = trees.weight, trees.root, depths(over)
+    # Height 2 ends the search: height 1 would be links from every root to every rank.
     while depth.max() > 2:
         lower, *found = _below(spare, weight, over, root, int(depth.max()) - 1)
         if not lower:

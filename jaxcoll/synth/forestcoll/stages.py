@@ -87,6 +87,9 @@ def rates_for_chunks(
         CollectiveError: k does not divide the chunks.
     """
     best = known_optimum(topology, weights)
+    # A tree is a whole number of chunks, so the chunks of a shard must be a multiple of the trees
+    # per rank. The optimum's own number of trees loses nothing; any other rounds what a link can
+    # carry down to whole trees (Theorem 34), at most 1/(k min b) seconds per byte (Theorem 35).
     if k is None and chunks % best.k == 0:
         return Rates(topology, best, best.scaling)
     if k is None:
@@ -145,6 +148,9 @@ def forest(
 
 def forest_at(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
     """``forest`` where the rates are known: by a known form of networks, or the general way."""
+    # Known forms first: each takes seconds where the general way takes minutes, and none is
+    # believed. ``_counted`` adds up every link of every tree, so that a wrong guess costs time
+    # alone.
     if guess:
         for flow in _structured(rates.topology, rates.scaling, fast):
             try:
@@ -152,6 +158,8 @@ def forest_at(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
             except ScheduleError:  # the network only resembled this form
                 continue
     flow = packed(rates.topology, rates.scaling, guess=guess, fast=fast)
+    # For a fixed k links were trimmed to whole trees, and trees that are packed may then need the
+    # links even less: the flow is as slow as its fullest link, not as the scale that was promised.
     if not rates.is_exact:
         flow = dataclasses.replace(flow, inverse=flow.slowest_link())
     return _counted(flow)
@@ -195,6 +203,8 @@ def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[Tr
     """
     pack = functools.partial(packed, guess=True, fast=fast)
 
+    # A host may hold hosts (a rack of servers, say): what a host needs is again a network with
+    # trees to pack, so the same form is tried inside it before the general way.
     def pack_host(part: Topology, needed: Scaling) -> TreeFlow:
         found = next(packed_by_hosts(part, needed, pack_host), None)
         return pack(part, needed) if found is None else found
@@ -203,6 +213,8 @@ def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[Tr
     if moved is not None:
         yield moved
     yield from packed_on_rails(topology, scaling, pack)
+    # Trees that are joined from hosts have the height of both parts together. Up to this size the
+    # whole network is packed within seconds, and lower.
     if topology.num_ranks > _SMALL:
         yield from packed_by_hosts(topology, scaling, pack_host)
 
@@ -217,6 +229,9 @@ def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> 
             "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
             f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
         )
+    # Edge splitting keeps what every rank can receive from all roots (Theorem 25), so trees of the
+    # same rate exist between ranks alone; each of their edges is a path in the network, which
+    # ``assemble`` gives back.
     logical = remove_switches(topology, scaling, guess=guess)  # step 2
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)  # steps 3 and 4
     return assemble(topology, scaling, logical, trees)
@@ -248,6 +263,8 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
         pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
         rest = int(trees.weight[i])
         while rest:
+            # The paths of a pair carry equally much for it in any order: the last one is taken
+            # until it is full, which keeps the number of different trees low.
             taken = [left[pair][-1] for pair in pairs]
             like = min(rest, min(part.amount for part in taken))
             root.append(int(trees.root[i]))
