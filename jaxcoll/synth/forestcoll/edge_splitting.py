@@ -154,7 +154,7 @@ def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> 
             network.split(splits)
             return [name] * len(tier)
     # No pairing holds as a whole. Of each as much is kept as holds, and the rest is paired again by
-    # the next name, until a round of all names keeps nothing more; what is then left goes the exact
+    # the next name, until a round of all names keeps nothing more; the remainder goes the exact
     # way.
     left, turn, idle = list(tier), 0, 0
     while left and idle < len(NAMES):
@@ -239,9 +239,9 @@ class _Cuts:
             return 0
         # (B.1) asks two flows per rank, with infinite arcs that force the cut between the two
         # links. Here the split is made as far as known cuts allow, one flow per rank looks for a
-        # cut that it overwhelms, and the split is taken back by what is missing: of all cuts only
-        # those with w on the other side than both u and t lose capacity, and each loses exactly the
-        # amount split off.
+        # cut that it overwhelms, and the missing amount is taken back: of all cuts only those with
+        # w on the other side than both u and t lose capacity, and each loses exactly the amount
+        # split off.
         network.change(u, w, t, amount)
         n = len(network.trees)
         # The rank that stopped the last split most often stops the next too, so it is asked first.

@@ -203,8 +203,8 @@ def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[Tr
     """
     pack = functools.partial(packed, guess=True, fast=fast)
 
-    # A host may hold hosts (a rack of servers, say): what a host needs is again a network with
-    # trees to pack, so the same form is tried inside it before the general way.
+    # A host may hold hosts (a rack of servers, say): its trees are those of a network again, so the
+    # same form is tried inside it before the general way.
     def pack_host(part: Topology, needed: Scaling) -> TreeFlow:
         found = next(packed_by_hosts(part, needed, pack_host), None)
         return pack(part, needed) if found is None else found

@@ -403,7 +403,7 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     parent, child = -1, -1
     while child < 0 and reach <= farthest:
         # Line 9: ranks in the order in which earlier steps added them. Those added in this very
-        # step are not asked: what they received arrives at its end.
+        # step are not asked: their data arrives at its end.
         while child < 0 and cursor < before:
             parent = members[cursor]
             # Most of a step's time would go into ranks whose links are all taken; one number says
