@@ -132,7 +132,7 @@ def short(run: int) -> dict[str, Any]:
         "seconds until settled": seconds,
         "steps": len(times),
         "compile s": found.compile_seconds,
-        "turns s": found.turn_seconds,
+        "compilers s": found.compiler_seconds,
         "settled / quiet": statistics.median(after) / statistics.median(quiet),
         "jax.lax": "fastest" if found.lax_wins else "not fastest",
     }

@@ -191,8 +191,8 @@ def bottleneck(
         short = network.first_short(capacity, topology.num_vertices, turn, need)
         if short is None:
             break
-        # What the flow to a short target leaves on the side of the source is a cut that lets out
-        # less than its weight at this rate, so its own rate is lower: no cut comes twice.
+        # The source's side of a minimum cut before a short target lets out less than its weight
+        # at this rate, so its own rate is lower: no cut comes twice.
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
     found = 1 / (rate * unit)

@@ -251,7 +251,7 @@ def lower_bounds(
 
     - *distance*: latency between ranks that need something of one another.
     - *ingress* and *egress*: the data that a rank needs, or has for others, over all its links,
-      from when it can be there until it is too late.
+      on each from the earliest arrival until it is too late.
     - *cut*: the data that has to leave a set of vertices, for one rank outside or for all of them.
     - *traffic*: all data that has to cross links anywhere, over all links together.
     - *meeting*: the contributions of an all_reduce, which leave their ranks before the sum is
@@ -310,7 +310,7 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
     farthest = Bound(time, "distance", reason)
     if time == 0.0 and not needs_of(what).any():
         return (farthest,)
-    # What a rank contributes comes, in some sum, to each other rank: to it alone it is a broadcast.
+    # A contribution reaches each other rank, in some sum: for its rank alone it is a broadcast.
     from_one = _one_source_each(latencies, what, size)
     found = [_of_a_rank(entering(latencies, from_one), "ingress")]
     found.append(_of_a_rank(entering(back, _one_source_each(back, what, size)), "egress"))

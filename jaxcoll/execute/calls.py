@@ -180,7 +180,7 @@ class Call:
         )
 
     def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
-        """The axes, and what runs over them unless a configuration says otherwise."""
+        """The axes, and the schedule that runs over them unless a configuration names another."""
         chosen = self._cheapest(x)
         if isinstance(chosen, Native):
             return self.axes, chosen
@@ -205,7 +205,7 @@ class Call:
         return is_plain and not beside and not is_same(x.size, 0) and self.is_native(x)
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
-        """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
+        """The choice for a call that leaves schedule and lowering open, or ``None``."""
         if self.choice is not None or self.lowering != "auto":
             return None
         groups = checked_groups(self.groups, self.axes)

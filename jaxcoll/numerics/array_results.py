@@ -1,7 +1,7 @@
 """Arrays that compiled kernels return, made without running any Python.
 
 For every array that a kernel returns, Numba 0.68 looks up its class by a call of Python, and takes
-what comes back unseen. Python handles signals at the start of a call: a handler that raises there,
+the result unchecked. Python handles signals at the start of a call: a handler that raises there,
 as Ctrl-C does, gave a SystemError, a ValueError in place of the exception, or the end of the
 process. Here the class is a constant of the compiled kernel, as its dtype is. This is the one
 place that touches how Numba boxes, in the versions that were tried: another one compiles as it

@@ -47,7 +47,7 @@ FEW_SENDS = 2048
 # that is done a thousand times, and for programs in which no call may be slower than the others.
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
-# What a kernel waits for, in CPU seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
+# The seconds that a kernel waits, of CPU (Numba 0.68, 2026): importing Numba takes 0.45, loading a
 # kernel from the cache 0.02; compiling takes 0.1 and 0.3 to 1.5 ms per instruction, measured on
 # twelve kernels of 100 to 5,700 instructions with those that they call. An assignment of one array
 # to another takes two seconds more, for the text of its error: kernels copy element by element.

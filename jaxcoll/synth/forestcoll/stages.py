@@ -56,7 +56,7 @@ Weights = tuple[Number, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A network and what its links are to carry.
+    """A network, and the data that each link may carry.
 
     Attributes:
         topology: the network.

@@ -144,7 +144,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                         _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
                     if len(relay):
                         _keep_useful(lack, relay, near_ptr, near, v, block, free)
-                # What the source has and the rank may take: "precond[s][c] is True", 64 at a time.
+                # Chunks that the source has ("precond[s][c] is True") and the rank may take, 64
+                # at a time.
                 found = _ZERO
                 for q in range(WORDS):
                     scratch[q] = have[block, u, q] & free[block, q]

@@ -204,7 +204,7 @@ def search_in_lockstep(
 def best_in_lockstep(
     topology: Topology, collective: Collective, rule: Rule, seed: int, effort: Effort
 ) -> tuple[Found, dict[str, object]]:
-    """The best of several searches in lockstep, and what its certificate says."""
+    """The best of several searches in lockstep, and its certificate."""
     network = read_network(topology)
 
     def attempt(number: int, limit: int) -> Found:
@@ -297,7 +297,7 @@ def best_by_events(
     seed: int,
     effort: Effort,
 ) -> tuple[Found, dict[str, object]]:
-    """The best of several searches by events, and what its certificate says.
+    """The best of several searches by events, and its certificate.
 
     Args:
         nbytes: bytes of a rank's buffer.

@@ -1,8 +1,8 @@
 """MultiTree: one tree from every rank; all trees grow together over links that are free.
 
 A link serves one tree in a time step, so trees that grow together never contend: the step in which
-a rank is added is the step in which its send runs. Trees take turns, one rank at a time, because a
-tree that grew as far as it could would leave its step's links to no other.
+a rank is added is the step in which its send runs. Trees grow round-robin, one rank at a time,
+because a tree that grew as far as it could would leave its step's links to no other.
 
 On a ring of 4 ranks with links both ways, every tree adds both neighbours of its root in step 1,
 which uses all 8 links once, and the rank opposite in step 2 over one of its two links: 2 steps.
