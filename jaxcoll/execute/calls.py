@@ -21,10 +21,9 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import Choice, checked_groups, choose, configured, on_network
 from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
-from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.primitives import Native
 from jaxcoll.numerics import checks

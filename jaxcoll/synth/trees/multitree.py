@@ -272,12 +272,18 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     now = _new_step(graph, len(root))
     order = np.arange(len(root))
     added, time = 0, 0  # line 3
+    # The paper stops a step when E' has no free edge that adds a rank (line 7). Here a round in
+    # which no tree adds any is the end of the step: links are only taken in a step, never freed.
     while added < total:  # line 4
         _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
         progress = True
         while progress:  # line 7
+            # Trees that have farthest to go choose first while most links are free. The order is
+            # renewed for each round, since a tree that has just grown may no longer be the highest;
+            # equal ones stay in the order of roots (a stable sort).
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
+            # A kernel cannot grow an array: one round adds at most one path per tree.
             room = int(path_ptr[added]) + len(root) * (farthest + 1)
             if room > len(path):
                 path = np.concatenate([path, np.empty(room, np.int64)])
@@ -358,6 +364,8 @@ def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     """Frees all links, and lets every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
     now.idle[:] = np.diff(graph.ptr)
+    # A rank is surrounded for good, since trees only grow. Striking such ranks out once a step
+    # keeps line 9 from passing over the whole inside of a tree at every addition.
     for t in range(len(trees.root)):
         if trees.count[t] < trees.wanted[t]:
             _drop_surrounded(graph, trees, t)
@@ -394,8 +402,12 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     reach, cursor, before, idle = now.reach[t], now.cursor[t], now.before[t], now.idle
     parent, child = -1, -1
     while child < 0 and reach <= farthest:
+        # Line 9: ranks in the order in which earlier steps added them. Those added in this very
+        # step are not asked: their data arrives at its end.
         while child < 0 and cursor < before:
             parent = members[cursor]
+            # Most of a step's time would go into ranks whose links are all taken; one number says
+            # so.
             if idle[parent]:
                 child = _search(graph, now, inside, entered, parent, reach)
             if child < 0:
@@ -435,7 +447,12 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
                 if group[w] == own:
                     if inside[w]:
                         continue
+                    # At depth 0 these are the parent's neighbours, and the first in the order of
+                    # links is the one (Y before X). Behind a switch the next rank in cyclic order
+                    # is taken, so that different parents at one switch take different children.
                     ahead = (w - parent) % ranks if depth > 0 else 0
+                    # First a host that the tree has not entered: a tree that enters a host twice
+                    # has used two of its links into the host for what one could bring.
                     if depth == 1 and entered[host[w]]:
                         ahead += ranks
                     if best < 0 or ahead < best_ahead:
@@ -495,5 +512,7 @@ def _lower(graph: Graph, trees: Trees, t, child):
                 lacking[near[v]] -= 1
                 lacking[distance[v]] += 1
             near[v] = distance[v]
+    # Distances to a growing tree only fall, so the height is found from above, in all as many steps
+    # as the network is wide.
     while trees.height[t] > 0 and lacking[trees.height[t]] == 0:
         trees.height[t] -= 1
