@@ -323,7 +323,8 @@ def _directions(
 
 def _rank_at(coordinates: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Ranks by coordinates in their last axis, which go round where they leave the grid."""
-    return np.ravel_multi_index(tuple(np.moveaxis(coordinates % shape, -1, 0)), shape)
+    places = tuple(np.moveaxis(coordinates % shape, -1, 0))
+    return np.asarray(np.ravel_multi_index(places, shape))
 
 
 def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | None:

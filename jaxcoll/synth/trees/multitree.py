@@ -99,16 +99,9 @@ class MultiTree(Synthesizer):
         roots = collective.owner[first].astype(np.int64)
         distance = hop_distances(topology)
         ptr, links = _in_order_of_trial(topology)
-        graph = Graph(
-            ptr,
-            links,
-            topology.src,
-            topology.dst,
-            capacities(topology, self.unit, len(roots)),
-            group,
-            hosts(topology),
-            distance,
-        )
+        serves = capacities(topology, self.unit, len(roots))
+        ends = topology.src, topology.dst
+        graph = Graph(ptr, links, *ends, serves, group, hosts(topology), distance)
         wanted = np.bincount(group[group >= 0])[group[roots]]
         by_height = self._by_height(topology, distance)
         step, tree, path_ptr, path = grow(graph, roots, wanted, by_height, self.nearest_first)
@@ -283,7 +276,6 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
             # equal ones stay in the order of roots (a stable sort).
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
-            # A kernel cannot grow an array: one round adds at most one path per tree.
             room = int(path_ptr[added]) + len(root) * (farthest + 1)
             if room > len(path):
                 path = np.concatenate([path, np.empty(room, np.int64)])
@@ -346,17 +338,11 @@ def _roots_only(graph: Graph, root, wanted):
 def _new_step(graph: Graph, trees):
     """Columns for a step that has not begun."""
     vertices = len(graph.ptr) - 1
-    return Step(
-        np.empty_like(graph.capacity),
-        np.empty(vertices, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(vertices, np.int64),
-        np.empty(vertices, np.int64),
-        np.zeros(vertices, np.int64),
-        np.zeros(1, np.int64),
-    )
+    idle, came_by, queue = np.empty((3, vertices), np.int64)
+    before, cursor, reach = np.empty((3, trees), np.int64)
+    seen, searches = np.zeros(vertices, np.int64), np.zeros(1, np.int64)
+    free = np.empty_like(graph.capacity)
+    return Step(free, idle, before, cursor, reach, came_by, queue, seen, searches)
 
 
 @kernel(cache=True)
@@ -406,8 +392,6 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
         # step are not asked: their data arrives at its end.
         while child < 0 and cursor < before:
             parent = members[cursor]
-            # Most of a step's time would go into ranks whose links are all taken; one number says
-            # so.
             if idle[parent]:
                 child = _search(graph, now, inside, entered, parent, reach)
             if child < 0:
@@ -512,7 +496,5 @@ def _lower(graph: Graph, trees: Trees, t, child):
                 lacking[near[v]] -= 1
                 lacking[distance[v]] += 1
             near[v] = distance[v]
-    # Distances to a growing tree only fall, so the height is found from above, in all as many steps
-    # as the network is wide.
     while trees.height[t] > 0 and lacking[trees.height[t]] == 0:
         trees.height[t] -= 1

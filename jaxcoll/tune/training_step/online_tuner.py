@@ -102,7 +102,7 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     switch = programs == "switch" or (programs == "auto" and jax.default_backend() == "cpu")
     profile = checks.optional(profile, checks.flag, "profile", TuneError)
-    coordinator = processes.coordinator() if coordinator is None else coordinator
+    coordinator = processes.Coordinator() if coordinator is None else coordinator
     leader = Leader(
         seed=checks.seed(seed, TuneError),
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
@@ -151,7 +151,7 @@ def _check_arguments(
         raise TuneError(f"clock must return seconds as a number, got {checks.shown(now)}")
     if coordinator is not None and not callable(getattr(coordinator, "exchange", None)):
         raise TuneError(
-            "coordinator must be one that processes.coordinator() makes, got "
+            "coordinator must be one that processes.Coordinator() makes, got "
             f"{checks.shown(coordinator)}"
         )
 
