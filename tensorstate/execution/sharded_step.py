@@ -281,7 +281,7 @@ def apply(
     )
     if jax.sharding.AxisType.Explicit not in mesh.axis_types:
         return sharded_step(table, mesh, body)
-    placed = [NamedSharding(mesh, spec) for spec in in_specs]
+    placed = [NamedSharding(mesh, spec or PartitionSpec()) for spec in in_specs]
 
     def typed(*leaves):
         """Explicit axes are a part of an array's type, which an argument from a host lacks."""
