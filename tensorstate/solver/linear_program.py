@@ -397,3 +397,17 @@ def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
     ends = np.where(factors > 0, low, high)
     used = factors != 0
     return float(np.sum(factors[used] * ends[used]))
+
+
+def nondominated_rows(rows: np.ndarray) -> np.ndarray:
+    """The lazy rows that a neighbouring kept row does not imply.
+
+    A row is dominated if every variable has at least as large a factor in the other.
+    """
+    kept: list[int] = []
+    for row in range(len(rows)):
+        while kept and (rows[row] >= rows[kept[-1]]).all():
+            kept.pop()
+        if not kept or (rows[row] > rows[kept[-1]]).any():
+            kept.append(row)
+    return np.array(kept)
