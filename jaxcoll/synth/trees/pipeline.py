@@ -249,11 +249,7 @@ class CCube(_Trees):
     idle, and no link twice. Every rank is a leaf of one and inside the other, both are 3 high, and
     a symmetry of the network maps one onto the other. Results go down while sums come up.
 
-    Attributes:
-        pieces: see ``all_reduce``.
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``DoubleBinaryTree``.
     """
 
     name: ClassVar[str] = "c_cube"
@@ -333,11 +329,7 @@ class Tto(_AnySize):
 
     Defined on meshes and tori of two dimensions, for all ranks at once.
 
-    Attributes:
-        pieces: see ``all_reduce``.
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``DoubleBinaryTree``.
     """
 
     name: ClassVar[str] = "tto"
