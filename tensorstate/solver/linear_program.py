@@ -274,7 +274,7 @@ class LinearProgram:
                 solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
             solution = self._run(solver, relax, left, progress)
             if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
-                solver.clearSolver()  # from a basis, what is infeasible may end so
+                solver.clearSolver()  # from a basis an infeasible program may end so
                 solution = self._run(solver, relax, left, progress)
             bound = max(bound, solution.bound)
             solution = dataclasses.replace(solution, bound=bound)
