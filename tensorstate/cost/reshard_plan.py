@@ -452,9 +452,12 @@ def _saved_order(
     """Sort key of a saved copy: resharding seconds, then bytes beside the input itself."""
     cheapest_tree = problem.reshard_graph(group).cheapest_tree
     inputs = start if group.is_input else frozenset[Placements]()
-    after = cheapest_tree(inputs | {saved}, after_forward).seconds
     nbytes = 0 if saved in inputs else problem.local_bytes(group, saved)
-    return cheapest_tree(start, in_forward | {saved}).seconds + after, nbytes, saved
+    try:
+        after = cheapest_tree(inputs | {saved}, after_forward).seconds
+        return cheapest_tree(start, in_forward | {saved}).seconds + after, nbytes, saved
+    except PlanError:  # from no replicated copy to a consumer that takes partial sums
+        return math.inf, nbytes, saved
 
 
 def _steps_leading_to(

@@ -148,7 +148,8 @@ def _unrolled(step: StepTasks, most: int, room: Room) -> dict[int, int]:
         left = room(min(places), max(places))
         held = sum(task.across for task in inside if task.where[-1] == number)
         length = step.graph.loops[number].length or 1
-        for count in range(min(most, length), 1, -1):
+        # At least two bodies: without a loop XLA keeps what the forward pass has gathered.
+        for count in range(min(most, length // 2), 1, -1):
             if 0 < held * (count - 1) <= left and length % count <= 1:
                 unrolled[number] = count
                 break

@@ -279,7 +279,15 @@ def apply(
     body = jax.shard_map(
         on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return sharded_step(table, mesh, body)
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return sharded_step(table, mesh, body)
+    placed = [NamedSharding(mesh, spec or PartitionSpec()) for spec in in_specs]
+
+    def typed(*leaves):
+        """Explicit axes are a part of an array's type, which an argument from a host lacks."""
+        return body(*map(jax.sharding.reshard, leaves, placed))
+
+    return sharded_step(table, mesh, typed)
 
 
 def sharded_step(

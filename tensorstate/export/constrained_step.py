@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
@@ -55,11 +55,14 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
     """
     check_whole(problem)
     table = PlacementTable(problem, decisions, cost)
+    # Constraints are for Auto axes; the devices may be in a mesh of Explicit ones.
+    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
     def whole(*leaves):
-        return GlobalExecutor(table, mesh).run(leaves)
+        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
+            return GlobalExecutor(table, auto).run(leaves)
 
-    return sharded_step(table, mesh, whole)
+    return sharded_step(table, auto, whole)
 
 
 def check_whole(problem: Problem) -> None:

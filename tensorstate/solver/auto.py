@@ -27,7 +27,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.coordinate_descent import CoordinateDescent
+from tensorstate.solver.coordinate_descent import MIN_VISIT_S, CoordinateDescent
 from tensorstate.solver.exact import (
     Milp,
     infeasible_message,
@@ -42,8 +42,14 @@ MAX_EXACT_AXES = 2
 
 # Parts of the time limit after which a stage yields to the next: the search without a limit, the
 # repair, the exact search within it, the named strategies, coordinate descent. The least memory has
-# the rest.
-FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.4, 0.75, 0.85, 0.9, 0.95
+# the rest. Of the search without a limit the exact one has most: a descent that starts without its
+# plan finds worse ones, and no bound.
+FREE_UNTIL, REPAIR_UNTIL, EXACT_UNTIL, NAMED_UNTIL, DESCENT_UNTIL = 0.7, 0.85, 0.9, 0.93, 0.96
+EXACT_SHARE = 0.85
+
+# Gap of the search without a limit until its plan is known to fit: of a plan that does not, the
+# bound is what remains, and programs to close the last percents took most of the time.
+COARSE_GAP = 0.05
 
 # Seconds of the exact search within a limit, and of a named strategy, whatever the time limit.
 EXACT_CAP_S, NAMED_CAP_S = 300.0, 10.0
@@ -93,15 +99,16 @@ class _Search:
         bound = free.bound
         repaired = self._repaired(free)
         found = [] if repaired.fitting is None else [repaired.fitting]
-        exact = None if self._is_close(found, bound) else self._exactly()
+        exact = None if self._is_close(found, bound) else self._exactly(free.seconds, found)
         if isinstance(exact, SearchResult):
             bound, found = max(bound, exact.bound), [*found, exact]
         elif exact is not None and exact.proven and not found:
             least = exact.least_memory or repaired.least_memory
             raise self._refusal(Infeasible(True, least), free)
         if not self._is_close(found, bound):
-            found += self._named()
-        if not self._is_close(found, bound):
+            found += self._named(self.options)
+        has_time = not found or self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
+        if has_time and not self._is_close(found, bound):
             descended = self._descent([free, *found])
             if descended is not None:
                 bound, found = max(bound, descended.bound), [*found, descended]
@@ -136,19 +143,39 @@ class _Search:
         )
         share = FREE_UNTIL if limited else 1.0
         if self._is_exact:
-            solver = self._milp(self._seconds(share * 2 / 3))
-            try:
-                result = solve_within_limit(
-                    self.problem, self.candidates, options, solver, progress=self.progress
-                )
-            except PlanError:  # nothing in time
-                result = Infeasible(proven=False)
+            result = self._exactly_without_limit(options, share * EXACT_SHARE)
             if isinstance(result, SearchResult):
                 return result
             if result.proven:
                 raise PlanError(infeasible_message(self.problem, self.candidates, result, options))
         descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
-        return descent.solve(self.problem, self.candidates, options, self.progress)
+        try:
+            return descent.solve(self.problem, self.candidates, options, self.progress)
+        except PlanError:  # nothing in time
+            named = [*self._named(options)]
+            if not named:
+                raise
+            return min(named, key=lambda result: result.objective)
+
+    def _exactly_without_limit(
+        self, options: SearchOptions, share: float
+    ) -> SearchResult | Infeasible:
+        """The exact search until a part of the time; coarse where its plan exceeds the limit."""
+        limit, gap = self.options.memory_limit, self.solver.gap
+        found: SearchResult | Infeasible = Infeasible(proven=False)
+        for coarse in (gap,) if limit is None else (max(gap, COARSE_GAP), gap):
+            solver = Milp(gap=coarse, time_limit=self._seconds(share))
+            try:
+                found = solve_within_limit(
+                    self.problem, self.candidates, options, solver, progress=self.progress
+                )
+            except PlanError:  # nothing in time
+                return found
+            if isinstance(found, Infeasible) or found.gap <= gap:
+                return found
+            if not found.cost.memory.fits(limit):
+                return found
+        return found
 
     def _repaired(self, free: SearchResult) -> Repaired:
         return repair(
@@ -161,20 +188,27 @@ class _Search:
             until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
         )
 
-    def _exactly(self) -> SearchResult | Infeasible | None:
-        """The exact search within the limit; ``None`` on meshes of more axes."""
-        if not self._is_exact:
+    def _exactly(
+        self, free_seconds: float, found: list[SearchResult]
+    ) -> SearchResult | Infeasible | None:
+        """The exact search within the limit; ``None`` on meshes of more axes.
+
+        Nor where a plan is known, and the time is less than that of the search without a limit,
+        whose program was smaller.
+        """
+        seconds = self._seconds(EXACT_UNTIL, EXACT_CAP_S)
+        if not self._is_exact or (found and seconds < free_seconds):
             return None
         return solve_within_limit(
             self.problem,
             self.candidates,
             self.options,
-            self._milp(self._seconds(EXACT_UNTIL, EXACT_CAP_S)),
+            self._milp(seconds),
             fall_back=False,
             progress=self.progress,
         )
 
-    def _named(self) -> Iterator[SearchResult]:
+    def _named(self, options: SearchOptions) -> Iterator[SearchResult]:
         """The named strategies that fit, of those that the candidates allow."""
         baselines = Baselines(self.problem)
         for name in STARTS:
@@ -183,23 +217,28 @@ class _Search:
             both = baselines.among(name, self.candidates)
             if both is None:
                 continue
-            found = solve_within_limit(
-                self.problem,
-                both,
-                self.options,
-                self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S)),
-                prune_placements=True,
-                fall_back=False,
-            )
+            solver = self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S))
+            try:
+                found = solve_within_limit(
+                    self.problem, both, options, solver, prune_placements=True, fall_back=False
+                )
+            except PlanError:  # nothing in time
+                continue
             if isinstance(found, SearchResult):
-                yield found
+                yield dataclasses.replace(found, bound=-math.inf)
 
     def _descent(self, starts: list[SearchResult]) -> SearchResult | None:
         """Coordinate descent from the best plan so far; ``None`` if nothing fits in time."""
         solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(DESCENT_UNTIL))
         try:
+            # The relaxation of two axes is that of the exact search, which was tried already.
             return solver.descend(
-                self.problem, self.candidates, self.options, starts, self.progress
+                self.problem,
+                self.candidates,
+                self.options,
+                starts,
+                self.progress,
+                bounded=not self._is_exact,
             )
         except PlanError:
             return None

@@ -190,11 +190,13 @@ class CoordinateDescent(Solver):
         options: SearchOptions,
         starts: Sequence[SearchResult],
         progress: Progress | None = None,
+        *,
+        bounded: bool = True,
     ) -> SearchResult:
-        """As ``solve``, from the best of known plans."""
+        """As ``solve``, from the best of known plans; without a bound where that is not asked."""
         until = time.perf_counter() + self.time_limit
         best = min(starts, key=lambda start: result_order(start, options.memory_limit))
-        return self._descend(problem, candidates, options, best, until, progress)
+        return self._descend(problem, candidates, options, best, until, progress, bounded)
 
     def _descend(
         self,
@@ -204,6 +206,7 @@ class CoordinateDescent(Solver):
         merged: SearchResult | None,
         until: float,
         progress: Progress | None,
+        bounded: bool = True,
     ) -> SearchResult:
         """The descent, and the bounds beside it."""
         start, limit, fitting = time.perf_counter(), options.memory_limit, None
@@ -214,14 +217,14 @@ class CoordinateDescent(Solver):
                 raise PlanError(infeasible_message(problem, candidates, infeasible, options, until))
         bound = functools.partial(lower_bound_on_axes, problem, candidates, options, until=until)
         with ThreadPoolExecutor(1) as beside:
-            first = None if merged is None else busiest_axes(problem, merged)
+            first = busiest_axes(problem, merged) if bounded and merged is not None else None
             bounds = [] if first is None else [beside.submit(bound, first)]
             descent = _Descent(problem, candidates, options, self.gap, until, progress)
             best = descent.run(merged, fitting)
             last = busiest_axes(problem, best)
-            if last != first:
+            if bounded and last != first:
                 bounds.append(beside.submit(bound, last))
-            highest = max(future.result() for future in bounds)
+            highest = max((future.result() for future in bounds), default=-math.inf)
         seconds = time.perf_counter() - start
         return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
 

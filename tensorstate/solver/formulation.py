@@ -1,11 +1,7 @@
-"""The exact search as a mixed-integer linear program, with its memory constraints.
-
-The memory constraints of the exact search.
+"""The exact search as a mixed-integer linear program, after Alpa and AutoParallel.
 
 The bytes of a tensor group at a program point are linear in the variables: they are the terms of
 ``tensorstate.cost.memory``, with a variable as the share of each term.
-
-The exact search as a mixed-integer linear program, after Alpa and AutoParallel.
 
 Indices: node class g and its strategies w; tensor group f; pass p (``cost.reshard_passes``) and its
 consumers d; placements s; reshard steps m between placements; program points t. ``N[g]`` and
@@ -78,7 +74,7 @@ from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
+from tensorstate.solver.linear_program import LinearProgram, Solution, Terms, nondominated_rows
 from tensorstate.solver.reshard_constraints import (
     GroupVariables,
     ReshardConstraints,
@@ -121,10 +117,19 @@ class MemoryConstraints:
                 for variable in sources:
                     self.inputs[variable] += nbytes / self.unit
 
-    def add_peak(self) -> int:
+    def bytes_at_points(self, values: np.ndarray) -> np.ndarray:
+        """Bytes at every program point, of values of the variables."""
+        inputs = sum(values[variable] * nbytes for variable, nbytes in self.inputs.items())
+        live = (values[variable] * nbytes for variable, nbytes in self.live.items())
+        return self.unit * sum(live, start=np.full(1, inputs))
+
+    def add_peak(self, reserved: np.ndarray | None) -> int:
         """The limit, a new variable: live bytes <= peak = limit, at every program point.
 
         Program points other than the first are lazy rows of the program.
+
+        Args:
+            reserved: parts of the limit at every program point that others take, if any.
         """
         limit = self.limit / self.unit
         peak = self.program.add_variable(low=limit if np.isfinite(limit) else 0.0, high=limit)
@@ -133,7 +138,8 @@ class MemoryConstraints:
         columns = np.array([*self.live.values()])
         if not len(variables):
             return peak
-        columns = columns[:, nondominated_points(columns)]
+        if reserved is None:  # else a point with fewer bytes may be the tighter one
+            columns = columns[:, nondominated_rows(columns.T)]
         live = coo_matrix(columns.T)
         points = columns.shape[1]
         shape = points, self.program.num_variables
@@ -144,6 +150,8 @@ class MemoryConstraints:
             (live.data, (live.row, variables[live.col])),
             (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
         )
+        if reserved is not None:
+            parts += ((reserved, (np.arange(points), np.full(points, peak))),)
         self.program.set_lazy(
             sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
         )
@@ -238,23 +246,6 @@ class VariableShares(Shares[int]):
         return in_place
 
 
-def nondominated_points(columns: np.ndarray) -> np.ndarray:
-    """Program points not dominated by a neighbouring kept point.
-
-    A point is dominated if every variable has at least as many bytes live at the other.
-
-    Args:
-        columns: bytes per variable (rows) and program point (columns).
-    """
-    kept: list[int] = []
-    for point in range(columns.shape[1]):
-        while kept and (columns[:, point] >= columns[:, kept[-1]]).all():
-            kept.pop()
-        if not kept or (columns[:, point] > columns[:, kept[-1]]).any():
-            kept.append(point)
-    return np.array(kept)
-
-
 # Program points whose memory a proof that nothing fits begins with.
 PROOF_POINTS = 4
 
@@ -277,6 +268,7 @@ class Formulation:
         options: objective, memory limit, and whether classes may be recomputed.
         prune_placements: reshard only to placements that, on each mesh axis, a producer or consumer
             may use; the program is smaller and its optimum seldom worse.
+        reserved: see ``MemoryConstraints.add_peak``.
     """
 
     def __init__(
@@ -286,6 +278,7 @@ class Formulation:
         options: SearchOptions | None = None,
         *,
         prune_placements: bool = False,
+        reserved: np.ndarray | None = None,
     ):
         options = options or SearchOptions()
         self.problem = problem
@@ -307,7 +300,7 @@ class Formulation:
         if options.recompute:
             self._forbid_useless_recompute()
         if self.memory_constraints is not None:
-            self.peak = self.memory_constraints.add_peak()
+            self.peak = self.memory_constraints.add_peak(reserved)
         self.num_shares = self.program.num_variables
         self._add_objective(options.objective)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,18 +31,20 @@ from tensorstate.solver.linear_program import remaining_time
 # program takes 4 to 5 CPU s. Where no neighbourhood of a turn helps, there are twice as many.
 MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD = 300, 1200
 
-# Seconds and relative gap of a neighbourhood.
-NEIGHBOURHOOD_TIME_S, GAP = 15.0, 0.03
+# Relative gaps of a neighbourhood, until a plan fits and then; its least and most seconds, and its
+# part of the remaining time. Several short programs lead further than one whose gap is closed.
+FIRST_GAP, GAP = 0.06, 0.03
+LEAST_TIME_S, MOST_TIME_S, TIME_SHARE = 3.0, 15.0, 0.25
 
 # The price of a thousandth of the limit, in steps of the first plan.
 PRICE = 0.1
 
-# The program may split a tensor among several ways to be resharded, which takes less memory than
-# the one that a plan takes. So where it fits and its plan does not, it aims lower by the
-# difference, down to this part of the limit.
-LOWEST_AIM = 0.8
+# The program may take slower steps of less memory to reshard a tensor, or several at once; a plan
+# takes the fastest. So where the program fits and its plan does not, the difference at every
+# program point is reserved in the next programs, up to this part of the limit.
+MOST_RESERVED = 0.2
 
-# Attempts with a lower aim before strategies change: such programs take tenths of a second.
+# Attempts to fit with more reserved before strategies change.
 MAX_AGAIN = 6
 
 # A plan is better from this relative difference on.
@@ -82,7 +84,8 @@ def repair(
     """
     limit = options.memory_limit or np.inf
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-    now, aim, most, largest = start, limit, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
+    now, most, largest = start, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
+    reserved: np.ndarray | None = None
     found = Repaired(None, start)
     turn = again = unimproved = 0
     is_whole = False
@@ -91,19 +94,21 @@ def repair(
         if turn:
             axis = axes[turn % len(axes)]
             choices, is_whole = _neighbourhood(problem, candidates, now, axis, most)
-        solved = _solve(problem, choices, options, aim, start.objective, until)
+        near = FIRST_GAP if found.fitting is None else GAP
+        price = PRICE * start.objective
+        solved = _solve(problem, choices, options, reserved, price, near, until)
         is_better = is_missed = False
         if solved is None:  # too large for its time: none of this size is tried again
             most, largest = most // 2, most - 1
         else:
-            result, excess = solved
-            peak = result.cost.memory.peak
+            result, excess, beyond = solved
             is_better = _is_better(result, found, limit)
             if is_better:
                 now, found = result, _with(found, result, limit)
-            is_missed = peak > limit and excess < MIN_IMPROVEMENT * limit
+            is_missed = not result.cost.memory.fits(limit) and excess < MIN_IMPROVEMENT * limit
             if is_missed:
-                aim = max(LOWEST_AIM * limit, aim - max(peak - limit, MIN_IMPROVEMENT * limit))
+                beyond = np.clip(beyond / limit, 0.0, MOST_RESERVED)
+                reserved = beyond if reserved is None else np.maximum(reserved, beyond)
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
             break
         if turn == 0 and is_missed and again < MAX_AGAIN:
@@ -142,7 +147,7 @@ def _neighbourhood(
     Returns:
         The choices of every class, and whether all of these classes have others.
     """
-    parts = bytes_by_group(problem, now.decisions, now.cost.reshards, now.cost.recomputed_nodes)
+    parts = _parts(problem, now)
     by_group = {number: inputs + others.sum(0) for number, inputs, others in parts}
     peak = int(sum(by_group.values(), start=np.zeros(())).argmax())
     choices = [[strategy] for strategy in now.decisions.strategies]
@@ -178,16 +183,32 @@ def _solve(
     problem: Problem,
     choices: Sequence[Sequence[Strategy]],
     options: SearchOptions,
-    aim: float,
-    step: float,
+    reserved: np.ndarray | None,
+    price: float,
+    gap: float,
     until: float,
-) -> tuple[SearchResult, float] | None:
-    """The best plan of a neighbourhood, and the bytes by which its program exceeds the aim."""
-    aimed = dataclasses.replace(options, memory_limit=aim)
-    formulation = Formulation(problem, choices, aimed, prune_placements=True)
-    excess = formulation.make_limit_elastic(PRICE * step)
-    seconds = min(NEIGHBOURHOOD_TIME_S, remaining_time(until))
-    solution = formulation.program.solve(gap=GAP, time_limit=seconds)
-    if not len(solution.values):
+) -> tuple[SearchResult, float, np.ndarray] | None:
+    """The best plan of a neighbourhood, and the bytes by which its program exceeds the limit.
+
+    Also, at every program point, the bytes by which the plan exceeds the program.
+    """
+    formulation = Formulation(problem, choices, options, prune_placements=True, reserved=reserved)
+    excess = formulation.make_limit_elastic(price)
+    left = remaining_time(until)
+    seconds = min(left, max(LEAST_TIME_S, min(MOST_TIME_S, TIME_SHARE * left)))
+    solution = formulation.program.solve(gap=gap, time_limit=seconds)
+    if not len(solution.values) or formulation.memory_constraints is None:
         return None
-    return formulation.result(solution, options), formulation.nbytes(solution.values[excess])
+    found = formulation.result(solution, options)
+    planned = sum(
+        (inputs + others.sum(0) for _, inputs, others in _parts(problem, found)),
+        start=np.zeros(()),
+    )
+    beyond = planned - formulation.memory_constraints.bytes_at_points(solution.values)
+    return found, formulation.nbytes(solution.values[excess]), beyond
+
+
+def _parts(problem: Problem, plan: SearchResult) -> Iterator[tuple[int, float, np.ndarray]]:
+    """The bytes of a plan, by tensor group; see ``bytes_by_group``."""
+    cost = plan.cost
+    return bytes_by_group(problem, plan.decisions, cost.reshards, cost.recomputed_nodes)

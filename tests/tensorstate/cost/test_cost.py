@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ from tensorstate.cost.memory import EXACT, bytes_by_point, least_bytes_by_point
 from tensorstate.cost.reshard_plan import Decisions, find_recomputed_nodes, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
-from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
+from tensorstate.solver.formulation import Formulation
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import LINES, gate, graph, problems
 
 DEVICES = 8
@@ -234,3 +237,27 @@ def test_compute_is_arithmetic_or_memory_whichever_is_longer():
     # (8, 4) by (4, 8) by (8, 4); tensors read and written: x, w, t, t, relu, relu, v, result.
     assert seconds[1e9] == pytest.approx(2 * 2 * 8 * 4 * 8 / 1e9)
     assert seconds[1e18] == pytest.approx(4 * (32 + 32 + 64 + 64 + 64 + 64 + 32 + 32) / 1e9)
+
+
+def test_a_partial_sum_is_saved_where_a_later_consumer_takes_it_so():
+    """No step makes a whole copy partial again, so only partial copies lead to such a consumer."""
+
+    def step(weights, w, x):
+        def loss(weights):
+            hidden = x @ w
+            return sum(jnp.square(hidden @ v).sum() for v in weights)
+
+        return jax.grad(loss)(weights)
+
+    traced = trace(step, [(s(8, 8), s(8, 8)), s(8, 8), s(8, 8)])
+    mesh = MeshShape.of({"data": 2})
+    problem = Problem(traced, AlphaBetaCosts(mesh, (1e-6,), (1e9,)), HARDWARE["CPU"])
+    draw, num_saved = random.Random(0), 0
+    for _ in range(100):
+        strategies = tuple(draw.choice(each.all) for each in problem.strategies)
+        program = Formulation(problem, [[strategy] for strategy in strategies]).program.solve()
+        if program.status == "infeasible":
+            continue
+        plans = estimate_cost(problem, Decisions(strategies)).reshards
+        num_saved += sum(plan.saved is not None and min(plan.saved) == SUM for plan in plans)
+    assert num_saved

@@ -56,6 +56,16 @@ def test_drawn_decisions_give_the_values_of_one_device(way):
     assert_alike(jax.device_get(found), jax.device_get(attention(*values())), 1e-4)
 
 
+@pytest.mark.parametrize("way", ["apply", "constrain"])
+def test_explicit_axes_take_arguments_that_are_not_sharded(way):
+    """``jax.make_mesh`` makes such axes by default; they are a part of the type of an array."""
+    plan, explicit = planned(), jax.make_mesh(tuple(SIZES.values()), tuple(SIZES))
+    step = getattr(plan, way)(*([attention] if way == "constrain" else []), mesh=explicit)
+    found = step.jit(donate=False)(*values())
+    assert_alike(jax.device_get(found), jax.device_get(attention(*values())), 1e-4)
+    assert plan.check(step=step, mesh=explicit).agrees
+
+
 @pytest.mark.parametrize(
     ("way", "options"),
     [

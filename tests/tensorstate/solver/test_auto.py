@@ -139,6 +139,21 @@ def test_stages_that_find_nothing_leave_it_to_the_next(
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
 
 
+def test_named_strategies_are_taken_where_no_search_has_a_plan_in_time(
+    monkeypatch, problem, candidates, free
+):
+    def solve(*_args, prune_placements=False, **_options):
+        if not prune_placements:
+            raise PlanError("none in time")
+        return next(named)
+
+    named = iter([dataclasses.replace(free, objective=k * free.objective) for k in (3, 2, 4, 5)])
+    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    monkeypatch.setattr(CoordinateDescent, "solve", solve)
+    found = solve_auto(problem, candidates)
+    assert (found.objective, found.bound) == (2 * free.objective, -math.inf)
+
+
 def test_what_is_proved_is_not_tried_again(problem, candidates):
     with pytest.raises(PlanError, match=r"no plan fits into 1 bytes .* the least is about"):
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
+import numpy as np
 import pytest
 
-from tensorstate.cost.cost import SearchOptions
+from tensorstate.cost.cost import SearchOptions, estimate_cost
+from tensorstate.cost.memory import bytes_by_group
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.exact import minimize_memory
-from tensorstate.solver.repair import repair
+from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.repair import MAX_AGAIN, repair
 from tests.tensorstate.solvers import solve_milp
 from tests.tensorstate.tiny import MESHES, graph
 
@@ -41,6 +46,41 @@ def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
     assert found is not None
     assert found.cost.memory.peak <= limit
     assert best.objective * (1 - 1e-6) <= found.objective <= 1.1 * best.objective
+
+
+def test_what_a_plan_takes_beyond_its_program_is_reserved():
+    """The program takes slower steps of fewer bytes, which a plan of these strategies does not.
+
+    Steps at another point may do the same in the next program, so that several attempts add up.
+    """
+    network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9, 3e8))
+    problem = Problem(graph("tanh"), network, HARDWARE["CPU"])
+    draw = random.Random(15)
+    strategies = tuple(draw.choice(each.all) for each in problem.strategies)
+    limit = 0.9 * estimate_cost(problem, Decisions(strategies)).memory.peak
+    options, reserved = SearchOptions(recompute=True, memory_limit=limit), np.zeros(1)
+    excesses = []
+    for attempt in range(MAX_AGAIN):
+        program = Formulation(
+            problem,
+            [[strategy] for strategy in strategies],
+            options,
+            prune_placements=True,
+            reserved=reserved if attempt else None,
+        )
+        excess = program.make_limit_elastic(1.0)
+        solution = program.program.solve()
+        memory, plan = program.memory_constraints, program.result(solution, options)
+        assert memory is not None
+        parts = bytes_by_group(
+            problem, plan.decisions, plan.cost.reshards, plan.cost.recomputed_nodes
+        )
+        nbytes = sum((inputs + others.sum(0) for _, inputs, others in parts), start=np.zeros(()))
+        assert nbytes.max() == plan.cost.memory.peak > limit
+        beyond = (nbytes - memory.bytes_at_points(solution.values)) / limit
+        reserved = np.maximum(reserved, beyond)
+        excesses.append(program.nbytes(solution.values[excess]))
+    assert excesses[0] < 1e-3 * limit < excesses[-1]
 
 
 def test_below_the_least_memory_nothing_fits_and_the_least_is_found(searched):
