@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
     from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.tacos.synthesizer import synthesize_compact
+    from jaxcoll.synth.tacos import synthesize_compact
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
@@ -187,7 +187,7 @@ _NAMES = {
     ),
     "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
     "synth": ("SYNTHESIZERS", "synthesize"),
-    "synth.tacos.synthesizer": ("synthesize_compact",),
+    "synth.tacos": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
     "execute.choice.measured_costs": ("measure_execution",),

@@ -152,6 +152,19 @@ class Fields:
             raise FormatError(f"{self.where} has no field {glimpse(key)}; remove it")
 
 
+def entries(text: str, form: str, name: str) -> dict:
+    """The entries of a file of one format, ``{"format": form, name: {...}}``, as JSON text.
+
+    Raises:
+        FormatError: not JSON, of another format, or with other keys.
+    """
+    whole = Fields(parse(text), "the file")
+    whole.take("format", exactly(form))
+    found = whole.take(name, json_object)
+    whole.end()
+    return found
+
+
 def _is_whole(value: object) -> bool:
     return type(value) is int
 

@@ -134,6 +134,8 @@ class Schedule:
                 f"the topology has {self.topology.num_ranks} ranks, "
                 f"the collective {self.collective.num_ranks}"
             )
+        # Checked where it is made, once: simulation and lowering read the columns without looking
+        # again.
         self.edges.check(self.topology)
         columns = {
             "step_ptr": whole_numbers(self.step_ptr, np.int64, "step_ptr"),
@@ -142,6 +144,8 @@ class Schedule:
             "reduce": _flags(self.reduce),
         }
         _check_columns(columns, len(self.edges), self.collective.num_chunks)
+        # Edges sorted by path, each once, so that equal schedules have equal columns, and a digest,
+        # however their edges were listed.
         edges, image = _canonical_edges(self.edges)
         if image is not None:
             columns["edge"] = image[columns["edge"]]
@@ -150,6 +154,8 @@ class Schedule:
                 column.setflags(write=False)
             object.__setattr__(self, name, column)
         object.__setattr__(self, "edges", edges)
+        # A message pays alpha once, so the sends of an edge in a step have to stand together:
+        # columns then tell messages without any further index.
         parted = _first_parted(self.step_ptr, self.edge, np.full(len(edges), -1))
         if parted >= 0:
             step = int(np.searchsorted(self.step_ptr, parted, side="right")) - 1
@@ -322,6 +328,9 @@ class Schedule:
         neither want nor pass them on: run backwards, those have nothing to give.
         """
         dual = self.collective.dual()
+        # Why a gather backwards is a sum: a rank that was sent a chunk and sent it on to two others
+        # gets, backwards, two contributions, adds its own, and passes the sum to where the chunk
+        # came from. Each contribution is added once because each rank received the chunk once.
         # In an all_to_all nothing is summed in either direction: copies stay copies.
         sums = dual.is_reducing or self.collective.is_reducing
         backward = slice(None, None, -1)
@@ -378,6 +387,8 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
         raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
     if first.collective.with_kind("all_gather") != second.collective:
         raise ScheduleError("the schedules have different groups or chunks per shard")
+    # Steps of the second are numbered behind those of the first, but no barrier parts them: steps
+    # are an order per link, and a rank sends a sum as soon as it is complete.
     edges, edge = _joined_edges(first, second)
     return Schedule(
         first.topology,

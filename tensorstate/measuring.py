@@ -247,11 +247,8 @@ def loads(text: str) -> dict[str, Rates]:
     Raises:
         FormatError: not JSON, of another format, or with numbers that were never measured.
     """
-    whole = readers.Fields(readers.parse(text), "the file")
-    whole.take("format", readers.exactly(FORMAT))
-    places = whole.take("places", readers.json_object)
-    whole.end()
-    return {place: _rates(entry, place) for place, entry in places.items()}
+    entries = readers.entries(text, FORMAT, "places")
+    return {place: _rates(entry, place) for place, entry in entries.items()}
 
 
 def _rates(given: object, place: str) -> Rates:

@@ -28,12 +28,12 @@ EXEMPT = {
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
-    "jaxcoll/synth/forestcoll/balancing.py": {
-        "_shift": KERNEL,
+    "jaxcoll/synth/forestcoll/balancing.py": {"_shift": KERNEL},
+    "jaxcoll/synth/forestcoll/spanning.py": {
+        "may_take": KERNEL,
         "search": KERNEL,
         "follow": KERNEL,
     },
-    "jaxcoll/synth/forestcoll/spanning.py": {"may_take": KERNEL},
     "jaxcoll/synth/forestcoll/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
     "jaxcoll/synth/routing/soft_distances.py": {"soft_flows": KERNEL, "_split": KERNEL},
     "jaxcoll/synth/routing/min_congestion.py": {"route": KERNEL, "_cheapest": KERNEL},

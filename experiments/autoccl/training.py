@@ -344,7 +344,7 @@ def claims(config: ClaimsConfig) -> list[Row]:
     rows += _interference(config)
     rows += _steps_to_tune(config)
     rows += _slips(config)
-    title = "AutoCCL: claims, what follows from them, and slips"
+    title = "AutoCCL: claims, conclusions and slips"
     publish(title, rows, config.results, figure=_claims_figure(config), notes=config.notes)
     return rows
 

@@ -1,7 +1,8 @@
 """Lists the benchmarks, or runs one: ``python -m experiments.benchmarks [NAME [ARGUMENTS]]``.
 
-A benchmark is a public function of one argument, ``argv``: ``main`` is called like its file, any
-other by its own name. Its first line, for ``main`` that of its file, says what it measures.
+A benchmark is a public function of one argument, ``argv``: ``main`` is called like its file (or the
+folder that its file begins), any other by its own name. Its first line, for ``main`` that of its
+file, says what it measures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from experiments import benchmarks
 # Ends with its exit status, or None for 0.
 Benchmark = Callable[[Sequence[str]], int | None]
 
+BEGINS = "__init__.py"  # the file that a folder begins with
+
 
 def find() -> dict[str, str]:
     """Name of each benchmark, with the first line of its docstring.
@@ -37,7 +40,7 @@ def _functions() -> Iterator[tuple[Path, ast.Module, ast.FunctionDef]]:
     """The path of each benchmark, in the folder of all of them, its module and its function."""
     for folder in map(Path, benchmarks.__path__):
         for path in folder.rglob("*.py"):
-            if path.name.startswith("_"):
+            if path.name.startswith("_") and path.name != BEGINS:
                 continue
             tree = ast.parse((folder / path).read_bytes(), str(path))
             for node in tree.body:
@@ -51,7 +54,12 @@ def _is_benchmark(function: ast.FunctionDef) -> bool:
 
 
 def _name(path: Path, function: ast.FunctionDef) -> str:
-    return path.stem if function.name == "main" else function.name
+    return _module(path)[-1] if function.name == "main" else function.name
+
+
+def _module(path: Path) -> tuple[str, ...]:
+    """The names of folders and module, from the folder of all benchmarks on."""
+    return path.parent.parts if path.name == BEGINS else path.with_suffix("").parts
 
 
 def load(name: str) -> Benchmark:
@@ -59,7 +67,7 @@ def load(name: str) -> Benchmark:
     path, function = next(
         (path, function.name) for path, _, function in _functions() if _name(path, function) == name
     )
-    module = ".".join([benchmarks.__name__, *path.with_suffix("").parts])
+    module = ".".join([benchmarks.__name__, *_module(path)])
     return getattr(importlib.import_module(module), function)
 
 

@@ -29,7 +29,7 @@ import jaxcoll as jc
 from experiments.study import printed
 from experiments.timing import compare, report, write
 from jaxcoll import execute, topologies
-from jaxcoll.execute.choice.selection import derived
+from jaxcoll.execute.choice import derived
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import costs_of

@@ -141,7 +141,7 @@ def measure(script: Script, graph: Graph, sizes: Mapping[str, int]) -> dict[str,
 
 
 def run(plan: Plan, step: ShardedStep, script: Script) -> tuple[HloComparison, Parts]:
-    """The compiled program beside the plan, and what its steps return."""
+    """The compiled program beside the plan, and the results of its steps."""
     jitted = jax.jit(
         step.step,
         in_shardings=step.in_shardings,

@@ -27,7 +27,7 @@ from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.entry import synthesize
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.patterns.cascade import BlueConnect, Cascade
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.topologies import hypercube, mesh, ring_fc_switch, torus
 from jaxcoll.topology import Topology

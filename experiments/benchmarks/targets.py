@@ -347,9 +347,9 @@ def degraded_compiled(argv: Sequence[str]) -> None:
     """An all_reduce on v5p 4x4x4 less a link, compiled: permutes in flight, memory, compile time.
 
     Joint trees of 64 to 256 chunks beside the ring of the whole slice, as one loop (``scan``).
-    Nothing runs: the TPU compiler must be there, as ``scripts/bench`` installs it for ``targets``.
+    Nothing runs: it needs the TPU compiler, which ``scripts/bench`` installs for ``targets``.
     Temporary memory is in multiples of a rank's buffer, compile time in CPU seconds (the median of
-    several in turns, after one that is not counted) and in multiples of the ring's.
+    several, the rows alternating, after one that is not counted) and in multiples of the ring's.
     """
     parser = argparse.ArgumentParser(
         prog="degraded_compiled", description=degraded_compiled.__doc__

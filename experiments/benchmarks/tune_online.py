@@ -132,7 +132,7 @@ def short(run: int) -> dict[str, Any]:
         "seconds until settled": seconds,
         "steps": len(times),
         "compile s": found.compile_seconds,
-        "turns s": found.turn_seconds,
+        "compilers s": found.compiler_seconds,
         "settled / quiet": statistics.median(after) / statistics.median(quiet),
         "jax.lax": "fastest" if found.lax_wins else "not fastest",
     }
@@ -259,7 +259,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
     from jaxcoll.tune import Table
     from jaxcoll.tune.training_step.leader import Leader
     from jaxcoll.tune.training_step.online_tuner import Online
-    from jaxcoll.tune.training_step.processes import Alone
+    from jaxcoll.tune.training_step.processes import Coordinator
 
     tuned = Online(
         step,
@@ -267,7 +267,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
         prepare=lambda *_, **__: prepared,
         table=Table(),
         path=None,
-        coordinator=Alone(),
+        coordinator=Coordinator(),
         clock=time.perf_counter,
         tell=lambda done, what: None,
     )

@@ -200,8 +200,8 @@ def train(config: Config, model: Model, plan: Plan) -> tuple[list[float], list[f
     losses: list[list[float]] = [[], []]
     every = max(1, config.steps // 20)
     names = ("loss by plan", "loss on one device")
-    ways = zip(names, runs, losses, (applied.in_shardings, None), strict=True)
-    for name, step, found, shardings in ways:
+    trained = zip(names, runs, losses, (applied.in_shardings, None), strict=True)
+    for name, step, found, shardings in trained:
         params, state, _ = model.init(config.seed)
         for number in range(config.steps):
             batch = text.batch(number, config.batch, config.length, config.seed)

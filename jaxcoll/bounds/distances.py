@@ -36,7 +36,7 @@ from jaxcoll.topology import Topology
 
 # Flows (sources times links) up to which the program is solved: a tenth of a second.
 FLOWS = 2**12
-# What the climb may cost, in sources times links times steps, and its most steps.
+# The most work of the climb, in sources times links times steps, and its most steps.
 _CLIMB, _STEPS = 2**20, 64
 # A step aims at so much more than the best so far; less after so many that gained little.
 _AIM, _LESS, _PATIENCE, _LITTLE = 0.3, 0.6, 5, 0.002

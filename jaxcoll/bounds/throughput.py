@@ -17,10 +17,11 @@ the flow leaves.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -29,7 +30,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
-from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
+from jaxcoll.numerics.rational import Number, as_fraction, coprime
 from jaxcoll.topology import Topology, connected
 
 
@@ -169,7 +170,8 @@ def bottleneck(
         targets: ranks that gather, one of them without all of the weight; all when omitted. With
             fewer, the cut is the narrowest of those that part some target from weight.
     """
-    whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
+    network = network_with_source(topology)
+    whole, (links, unit) = whole_weights(topology, weights), coprime(topology.exact_bandwidth)
     n, total = topology.num_ranks, sum(whole)
     gathering = range(n) if targets is None else sorted(targets)
     # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower
@@ -178,7 +180,6 @@ def bottleneck(
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
     last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
     cut = cuts[last]
-    network = network_with_source(topology)
     while True:
         rate = _rate(topology, links, whole, cut)
         # In whole numbers, multiplied by the rate's denominator: a search over floats ends at a
@@ -191,8 +192,8 @@ def bottleneck(
         short = network.first_short(capacity, topology.num_vertices, turn, need)
         if short is None:
             break
-        # What the flow to a short target leaves on the side of the source is a cut that lets out
-        # less than its weight at this rate, so its own rate is lower: no cut comes twice.
+        # The source's side of a minimum cut before a short target lets out less than its weight
+        # at this rate, so its own rate is lower: no cut comes twice.
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
     found = 1 / (rate * unit)
@@ -239,9 +240,9 @@ def fixed_k(
 
 def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
     """``fixed_k`` of checked arguments, where the optimum is known."""
-    whole, (links, unit) = best.weights, _whole_bandwidths(topology)
-    n, total = topology.num_ranks, sum(whole)
     network = network_with_source(topology)
+    whole, (links, unit) = best.weights, coprime(topology.exact_bandwidth)
+    n, total = topology.num_ranks, sum(whole)
     last = 0
 
     def short_of(capacity: list[int]) -> Shortfall | None:
@@ -271,6 +272,28 @@ def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
             scale = min(scale * Fraction(9, 8), limit)
             capacity = _trimmed(topology, [math.floor(b * scale) for b in links])
     return Scaling(k, scale / unit, tuple(capacity), tuple(k * w for w in whole))
+
+
+def fastest(topology: Topology, best: Optimum, numbers: Iterable[int]) -> Scaling:
+    """The least time that one of some numbers of trees per rank takes, the least of equals."""
+    scalings = (known_scaling(topology, best, k) for k in numbers)
+    return min(scalings, key=lambda scaling: (scaling.inverse, scaling.k))
+
+
+# A network is asked for again with every number of chunks.
+
+
+@functools.lru_cache(maxsize=16)
+def known_optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
+    """``optimum`` of a connected network, found once for all calls that follow each other."""
+    check_balanced(topology)
+    return bottleneck(topology, weights)
+
+
+@functools.lru_cache(maxsize=128)
+def known_scaling(topology: Topology, best: Optimum, k: int) -> Scaling:
+    """``scaled_to``, found once for all calls that follow each other."""
+    return scaled_to(best, topology, k)
 
 
 def check_balanced(topology: Topology) -> None:
@@ -305,7 +328,7 @@ def balanced(topology: Topology) -> Topology:
         TopologyError: ranks can no longer reach each other.
     """
     connected(topology)
-    links, unit = _whole_bandwidths(topology)
+    links, unit = coprime(topology.exact_bandwidth)
     left = _trimmed(topology, links)
     keep = [e for e, b in enumerate(left) if b]
     return Topology(
@@ -356,21 +379,7 @@ def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple
             f"weights need one number for each of {n} ranks, at least 0 and not all 0, "
             f"got {checks.shown(weights)}"
         )
-    whole, _ = _whole(exact)
-    return tuple(whole)
-
-
-def _whole(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
-    """Coprime integers and the unit they count."""
-    denominator = common_denominator(set(values))
-    common = math.gcd(*(int(v * denominator) for v in set(values)))
-    unit = Fraction(common, denominator)
-    known = {v: int(v / unit) for v in set(values)}
-    return [known[v] for v in values], unit
-
-
-def _whole_bandwidths(topology: Topology) -> tuple[list[int], Fraction]:
-    return _whole(topology.exact_bandwidth)
+    return tuple(coprime(exact)[0])
 
 
 def _surplus(topology: Topology, bandwidth: Sequence) -> list:

@@ -117,6 +117,9 @@ def _gathered(
     count, total = topology.num_vertices, float(nbytes.sum())
     if not ticks:
         return 0.0
+    # The network over time: a copy of every vertex per tick, an arc per link and tick to the copy
+    # its latency later, and an arc to the next copy for data that waits. The flow to the target's
+    # last copy is what can have arrived.
     now = np.arange(ticks)[:, None]
     later = now + np.floor(topology.alpha / tick * (1 + 1e-12)).astype(np.int64)
     moment, link = np.nonzero(later < ticks)
@@ -130,6 +133,8 @@ def _gathered(
     dst.append(later[moment, link] * count + topology.dst[link])
     supply = np.floor(nbytes[sources] / total * _UNITS).astype(np.int64)
     waiting = np.full((ticks - 1) * count, _UNITS)
+    # Everything is rounded in favour of the schedule: latencies down, link capacities up, supplies
+    # down. So the flow is never too small, and the time never above the truth.
     network = FlowNetwork(everything + 1, np.concatenate(src), np.concatenate(dst))
     capacity = np.concatenate([supply, waiting, whole[link]])
     need = int(supply.sum())
@@ -251,7 +256,7 @@ def lower_bounds(
 
     - *distance*: latency between ranks that need something of one another.
     - *ingress* and *egress*: the data that a rank needs, or has for others, over all its links,
-      from when it can be there until it is too late.
+      on each from the earliest arrival until it is too late.
     - *cut*: the data that has to leave a set of vertices, for one rank outside or for all of them.
     - *traffic*: all data that has to cross links anywhere, over all links together.
     - *meeting*: the contributions of an all_reduce, which leave their ranks before the sum is
@@ -262,6 +267,8 @@ def lower_bounds(
     if what.kind == "all_reduce":
         return _bounds_of_sums(latencies, what, float(size))
     is_backwards = what.is_reducing
+    # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
+    # bounds are those, with ingress and egress exchanged.
     if is_backwards:
         latencies, what = latencies.transpose(), what.dual()
     return _bounds_of_copies(latencies, what, float(size), is_backwards)
@@ -276,6 +283,9 @@ def _bounds_of_copies(
     if not nbytes.any():
         return (Bound(0.0, "distance", _NOTHING),)
     into, out_of = ("egress", "ingress") if is_backwards else ("ingress", "egress")
+    # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
+    # which each rank has its own leaves once for each: then both directions and the sum over all
+    # links bound it too.
     is_copied = what.kind in ("all_gather", "broadcast")
     back = latencies.transpose()
     found = [_of_a_rank(entering(latencies, nbytes), into)]
@@ -310,7 +320,7 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
     farthest = Bound(time, "distance", reason)
     if time == 0.0 and not needs_of(what).any():
         return (farthest,)
-    # What a rank contributes comes, in some sum, to each other rank: to it alone it is a broadcast.
+    # A contribution reaches each other rank, in some sum: for its rank alone it is a broadcast.
     from_one = _one_source_each(latencies, what, size)
     found = [_of_a_rank(entering(latencies, from_one), "ingress")]
     found.append(_of_a_rank(entering(back, _one_source_each(back, what, size)), "egress"))
@@ -320,6 +330,8 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
         time, place = sums.crossed(latencies, what, sets, size)
         found.append(_of_a_set(Arrival(time), sets[place], topology, False))
     known = max(farthest.time, *(b.time for b in found))
+    # Ranks one by one, and hosts as wholes: inside a host links are fast, and counting them would
+    # hide how narrow the network between hosts is.
     for part in parts(topology):
         ranks = len(np.unique(part[: topology.num_ranks]))
         where = "ranks" if ranks == topology.num_ranks else f"{ranks} parts of the network"

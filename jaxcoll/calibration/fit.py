@@ -188,8 +188,8 @@ def fit(topology: Topology, points: Sequence[Timing]) -> tuple[np.ndarray, np.nd
     assumed = np.asarray([(float(alpha), float(bandwidth)) for alpha, bandwidth in speeds])
     start = np.log([(max(a, _LEAST_ALPHA), 1 / b) for a, b in assumed]).ravel()
     together, alone = np.tile(np.eye(2), (len(assumed), 1)), np.eye(len(start))
-    # What is the fastest depends on the speeds, and these on what runs: the schedules of the speeds
-    # found so far are added, until they make no price less.
+    # The fastest schedule depends on the speeds, and these on the schedules that run: the schedules
+    # of the speeds found so far are added, until they make no price less.
     prices = _more(_Prices(topology, kind, points, [()] * len(points)), start)
     found = _descend(prices, start, start, together)
     for _ in range(_TURNS):

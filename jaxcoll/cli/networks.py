@@ -360,7 +360,7 @@ def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--speeds", type=click.Choice(("nominal", "nccl")),
                      help="Of --from: data sheets' or NCCL's."),
         click.option("--hosts", type=click.IntRange(1), help="Of --from: equal hosts; 1."),
-        click.option("--gpu", help="Of nvidia-smi: what its GPUs are, as h100."),
+        click.option("--gpu", help="Of nvidia-smi: the model of its GPUs, as h100."),
     ):  # fmt: skip
         command = decorate(command)
     return command

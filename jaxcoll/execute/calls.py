@@ -21,10 +21,9 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.choice import configured
+from jaxcoll.execute.choice import Choice, checked_groups, choose, configured, on_network
 from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
-from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.primitives import Native
 from jaxcoll.numerics import checks
@@ -180,7 +179,7 @@ class Call:
         )
 
     def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
-        """The axes, and what runs over them unless a configuration says otherwise."""
+        """The axes, and the schedule that runs over them unless a configuration names another."""
         chosen = self._cheapest(x)
         if isinstance(chosen, Native):
             return self.axes, chosen
@@ -205,7 +204,7 @@ class Call:
         return is_plain and not beside and not is_same(x.size, 0) and self.is_native(x)
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
-        """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
+        """The choice for a call that leaves schedule and lowering open, or ``None``."""
         if self.choice is not None or self.lowering != "auto":
             return None
         groups = checked_groups(self.groups, self.axes)

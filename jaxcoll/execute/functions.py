@@ -62,7 +62,7 @@ from jaxcoll.execute.calls import (
     summable,
     vary,
 )
-from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.layout import divide, merge, move, sharded_as
 from jaxcoll.numerics import checks
 

@@ -8,7 +8,7 @@ parts, in closed form or measured.
   corrects one coordinate after the other has it, and lengths that count one coordinate only prove
   that none has more. With every arc several times the rate is as many times that of the digraph.
 - The rate of a line graph of degree d is at most 1/d of that of its base G: of d^2 pairs of arcs,
-  what goes over an arc of G enters it, as a vertex of L(G), by its d arcs.
+  the flow over an arc of G enters it, as a vertex of L(G), by its d arcs.
 - ``kautz_flow`` bounds the rate of generalized Kautz digraphs, ``shortest_flow`` that of others.
   For few ranks the linear program is solved.
 

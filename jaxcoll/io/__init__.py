@@ -100,7 +100,7 @@ def load(
     return load_text(path, lambda text: _read(text, network, ranks, nodes), max_bytes)
 
 
-# What a file holds whose format does not name its network, by kind.
+# Content of files whose format does not name their network, by kind.
 ON_NETWORK = {
     "msccl": "MSCCL XML",
     "forestcoll": "ForestColl's trees",

@@ -230,7 +230,7 @@ def completed(
                 kept[key] = [_texts(columns, row) for row in next(made)]
             rows[key] = kept[key]
             if time.monotonic() - written > _INTERVAL:
-                # What an earlier run did stays, wherever in the table this one stopped.
+                # Rows of an earlier run stay, wherever in the table this one stopped.
                 _write(path, columns, {**rows, **kept})
                 written = time.monotonic()
             yield key, rows[key]

@@ -47,7 +47,7 @@ FEW_SENDS = 2048
 # that is done a thousand times, and for programs in which no call may be slower than the others.
 COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
 
-# What a kernel waits for, in CPU seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
+# The seconds that a kernel waits, of CPU (Numba 0.68, 2026): importing Numba takes 0.45, loading a
 # kernel from the cache 0.02; compiling takes 0.1 and 0.3 to 1.5 ms per instruction, measured on
 # twelve kernels of 100 to 5,700 instructions with those that they call. An assignment of one array
 # to another takes two seconds more, for the text of its error: kernels copy element by element.
@@ -294,10 +294,38 @@ def numba() -> Any:
     """The module numba, imported when the first kernel is compiled."""
     import numba as nb
 
-    from jaxcoll.numerics.array_results import make_without_python
-
-    make_without_python()
+    _make_arrays_without_python(nb)
     return nb
+
+
+# Numba's versions whose boxing of arrays was tried: another one compiles as it does, and
+# tests/numerics/test_signals.py says whether it still needs ``_make_arrays_without_python``.
+TRIED = ((0, 68),)
+
+
+def _make_arrays_without_python(nb: Any) -> None:
+    """Let functions that Numba compiles from now on make their arrays without running any Python.
+
+    For every array that a kernel returns, Numba 0.68 looks up its class by a call of Python, and
+    takes the result unchecked. Python handles signals at the start of a call: a handler that raises
+    there, as Ctrl-C does, gave a SystemError, a ValueError in place of the exception, or the end of
+    the process. Here the class is a constant of the compiled kernel, as its dtype is.
+    """
+    if nb.version_info.short not in TRIED:
+        return
+    from numba.core import boxing, pythonapi
+
+    def box_array(array: Any, value: Any, context: Any) -> Any:
+        """Numba's own code for an array, but for the one call of Python in it."""
+        constants, api = context.env_manager, context.pyapi
+        array_class = constants.read_const(constants.add_const(array.box_type))
+        api.unserialize = lambda _: array_class
+        try:
+            return boxing.box_array(array, value, context)
+        finally:
+            del api.unserialize
+
+    pythonapi._boxers.functions[nb.types.Array] = box_array
 
 
 def _listed(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:

@@ -27,6 +27,13 @@ def spans(ptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(cuts)
 
 
+def equal_runs(values: np.ndarray) -> np.ndarray:
+    """Each run of equal values as a row: its ptr, int64 of shape (runs + 1,)."""
+    first = np.ones(len(values), bool)
+    first[1:] = values[1:] != values[:-1]
+    return np.append(np.flatnonzero(first), len(values))
+
+
 def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct rows in lexicographic order, a row before those that continue it.
 

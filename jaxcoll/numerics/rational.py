@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from numbers import Rational
 
@@ -43,6 +43,15 @@ def fits_float(value: Fraction) -> bool:
         return as_fraction(float(value)) == value
     except (OverflowError, ValueError):
         return False
+
+
+def coprime(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
+    """Values as coprime integers, and the unit that these count; not all values are 0."""
+    different = set(values)
+    denominator = common_denominator(different)
+    unit = Fraction(math.gcd(*(int(v * denominator) for v in different)), denominator)
+    known = {v: int(v / unit) for v in different}
+    return [known[v] for v in values], unit
 
 
 def common_denominator(values: Iterable[Fraction]) -> int:

@@ -47,7 +47,7 @@ def page(
         title: of the page.
         facts: numbers that stand at the top, by name.
         notes: sentences on everything that the page leaves out.
-        data: what its script reads, as JSON.
+        data: the JSON that its script reads.
     """
     tiles = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"

@@ -271,7 +271,7 @@ def _host_circle(num_ranks: int, num_vertices: int, hosts: tuple[tuple[int, ...]
 
 
 def _turned(angle: float) -> np.ndarray:
-    """The matrix that turns row vectors by an angle."""
+    """The matrix that rotates row vectors by an angle."""
     cosine, sine = math.cos(angle), math.sin(angle)
     return np.array([[cosine, sine], [-sine, cosine]])
 

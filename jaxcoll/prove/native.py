@@ -157,7 +157,7 @@ def prove(fields: dict, asked: Asked) -> Proof:
     replay.check_end()
     return Proof("jaxcoll.schedule/1", kind, ranks, shards.first[-1], len(edge), (
         "complete, each contribution once", "every send over links of the network",
-        "steps end one after another: nothing waits for what comes later",
+        "steps end one after another: no send waits for a later one",
     ))  # fmt: skip
 
 

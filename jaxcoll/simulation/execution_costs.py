@@ -208,9 +208,9 @@ _CPU = ExecutionCosts(
 )
 
 # Compiled programs show one NCCL group per step (docs/targets.md), and two copies and one addition
-# for what arrives; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL kernel takes
-# about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged all_to_all): nobody has
-# measured it here, it is right within a factor of about two.
+# of the bytes that arrive; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL
+# kernel takes about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged
+# all_to_all): nobody has measured it here, it is right within a factor of about two.
 _GPU = ExecutionCosts(
     "gpu",
     permute=2e-6,

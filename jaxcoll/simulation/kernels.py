@@ -204,6 +204,8 @@ def run_routed(queues, hops, num_links, arrived, start):
     lacks = np.full(num_links, _NONE, np.int64)
     replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, lacks)
     size = _join_all(queues, replay, hops, traffic)
+    # A kernel runs without Python, which handles signals only between calls: so many events at a
+    # time keep Ctrl-C prompt.
     while size:
         size = _run_routed(queues, replay, hops, traffic, size)
 
@@ -216,6 +218,7 @@ def _run_routed(queues, replay, hops, traffic, size):
         taken += 1
         now, m = traffic.times[0], traffic.events[0]
         size = _take(m, hops, traffic, size)
+        # At a vertex inside its path the message joins the next link at once (store and forward).
         if traffic.hop[m] < hops.ptr[m + 1]:
             size = _serve(m, now, hops, traffic, size)
             continue
@@ -223,6 +226,9 @@ def _run_routed(queues, replay, hops, traffic, size):
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
             chunk = queues.chunk[i]
             replay.arrived[rank, chunk] += 1
+            # Only links that wait for this very chunk are asked: each link remembers the one chunk
+            # that its head lacks, so that an arrival costs a look at the links out of the rank and
+            # no search.
             for j in range(queues.out_ptr[rank], queues.out_ptr[rank + 1]):
                 q = queues.out[j]
                 if replay.lacks[q] == chunk:
@@ -274,6 +280,9 @@ def _serve(m, now, hops, traffic, size):
     """Let a message take its next hop as soon as the link is free."""
     h = traffic.hop[m]
     link = hops.link[h]
+    # First come, first served: events are taken in order of time, so whoever asks first has the
+    # link. In the model "astra" the link is busy for the bytes and the message arrives alpha later;
+    # in "tacos" both are alpha and bytes together (``hops.busy``, ``hops.delay``).
     begin = max(now, traffic.free[link])
     traffic.start[h] = begin
     traffic.free[link] = begin + hops.busy[hops.case[h]]
@@ -364,6 +373,7 @@ def _run_messages(waits, hops, traffic, end, size):
 @kernel(cache=True, nogil=True, inline="always")
 def _is_released(waits, waiter, now):
     """Count one arrival that ``waiter`` waits for; returns whether it was the last."""
+    # A message may be released later than the last message that it waits for arrives.
     waits.release[waiter] = max(waits.release[waiter], now)
     waits.pending[waiter] -= 1
     return waits.pending[waiter] == 0

@@ -19,7 +19,7 @@ from jaxcoll.synth.patterns.rhd import Bruck, Halving, Hdrm, Rhd, Swing, Trivanc
 from jaxcoll.synth.patterns.ring import Direct, NcclRing, Ring
 from jaxcoll.synth.routing.min_congestion import MinCongestion, VanDeGeijn
 from jaxcoll.synth.routing.time_stepped import TimeStepped
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
 from jaxcoll.synth.trees.multitree import MultiTree

@@ -18,7 +18,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import is_void
 from jaxcoll.execute.calls import AxisName, is_by_lax, widened
-from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.numerics import checks
 

@@ -29,7 +29,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
-from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks

@@ -59,7 +59,7 @@ from jaxcoll.execute.buckets import (
     typed_like,
 )
 from jaxcoll.execute.calls import AxisName
-from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program

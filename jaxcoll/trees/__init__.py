@@ -131,6 +131,8 @@ class TreeFlow:
         self.edges.check(self.topology)
         self._check_trees()
         worst = self.slowest_link()
+        # Fractions: a rate is claimed as exact, and a float would let a link through that is over
+        # by a hair, or refuse one that is just full.
         for link, load in enumerate(self.load):
             seconds = Fraction(load, self.k) / self.topology.exact_bandwidth[link]
             if seconds > self.inverse:
@@ -155,6 +157,7 @@ class TreeFlow:
             raise ScheduleError(
                 f"trees need a root, a weight and edges each, got lengths {lengths}"
             )
+        # n - 1 edges that each add a rank are a spanning tree; ``_grow`` looks whether each does.
         if not np.array_equal(self.tree_ptr, np.arange(count + 1) * (n - 1)):
             raise ScheduleError(f"every tree needs {n - 1} edges, one into each rank but its root")
         if len(self.edge) != count * (n - 1):
@@ -263,6 +266,8 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
     n = flow.topology.num_ranks
     # A message is a tree edge and a piece; it carries chunks first..last - 1 of its tree.
     # Chunks go to pieces as evenly as whole numbers allow, so that no message is much longer.
+    # A row per tree edge and piece, tree by tree, so that columns of both orders below are indices
+    # of rows.
     tree = np.repeat(np.arange(flow.num_trees), (n - 1) * pieces)
     row = np.repeat(np.arange(len(flow.edge)), pieces)
     piece = np.tile(np.arange(pieces), len(flow.edge))
@@ -270,10 +275,15 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
     first = share * (piece * chunks // pieces)
     last = share * ((piece + 1) * chunks // pieces)
     if order == "steps":
+        # Piece j leaves the root in step j and goes down an edge in each step: no two pieces of a
+        # tree meet on an edge, and as many steps as pieces and height are the fewest.
         step = piece + flow.depth[row] - 1
         sequence = np.arange(len(row))
     else:
         before = edge_before(flow)
+        # Steps of all trees together would wait for the slowest link in each of them. So the order
+        # in which links serve comes from a run of the network without latencies, and steps only
+        # keep that order on every link.
         begin = stream_order(*_network(flow), before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link

@@ -257,6 +257,7 @@ class _Descent:
         strategies = None if start is None else start.decisions.strategies
         best = start if fitting is None else None
         unimproved = 0  # axes visited in a row without improvement
+        contradictory = limit is None  # every visit proved that its strategies contradict
         for visit in range(MAX_SWEEPS * len(axes)):
             left = self.until - time.perf_counter()
             if unimproved >= len(axes) or (left <= 0 and (visit or (best or fitting) is not None)):
@@ -267,11 +268,13 @@ class _Descent:
             if not isinstance(result, Infeasible):
                 if _is_better(result, best, limit):
                     best, strategies, unimproved = result, result.decisions.strategies, 1
-            elif best is None and fitting is not None:
+                continue
+            contradictory &= result.proven
+            if best is None and fitting is not None:
                 best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
         result = best or fitting
         if result is None:
-            infeasible = Infeasible(proven=False)
+            infeasible = Infeasible(proven=contradictory)
             raise PlanError(
                 infeasible_message(self.problem, self.candidates, infeasible, self.options)
             )
@@ -281,15 +284,18 @@ class _Descent:
         self, axis: int, strategies: Sequence[Strategy] | None, time_limit: float
     ) -> SearchResult | Infeasible:
         """The best plan that differs along one axis only."""
-        return solve_within_limit(
-            self.problem,
-            _vary_one_axis(self.candidates, axis, strategies),
-            self.options,
-            Milp(gap=self.gap, time_limit=time_limit),
-            prune_placements=True,
-            fall_back=False,
-            progress=self.progress,
-        )
+        try:
+            return solve_within_limit(
+                self.problem,
+                _vary_one_axis(self.candidates, axis, strategies),
+                self.options,
+                Milp(gap=self.gap, time_limit=time_limit),
+                prune_placements=True,
+                fall_back=False,
+                progress=self.progress,
+            )
+        except PlanError:  # nothing in time: plans of other visits remain
+            return Infeasible(proven=False)
 
 
 def _long_axes(problem: Problem) -> list[int]:

@@ -240,6 +240,8 @@ def infeasible_message(
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
     """
     limit = options.memory_limit
+    if limit is None and not infeasible.proven:
+        return "no plan was found in time; allow more time"
     if limit is None:
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"

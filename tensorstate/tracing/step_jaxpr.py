@@ -7,9 +7,6 @@ it had been written with ``nnx.split`` and ``nnx.merge``.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
 import linecache
 import re
 import sys
@@ -19,11 +16,11 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AxisType
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.tracing.held_values import held_tracers
 
 _DATA_DEPENDENT = (
     jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
@@ -70,10 +67,11 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
         rest = () if result is None else result if type(result) is tuple else (result,)
         return (*(given[i] for i in changed), *rest)
 
-    held = _held_tracers(step_fn)
+    before = held_tracers(step_fn)
+    known = frozenset(map(id, before.values()))
     closed, out_shape = _jaxpr(pure, shapes)
-    for name, tracers in _held_tracers(step_fn).items():
-        if tracers - held.get(name, frozenset()):
+    for name, tracer in held_tracers(step_fn).items():
+        if id(tracer) not in known:
             raise PlanError(
                 f"the step stores a value in {name!r}, which is outside of it, expected a pure "
                 "function: this happens once, as it is traced, and not in every step. Return the "
@@ -151,31 +149,6 @@ def _is_mutable(arg: Any) -> bool:
         return False
     nodes = jax.tree.leaves(arg, is_leaf=lambda node: isinstance(node, kinds))
     return any(isinstance(node, kinds) for node in nodes)
-
-
-def _held_tracers(function: Callable[..., Any]) -> dict[str, frozenset[int]]:
-    """By name the traced values in the variables of a function that are not its own."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    known = getattr(function, "__globals__", {})
-    held = {name: known[name] for name in code.co_names if name in known}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # a cell that is still empty
-            held[name] = cell.cell_contents
-    return {name: frozenset(map(id, _tracers(value))) for name, value in held.items()}
-
-
-def _tracers(value: Any) -> Iterator[Tracer]:
-    """The traced values in lists, sets and dictionaries."""
-    if isinstance(value, Tracer):
-        yield value
-    elif type(value) in (list, tuple, set, dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tracers(item)
 
 
 def _new(arg: Any, before: list[Any]) -> bool:

@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError, TopologyError, aot
-from jaxcoll.aot import targets
 from tests.execute.harness import mesh_of
 
 TPU = """\
@@ -224,7 +223,7 @@ def test_refused_targets():
 
 
 def test_a_cluster_of_gpus_needs_jax_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(targets, "is_available", lambda platform: True)
+    monkeypatch.setattr(aot, "is_available", lambda platform: True)
     with jax_platforms("cuda,cpu"), pytest.raises(TopologyError, match="JAX_PLATFORMS=cpu; it is"):
         aot.target("h100:8")
 

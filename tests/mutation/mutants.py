@@ -70,7 +70,7 @@ TARGETS = {
         "tests/synth/building",
     ),
     "jaxcoll/synth/building/derive.py": ("tests/synth/building", "tests/synth/test_placement.py"),
-    "jaxcoll/execute/choice/selection.py": (
+    "jaxcoll/execute/choice/__init__.py": (
         "tests/execute/test_functions.py",
         "tests/execute/test_direct_connect.py",
     ),

@@ -14,8 +14,7 @@ import numba as nb
 import numpy as np
 import pytest
 
-from jaxcoll.numerics.array_results import TRIED
-from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, kernel
+from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, TRIED, kernel
 from jaxcoll.synth.tacos.events import Event
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +143,7 @@ def test_an_alarm_at_any_moment_ends_a_kernel_by_its_exception(phases):
 
 
 def test_the_installed_numba_was_tried():
-    """A new one may make arrays in another way: see ``array_results``, then add it there."""
+    """A new one may make arrays in another way: see ``compiled.TRIED``, then add it there."""
     assert nb.version_info.short in TRIED
 
 

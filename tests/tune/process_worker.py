@@ -45,7 +45,7 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
     from jax.sharding import PartitionSpec as P
 
     from jaxcoll.tune.training_step import State
-    from jaxcoll.tune.training_step.processes import Decision, Progress, coordinator
+    from jaxcoll.tune.training_step.processes import Coordinator, Decision, Progress
 
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))
@@ -60,7 +60,7 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
 
     programs = [program(number) for number in range(3)]
     delays, draws = random.Random(process), random.Random(7)
-    connected = coordinator(TIMEOUT_SECONDS)
+    connected = Coordinator(TIMEOUT_SECONDS)
     trace, spent = [], []
     for step in range(count):
         if step == 10:

@@ -22,7 +22,7 @@ from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
 from jaxcoll.tune.training_step.preparation import Comparison, Preparation
-from jaxcoll.tune.training_step.processes import Alone
+from jaxcoll.tune.training_step.processes import Coordinator
 from jaxcoll.tune.training_step.programs import Background
 from jaxcoll.tune.trial import Occurrence
 from tests.execute.harness import mesh_of
@@ -323,7 +323,7 @@ def test_few_candidates_are_compared_per_step_and_the_table_knows_them_before(
     assert tuned.report().comparison_seconds > 0
 
 
-class _Stalled(Alone):
+class _Stalled(Coordinator):
     """Another process stalls in the comparisons."""
 
     def wait(self, outputs, what):

@@ -17,13 +17,11 @@ from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Table
 from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.processes import (
-    Alone,
-    Connected,
+    Coordinator,
     Decision,
     Message,
     Progress,
     Start,
-    coordinator,
 )
 from jaxcoll.tune.training_step.regression import TimedStep
 
@@ -111,8 +109,7 @@ def test_a_search_that_loses_a_process_ends_with_an_error_in_all_others(what, tm
 
 
 def test_one_process_decides_alone():
-    alone = coordinator()
-    assert isinstance(alone, Alone)
+    alone = Coordinator()
     assert alone.is_leader
     progress = Progress(is_ready=True, refused=((0, 3),))
     decision = alone.exchange(
@@ -125,7 +122,7 @@ def test_one_process_decides_alone():
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
 def test_a_timeout_that_is_none(timeout):
     with pytest.raises(TuneError, match="timeout"):
-        Connected(timeout)
+        Coordinator(timeout)
 
 
 @pytest.mark.parametrize(

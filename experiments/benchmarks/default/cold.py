@@ -43,7 +43,7 @@ except SystemExit as end:
         raise
 """
 
-# What a process writes at its end: of every kernel that ran, the versions taken from the library,
+# Written by a process at its end: of every kernel that ran, the versions taken from the library,
 # those that Numba compiled, and seconds as Python. `asked` is what its calls by Python were for.
 WATCHED = """
 import atexit, builtins, importlib, json, sys, time

@@ -24,7 +24,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from experiments.benchmarks.default.default import WITHIN, Limits, search
+from experiments.benchmarks.default import WITHIN, Limits, search
 from experiments.study import printed
 from experiments.timing import report, text, write
 from jaxcoll import executors, topologies

@@ -39,7 +39,7 @@ BUCKET_BYTES = 1300 << 10
 
 
 def network(batch: int, seed: int) -> tuple[Any, Callable[[], tuple]]:
-    """A jitted data-parallel training step on all devices, and what makes its first arguments.
+    """A jitted data-parallel training step on all devices, and a maker of its first arguments.
 
     The step donates parameters and optimizer state.
 

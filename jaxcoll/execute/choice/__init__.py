@@ -1,5 +1,241 @@
-"""How a call is run, in reading order: ``configured`` (schedules of few rounds, and by the
-configurations of a trace), ``stated`` (network and machine, and how permutes are carried out),
-``measured_costs`` (the charges of this machine), ``cheapest`` (of ``jax.lax`` and the schedules,
-and why), ``selection`` (by the user's ``schedule=``).
+"""Choice: the schedule that a call runs, from the user, a synthesizer, or the defaults.
+
+Here a call's ``schedule=`` becomes a schedule. In reading order beside it: ``configured``
+(schedules of few rounds, and by the configurations of a trace), ``stated`` (network and machine,
+and how permutes are carried out), ``measured_costs`` (the charges of this machine), ``cheapest``
+(of ``jax.lax`` and the schedules, and why).
 """
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice.cheapest import candidates, taken
+from jaxcoll.execute.choice.configured import default_schedule, default_topology, synthesized
+from jaxcoll.execute.layout import Axes
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import listed
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Synthesizer, synthesizer_named
+from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.building.base import Problem
+from jaxcoll.synth.building.derive import derive
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+from jaxcoll.verifier import verify
+
+Choice = Schedule | TreeFlow | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
+
+
+def choose(
+    choice: Choice,
+    kind: str,
+    axes: Axes,
+    groups=None,
+    root: int | None = None,
+    nbytes: int = 0,
+) -> Schedule:
+    """The verified schedule of a collective over the ranks of ``axes``.
+
+    Args:
+        choice: a schedule of this collective, or one to derive it from; trees, whose shards are
+            sent unsplit; a synthesizer, its name, or a function of (topology, collective), to be
+            run on the default topology of that many ranks; or None for the default.
+        groups: groups of ranks, as in ``Collective``.
+        nbytes: of the larger of a rank's input and output, by which the default is chosen.
+
+    Raises:
+        CollectiveError: the groups do not cover the ranks of the axes once each, in equal numbers.
+        ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
+            collective from which this one cannot be derived, or one that does not verify.
+    """
+    collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
+    if choice is None:
+        shard = nbytes // len(collective.groups[0])
+        return default_schedule(collective, shard, jax.default_backend())
+    if isinstance(choice, TreeFlow):
+        choice = _unsplit(choice)
+    if isinstance(choice, Schedule):
+        schedule = choice
+    elif isinstance(choice, type):
+        raise ScheduleError(
+            f"schedule= was the class {choice.__name__}; give one of its instances, as in "
+            f"schedule={choice.__name__}(...)"
+        )
+    elif isinstance(choice, (str, Synthesizer)):
+        return synthesized(synthesizer_named(choice), collective)
+    elif callable(choice):
+        _check_takes_two(choice)
+        schedule = choice(default_topology(axes.num_ranks), collective)
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(
+                f"schedule= was a function that returned {type(schedule).__name__}, not a Schedule"
+            )
+    else:
+        raise ScheduleError(
+            "schedule= takes a Schedule, a TreeFlow, a synthesizer or its name, a function of "
+            f"(topology, collective), or None; got {type(choice).__name__}"
+        )
+    _check_fits(schedule, collective, axes)
+    _check_runs_on_stated(schedule)
+    return derived(schedule, kind)
+
+
+def on_network(
+    choice: str | Synthesizer | None, kind: str, axes: Axes, groups, root: int | None, nbytes: int
+) -> Choice:
+    """The schedule of a synthesizer on the network that is known; itself where none is.
+
+    "auto" also weighs what the machine charges; and ``None`` is the fastest of the candidates.
+    """
+    place = stated.place(kind, axes, groups, root)
+    if isinstance(choice, (str, Synthesizer)):
+        choice = synthesizer_named(choice)
+        if place.topology is not None or isinstance(choice, Portfolio):
+            return _synthesized_on(place, choice, max(nbytes, 1))
+    elif place.topology is not None:
+        found = candidates(place.collective, nbytes, place.topology, place.costs)
+        return taken(found, by_lax=False).runs  # type: ignore[return-value]
+    return choice
+
+
+@functools.lru_cache(maxsize=256)
+def _synthesized_on(place: stated.Place, maker: Synthesizer, nbytes: int) -> Schedule:
+    topology = place.topology or default_topology(place.collective.num_ranks)
+    if isinstance(maker, Portfolio):
+        maker = dataclasses.replace(maker, nbytes=nbytes, execution=place.costs)
+        one = dataclasses.replace(place.collective, chunks_per_shard=1)
+        return maker.made(Problem(topology, one, any_chunks=True))
+    return synthesized(maker, place.collective, topology)
+
+
+@functools.lru_cache(maxsize=64)
+def _unsplit(trees: TreeFlow) -> Schedule:
+    return trees.to_schedule(1, order="steps")
+
+
+def _check_takes_two(choice: Callable) -> None:
+    try:
+        inspect.signature(choice).bind(None, None)
+    except TypeError as error:
+        raise ScheduleError(
+            f"schedule= was a function that cannot be called with (topology, collective): {error}"
+        ) from None
+    except ValueError:
+        return  # written in C, without a signature
+
+
+# ---------------------------------------------------------------------- fit
+
+
+def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
+    """The groups of ``axis_index_groups``, once they cover the ranks in equal numbers."""
+    if groups is None:
+        return None
+    try:
+        groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+    except TypeError:
+        raise CollectiveError(
+            f"axis_index_groups must be lists of indices of {axes}, got {checks.shown(groups)}"
+        ) from None
+    ranks = sorted(rank for group in groups for rank in group)
+    if ranks != list(range(axes.num_ranks)):
+        raise CollectiveError(
+            f"axis_index_groups must name every index of {axes} exactly once, got "
+            f"{checks.shown(groups)}"
+        )
+    if len({len(group) for group in groups}) > 1:
+        raise CollectiveError(
+            f"axis_index_groups must be of equal size, got {checks.shown(groups)}"
+        )
+    return groups
+
+
+def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
+    given = schedule.collective
+    if given.shares is not None:
+        raise ScheduleError(
+            f"{schedule} gathers or reduces unequal shards, which jaxcoll.execute does not run; "
+            "synthesize one for equal shards"
+        )
+    if given.num_ranks != axes.num_ranks:
+        raise ScheduleError(
+            f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
+            f"synthesize one for {axes.num_ranks}, or one for all ranks of the mesh whose groups "
+            "are those along the axis"
+        )
+    if given.groups != wanted.groups:
+        raise ScheduleError(
+            f"{schedule} is for groups {_named(given.groups)}, but the call asks for "
+            f"{_named(wanted.groups)}; axis_index_groups= and the groups of the schedule must "
+            "be the same, in the same order"
+        )
+    if given.root != wanted.root and wanted.root is not None and given.root is not None:
+        raise ScheduleError(
+            f"{schedule} has root {given.root}, but the call asks for {wanted.root}"
+        )
+
+
+def _check_runs_on_stated(schedule: Schedule) -> None:
+    """Refuse a whole network's schedule where the network was stated with links down.
+
+    Raises:
+        ScheduleError: naming links that it uses and that are down.
+    """
+    network = stated.current().topology
+    if network is None or not network.losses or schedule.topology != network.whole:
+        return
+    whole = schedule.topology
+    used = schedule.edges.path_link[_links_of_sends(schedule)]
+    down = set(network.losses.links)
+    ends = zip(whole.src[used].tolist(), whole.dst[used].tolist(), strict=True)
+    broken = [f"{u}->{v}" for u, v in dict.fromkeys(ends) if (u, v) in down]
+    if broken:
+        raise ScheduleError(
+            f"{schedule} was made for the whole network and sends over {listed(broken)}, which "
+            f"the stated {network.name or 'network'} has lost; synthesize one for that network"
+        )
+
+
+def _links_of_sends(schedule: Schedule) -> np.ndarray:
+    """Where the links of the edges that have sends stand in the paths of all edges."""
+    edges = schedule.edges
+    is_used = np.zeros(len(edges), bool)
+    is_used[schedule.edge] = True
+    return np.flatnonzero(np.repeat(is_used, edges.hops))
+
+
+def _named(groups) -> str:
+    return "one group of all ranks in order" if len(groups) == 1 else str(groups)
+
+
+@functools.lru_cache(maxsize=256)
+def derived(schedule: Schedule, kind: str) -> Schedule:
+    """The schedule of another kind that follows from a schedule (``derive``), verified once.
+
+    Reversed sends use the links in the other direction, so the network must equal its transpose.
+
+    Raises:
+        ScheduleError: it does not follow, or does not verify.
+    """
+    verify(schedule)
+    if schedule.collective.kind == kind:
+        return schedule
+    if schedule.topology != schedule.topology.transpose():
+        raise ScheduleError(
+            f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
+            f"one the other way; synthesize {kind} itself"
+        )
+    found = derive(schedule, kind)
+    verify(found)
+    return found

@@ -1,6 +1,6 @@
 """The cheapest way to run a call by the network and the machine's charges, and the reasons for it.
 
-Cheapest: what runs a call that leaves its schedule open, ``jax.lax`` or a schedule.
+Cheapest: the choice between ``jax.lax`` and schedules for a call that leaves it open.
 
 Each candidate is priced by the time on the links of the network, where one is known, and by what
 the machine charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend
@@ -95,7 +95,7 @@ class Candidate:
 
     Attributes:
         name: "jax.lax" or the name of a synthesizer.
-        runs: what runs; ``None`` where it is not defined.
+        runs: the schedule or ``jax.lax``; ``None`` where it is not defined.
         links: seconds on the links; 0 where they are unknown.
         charge: seconds that the machine charges.
         rounds: permutes; 0 for ``jax.lax``.
@@ -118,7 +118,7 @@ class Candidate:
 def cheapest(
     kind: str, axes: Axes, groups, root: int | None, nbytes: int, op: str, dtype
 ) -> Schedule | Native:
-    """What runs a call without ``schedule=``.
+    """The cheapest schedule, or ``jax.lax``, for a call without ``schedule=``.
 
     Args:
         groups: groups of the ranks of ``axes``, as in ``Collective``.

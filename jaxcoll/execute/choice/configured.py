@@ -294,7 +294,7 @@ def run(
     Args:
         x: the operand, its blocks along the leading dimension (``primitives``).
         nbytes: of the larger of a rank's input and output.
-        default: the axes and what runs over them without tuning.
+        default: the axes and the choice for them without tuning.
 
     Raises:
         CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not

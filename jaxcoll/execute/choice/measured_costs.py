@@ -324,10 +324,7 @@ def loads(text: str) -> dict[str, ExecutionCosts]:
     Raises:
         FormatError: not JSON, of another format, or costs that ``ExecutionCosts`` refuses.
     """
-    whole = readers.Fields(readers.parse(text), "the file")
-    whole.take("format", readers.exactly(FORMAT))
-    entries = whole.take("costs", readers.json_object)
-    whole.end()
+    entries = readers.entries(text, FORMAT, "costs")
     return {place: _costs(entry, place) for place, entry in entries.items()}
 
 

@@ -126,6 +126,10 @@ class _DataflowBuilder:
     def trace(self) -> Dataflow:
         steps = []
         for rounds in self.program.steps:
+            # Sums are put off: a row that is added to is a list of terms until it is sent on as
+            # complete, or wanted in the end. Then all its terms are added in one fused operation,
+            # where a buffer would be read and written once per term. Partial sums are sent as terms
+            # that the sender adds while it makes the message.
             ops = self._settle(self._copied(rounds))
             # All of a step is looked up before any of it arrives.
             for op, recv, add in self._permutes(rounds):
@@ -207,8 +211,11 @@ class _DataflowBuilder:
         ranks = np.arange(len(table))[:, None]
         count, value, offset = (a[ranks, rows] for a in (self.count, self.value, self.offset))
         count, value = np.where(active, count, 0), np.where(active[..., None], value, -1)
+        # A row that no value is known for: such a program runs on a buffer.
         if ((count == 0) & active).any():
             raise _Irregular
+        # Columns become one slice where on every rank the next row is the next row of the same
+        # values. Ranks run one program, so a cut that one rank needs cuts the slice for all.
         goes_on = (active[:, 1:] == active[:, :-1]) & (count[:, 1:] == count[:, :-1])
         goes_on &= (value[:, 1:] == value[:, :-1]).all(-1)
         follows = (offset[:, 1:] == offset[:, :-1] + 1) | (value[:, 1:] < 0)
@@ -292,6 +299,9 @@ def _as_table(mask: np.ndarray) -> np.ndarray:
 
 
 def _segment(length: int, count: np.ndarray, value: np.ndarray, offset: np.ndarray) -> Segment:
+    # Ranks that read the same values differ only in the offset, which is looked up by rank. Other
+    # values are another branch of the program, run by all ranks and selected; with more than a few
+    # branches the program runs on a buffer.
     kinds, which = np.unique(value[count > 0], axis=0, return_inverse=True)
     if len(kinds) > MOST_VARIANTS:
         raise _Irregular

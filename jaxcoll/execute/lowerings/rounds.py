@@ -29,6 +29,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics.compiled import FEW_SENDS, interpreted, kernel
+from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
 
 
@@ -74,12 +75,18 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
 
 @kernel(cache=True)
 def _koenig(src, dst, ranks, colours):
+    # Koenig's proof is the algorithm. Each message takes a colour that is free at both ends, if
+    # there is one. If not, u has a free colour a and v a free colour b, since neither has more
+    # messages than there are colours; along the path of a and b that starts at v the two are
+    # exchanged, and a is free at both.
     sends = np.full((ranks, colours), -1, np.int64)  # the message of each (sender, colour)
     receives = np.full((ranks, colours), -1, np.int64)
     colour = np.full(len(src), -1, np.int32)
     for i in range(len(src)):
         u, v = src[i], dst[i]
         at_u, at_v, both = -1, -1, -1
+        # The lowest free colour: messages come largest first, so that those of similar size meet in
+        # a round, which is as long as its longest message.
         for c in range(colours):
             free_u, free_v = sends[u, c] < 0, receives[v, c] < 0
             if free_u and at_u < 0:
@@ -283,6 +290,9 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
     rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
     row = np.concatenate(home)
     num_rows = _home_rows(collective)
+    # Chunks that a rank only forwards are in no row of its result. They get rows of their own
+    # behind, numbered at each rank from 0, so that the buffer grows by the most that any rank
+    # forwards.
     passing = row < 0
     if passing.any():
         key = rank[passing] * collective.num_chunks + both[passing]
@@ -346,8 +356,8 @@ def colour_pairs(
 def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
     """The rounds of one step, its sends sorted by (src, dst, row sent)."""
     pair = src * n + dst
-    starts = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]]))
-    size = np.diff(np.append(starts, len(pair)))
+    ptr = equal_runs(pair)
+    starts, size = ptr[:-1], np.diff(ptr)
     u, v = src[starts], dst[starts]
     colour = colour_pairs(u, v, size, sides)
     message = np.repeat(np.arange(len(starts)), size)
@@ -380,6 +390,7 @@ def split_long_steps(program: PermuteProgram) -> PermuteProgram:
     steps: list[tuple[Round, ...]] = []
     for rounds in program.steps:
         longest = max(r.size for r in rounds)
+        # Rounds of a step are in flight together, so it is their rows together that count.
         rows = max(1, program.num_rows // (PART * len(rounds)))
         # A power of two: parts of different steps then have equal shapes, hence few stages.
         rows = 1 << (rows.bit_length() - 1)

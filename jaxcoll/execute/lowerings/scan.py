@@ -85,6 +85,9 @@ def stages(program: PermuteProgram) -> tuple[tuple[Slot, ...], ...]:
     for rounds in program.steps:
         # To the next power of two: at most half of a message is padding.
         here = (max(r.size for r in rounds) - 1).bit_length()
+        # A stage's body has a slot for each colour of all its pairs, and an idle pair sends all the
+        # same. So steps with about the same pairs share a body, and a step with others begins a new
+        # one.
         own = {pair for r in rounds for pair in r.pairs}
         if steps and (here != scale or _more_slots(pairs | own, steps, rounds)):
             found.append(_stage(program, steps))
@@ -112,6 +115,8 @@ def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slo
     add = np.zeros(shape, bool)
     which = dict(zip(pair.tolist(), colour.tolist(), strict=True))
     for t, r, u, v in listed:
+        # A pair keeps its slot in all steps of the stage, since a permute's pairs are constants of
+        # the program; rows differ by step and are data.
         c = which[u * n + v]
         send[c, t, u, : r.size] = r.send[u]
         recv[c, t, v, : r.size] = r.recv[v]
@@ -160,6 +165,8 @@ def _run_stage(
     def body(carry, now):
         buffer, ready = carry
         ahead, places = now
+        # All permutes of a step start from rows that are in the carry already, before anything is
+        # written: they are in flight together, and the buffer is updated in place.
         arrived = permute_together(axes, ready, [slot.pairs for slot in stage], target)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):

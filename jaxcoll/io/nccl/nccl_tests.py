@@ -50,7 +50,7 @@ _DTYPES = {
 }
 _DEVICE = re.compile(r"#\s+Rank\s+([0-9]{1,9})\s")
 _STARTING = re.compile(r"Collective test starting: ([a-z_]+)_perf")
-# What a program was called as, where no line says which collective it tests.
+# The name of a called program, where no line says which collective it tests.
 _CALLED = re.compile(r"(?:^|[\s/\"'])([a-z_]{4,20})_perf(?:_mpi)?(?:[\s\"']|$)")
 # Of mpirun (``[1,0]<stdout>:``, or with the job's name before it) and of srun -l (``0: ``).
 _PREFIX = re.compile(r"^(?:\[[^\s<>\[\]]{1,80}\]<(?:stdout|stderr)>:\s?|[0-9]{1,7}:\s)")

@@ -167,7 +167,7 @@ Counts = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Synthesizer(abc.ABC):
-    """An algorithm that turns a topology and a collective into a schedule.
+    """An algorithm from a topology and a collective to a schedule.
 
     Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce

@@ -82,6 +82,8 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
         found = _both_ways(topology, ranks, room)
         if not found and not both_ways:
             found = _one_way(room)
+        # The bytes per second of all circles together, each as fast as the threshold. Lower
+        # thresholds may find more circles, and only a clear gain is worth the slower links.
         if len(found) * speed > _WORTH * most:
             best, most = tuple(found), len(found) * speed
     return best
@@ -108,6 +110,8 @@ def _rooms(topology: Topology, ranks: Circle) -> Iterator[tuple[float, np.ndarra
 def _both_ways(topology: Topology, ranks: Circle, room: np.ndarray) -> list[Circle]:
     """Circles over links that lead both ways."""
     mutual = np.minimum(room, room.T)
+    # Each circle takes two links at every rank: the rank with the fewest says how many circles
+    # there can be.
     most = min(int(mutual.sum(axis=1).min()) // 2, _MOST_CIRCLES)
     found: list[Circle] = []
     if most and topology.placement is not None and ranks == tuple(range(topology.num_ranks)):
@@ -130,6 +134,7 @@ def _one_after_another(mutual: np.ndarray, most: int) -> list[Circle]:
         room, found = mutual.copy(), []
         rng = np.random.default_rng(start)
         while len(found) < most:
+            # The order of the ranks themselves comes first where its links exist.
             circle: np.ndarray | None = np.arange(n)
             if found or start or not _follows_links(np.arange(n), room):
                 circle = _rotated(room, rng)
@@ -174,6 +179,9 @@ def _rotated(room: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
             continue
         if length == n and room[end, path[0]]:
             return path
+        # A rotation (Posa, 1976): where the end of a path has no fresh neighbour, it has one inside
+        # the path; what lies behind that one is reversed, so that another rank is the end and the
+        # path is as long as before.
         behind = [v for v in near[end] if place[v] < length - 2]
         if not behind or is_circles:
             return None
@@ -189,6 +197,7 @@ def _one_way(room: np.ndarray) -> list[Circle]:
     for circle in (np.arange(n), np.arange(n)[::-1]):
         if _follows_links(circle, room):
             return [tuple(circle.tolist())]
+    # Ranks with few links into them are tried first: later on they could not be entered any more.
     behind = (room > 0).sum(axis=0)
     near = [[int(v) for v in np.argsort(behind, kind="stable") if row[v]] for row in room]
     path, on_path, choices = [0], {0}, [iter(near[0])]
@@ -294,6 +303,9 @@ class _Squares:
             gain = self._gains()
             if not len(gain) or gain.min() == _NEVER:
                 break
+            # Exchanges that join circles are always taken. Where there are none, one that changes
+            # nothing or splits a circle may open a way; so many in all are borne before the search
+            # ends.
             idle += gain.min() >= 0
             best = rng.permutation(np.flatnonzero(gain == gain.min()))
             for colour in self._exchange(best if gain.min() < 0 else best[:1]):

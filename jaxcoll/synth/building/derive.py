@@ -54,6 +54,9 @@ def derive(
         raise ScheduleError(
             f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
         )
+    # An all_gather run backwards on the reversed network is a reduce_scatter: where a chunk was
+    # copied to a rank, that rank's partial sum goes back the same way. An all_reduce is both, one
+    # after the other; on a network that is its own transpose both come from one solution.
     if scatter is not None:
         found = concatenate(scatter, schedule)
     else:
@@ -75,6 +78,9 @@ def reverse_in_time(schedule: Schedule, nbytes: Number) -> Schedule:
             network without switches.
     """
     backward = schedule.reverse()
+    # Between neighbours the reversed order of steps is the reversed run. Through switches it is
+    # not: messages that queued at a switch on their way would queue at its other side, in another
+    # order, and the reversed run would be slower than the run.
     if (schedule.edges.hops <= 1).all():
         return backward
     run = simulate(schedule, nbytes)
@@ -128,6 +134,8 @@ def _steps(order, ptr, chunk, edge, src, dst, first_link, links, ready):
     on_edge = np.zeros(len(first_link), np.int64)  # the first step without a message of the edge
     for m in order:
         e = edge[m]
+        # As early as the data allows, but on a link never before a message that is served earlier:
+        # steps may be shared, the order on the link may not change.
         t = max(on_link[first_link[e]], on_edge[e])
         for i in range(ptr[m], ptr[m + 1]):
             t = max(t, ready[src[e], chunk[i]])

@@ -221,7 +221,7 @@ def _first_line(rank_grid: RankGrid, dim: int) -> np.ndarray:
 
 
 def dimension_counts(topology: Topology) -> tuple[Counts, ...]:
-    """Chunk counts worth trying by what goes along dimensions: 1, 2, and multiples of them."""
+    """Chunk counts worth trying where dimensions share the chunks: 1, 2, and multiples of them."""
     sides = topology.placement.grid.shape if topology.placement else ()
     dimensions = max(1, sum(side > 1 for side in sides))
     return (tuple(sorted({1, 2, *(dimensions * pieces for pieces in DOUBLINGS)})),)

@@ -5,10 +5,10 @@ wait to leave its rank, the most urgent: by default the one with the longest way
 the first in order. Inside the network links serve first come, first served, as they do when the
 schedule is run.
 
-``improved`` plans the same sends backwards in time from the end, and forwards again in the order of
-that plan, by turns: the forward-backward improvement of project scheduling (Li and Willis, "An
-iterative scheduling technique for resource-constrained project scheduling", 1992). Sends that were
-early for no use then make room for those that the end waits for.
+``improved`` alternates: it plans the same sends backwards in time from the end, and forwards in the
+order of that plan, which is the forward-backward improvement of project scheduling (Li and Willis,
+"An iterative scheduling technique for resource-constrained project scheduling", 1992). Sends that
+were early for no use then make room for those that the end waits for.
 
 On a chain 0, 1, 2, rank 0 sends two chunks to rank 1, of which only the second goes on to rank 2.
 In the order of numbers the run takes the time of 3 chunks; with the second, whose way is longer, in

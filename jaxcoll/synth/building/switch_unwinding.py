@@ -196,8 +196,7 @@ def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, 
                 for v in wires.out[w]:
                     if v not in way and (v >= n or w >= n):
                         way[v] = [*way[w], v]
-                        # Ranks end a way: what goes on beyond them is another link of the unwound
-                        # network.
+                        # Ranks end a path: beyond them another link of the unwound network begins.
                         if v >= n:
                             following.append(v)
             layer = following

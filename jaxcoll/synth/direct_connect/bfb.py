@@ -127,6 +127,8 @@ class Bfb(Synthesizer):
                 f"{collective} takes {collective.num_deliveries} sends, more than {_MOST_SENDS}; "
                 f"take fewer chunks, or a GroupSchedule, which keeps those of one rank"
             )
+        # Groups share no link, because each is gathered over links among its own ranks: their steps
+        # run at the same time, and the part with the most steps ends last.
         parts = [
             self._gather(topology, collective, g)
             for g, group in enumerate(collective.groups)
@@ -207,6 +209,8 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
     degree = ports_of(network) if is_topology else network.degree
     size = network.num_ranks if is_topology else network.size
     found = bfb_bottlenecks(network)
+    # (3.2): T_L counts steps, T_B adds up the busiest link of each, in units of the time that the
+    # whole buffer takes over all links of a rank.
     shards = sum((step.shards for step in found), Fraction(0))
     return Cost(len(found), shards * degree / size)
 
@@ -222,6 +226,8 @@ def _one_per_orbit(size: int, generators: tuple[tuple[int, ...], ...]) -> np.nda
     """The first vertex of every orbit of a group of automorphisms."""
     if not generators:
         return np.arange(size)
+    # Vertices that an automorphism takes to one another have the same jobs and links, so that one
+    # of each orbit is solved: on a vertex-transitive graph a single vertex.
     images = np.asarray(generators)[:, :size]
     ends = np.tile(np.arange(size), len(images)), images.ravel()
     moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
@@ -266,6 +272,8 @@ def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | Non
         == 1
     ):
         return _Ticks(np.zeros(len(which), np.int64), np.ones(len(which), np.int64))
+    # Where links differ a step is as long as (A.12) says, in whole ticks, so that flows stay exact
+    # integers. Rounding up only makes links slower: the time that is claimed is never too short.
     # Without bytes only ratios of times matter, and the buffer is one byte.
     size = Fraction(1) if nbytes is None else as_fraction(checks.nbytes(nbytes, CollectiveError))
     share = size / (links.size * chunks)

@@ -54,6 +54,9 @@ def usable_links(near, far, own, sets):
         word, bit = j // WORD, np.int64(1) << np.int64(j % WORD)
         row = near[far[j]]
         for v in range(len(own)):
+            # Breadth first: the shard of v comes to u in step d(v, u), from a neighbour w that has
+            # had it since step d(v, u) - 1. Which of these neighbours sends it is all that is left
+            # to choose.
             if row[v] + 1 == own[v]:
                 sets[word, v] |= bit
 
@@ -75,6 +78,8 @@ def by_distance(own, order):
 @kernel(cache=True)
 def group_jobs(source, sets, links):
     """Jobs of equal sets of links, together; groups by rising set, sources in the order given."""
+    # Sources with the same usable links are interchangeable, so that a flow needs a vertex per set
+    # of links and not per source: at most 2^links - 1, and on symmetric graphs a few.
     group, member = _numbered(source, sets)
     rank = _ranked(member, sets)
     groups, count = len(member), len(source)
@@ -222,6 +227,8 @@ class Bottleneck:
 
 def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
     """The largest U of (3.1) in each step over some vertices, with its proof."""
+    # Distances to the vertices that are solved and to the tails of their links are all that the
+    # jobs depend on.
     needed = np.unique(np.concatenate([vertices, *(_tails(links, u) for u in vertices)]))
     hops = links.distances_to(needed)
     row = np.full(links.size, -1)
@@ -345,6 +352,9 @@ def _gather(columns, problem, base, out_link, out_chunk, times):
         start = by_distance(hops[u], order)
         usable_links(hops, tail[a:b], hops[u], sets)
         for t in range(1, len(start) - 1):
+            # Every vertex and step is a problem of its own: links into different vertices are
+            # different links, and what arrived in a step leaves in the next at the earliest. So the
+            # optimum of each is the optimum of all (Thm. 16).
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, b - a)
             flow = np.empty(len(jobs.link), np.int64)
             time = least_time(jobs, chunks, delay[a:b], pace[a:b], flow)
@@ -354,6 +364,8 @@ def _gather(columns, problem, base, out_link, out_chunk, times):
             for i in range(len(flow)):
                 at[jobs.link[i] + 1] += flow[i]
             at = base[t - 1, u] + np.cumsum(at)
+            # The columns of a Schedule want the sends of a step link by link: counts first, then
+            # every chunk to the next place of its link.
             for s in jobs.source:
                 for c in range(s * chunks, (s + 1) * chunks):
                     i = at[via[c]]

@@ -170,6 +170,8 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
         )
     count = collective.num_ranks
     image = checks.rank_permutation(reversal, count, "reversal", TopologyError)
+    # Backwards the schedule runs on the transposed network. Where that is isomorphic to the network
+    # itself, renaming the ranks by the isomorphism brings it back (Thm. 2).
     moved = rename_ranks(schedule.reverse(), image)
     if moved.topology != schedule.topology:
         raise TopologyError(
@@ -205,6 +207,8 @@ def split_chunks(schedule: Schedule, pieces: int) -> Schedule:
     collective = schedule.collective
     if pieces == 1:
         return schedule
+    # The pieces of a chunk stay together in one message: splitting changes the numbering, so that
+    # two schedules of different chunk counts can be joined, and no time.
     chunk = schedule.chunk.astype(np.int64)[:, None] * pieces + np.arange(pieces)
     return dataclasses.replace(
         schedule,

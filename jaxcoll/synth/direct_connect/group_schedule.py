@@ -270,7 +270,7 @@ def _first_early(behind, step, via):
     chunks = via.shape[1]
     for r in range(1, len(step)):
         for k in range(chunks):
-            # What arrives in a step can leave in the next at the earliest.
+            # A chunk that arrives in a step can leave in the next at the earliest.
             if step[behind[via[r, k], r]] >= step[r]:
                 return r * chunks + k
     return -1

@@ -14,7 +14,8 @@ lowered by the same moves. The moves at one rank are kernels on the columns of `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -26,111 +27,33 @@ from jaxcoll.synth.forestcoll.spanning import (
     Arcs,
     Batches,
     Lists,
-    Packed,
     Scratch,
+    Trees,
+    follow,
     goes_on,
     has_rows,
     is_below,
     list_batches,
     may_take,
-    measured,
     part,
-    shortest_trees,
+    search,
     take,
-    with_rows,
 )
 
 
-@kernel(cache=True)
-def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
-    """The last arc of an alternating path at v, whose steps are left in ``scratch``; -1 if none.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Batches of identical spanning trees.
 
-    A step moves one batch from one arc into v to another. The path starts at an overloaded arc and
-    ends at one with capacity to spare.
-
-    Args:
-        only: if at least 0, the path starts with this batch instead, which ends neither below
-            rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
-            also end where it started.
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        arc: the arc into each rank, -1 at the root, int32 of shape (batches, ranks).
     """
-    via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
-    start = batches.arc[only, v] if only >= 0 else -1
-    left, last = 0, 0
-    for spare in (True, False):  # arcs where the path can end are tried first
-        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
-            if (load[a] < arcs.capacity[a]) != spare or a == start:
-                continue
-            if only < 0 and load[a] > arcs.capacity[a]:
-                queue[last] = a
-                origin[a] = -1
-                last += 1
-            else:
-                rest[left] = a
-                left += 1
-    if only >= 0:
-        queue[0], last = start, 1
-        rest[left] = start  # met only by other batches
-        left += 1
-    first = 0
-    while first < last and goes_on(scratch):
-        a = queue[first]
-        forced = only >= 0 and first == 0
-        first += 1
-        b = only if forced else lists.first[a]
-        while b >= 0 and left:
-            i = left if b == only and not forced else 0
-            limit = rise if forced or only < 0 else len(arcs.ptr)
-            now, tails = batches.depth[b, v], batches.depth[b]
-            most = max(now, min(now + limit, height)) - 1
-            scratch.tally[LEFT] -= left - i
-            while i < left:
-                w = rest[i]
-                if (
-                    w == a
-                    or tails[arcs.tail[w]] > most  # ``may_take`` would say so, more slowly
-                    or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
-                    or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
-                ):
-                    i += 1
-                    continue
-                via[w], origin[w] = b, a
-                if load[w] < arcs.capacity[w] or w == start:
-                    return w
-                queue[last] = w
-                last += 1
-                left -= 1
-                rest[i] = rest[left]
-            b = -1 if forced else lists.after[b]
-    return -1
 
-
-@kernel(cache=True)
-def follow(arcs, batches, lists, load, scratch, v, end, start, limit):
-    """Move batches, or parts, along the path that ``search`` found; how many trees were moved."""
-    via, origin = scratch.via, scratch.origin
-    amount, a, steps = limit, end, 0
-    if end != start:
-        amount = min(amount, arcs.capacity[end] - load[end])
-    while True:
-        amount = min(amount, batches.weight[via[a]])
-        a = origin[a]
-        steps += 1
-        if a == start or (start < 0 and origin[a] < 0):
-            break
-    if start < 0:
-        amount = min(amount, load[a] - arcs.capacity[a])
-    if not has_rows(batches, scratch, steps):
-        return 0
-    first, a = a, end
-    for _ in range(steps):
-        b, before = via[a], origin[a]
-        if batches.weight[b] > amount:
-            part(batches, lists, scratch, b, v, amount)
-        take(arcs, batches, lists, scratch, b, v, a)
-        a = before
-    load[end] += amount
-    load[first] -= amount
-    return amount
+    root: np.ndarray
+    weight: np.ndarray
+    arc: np.ndarray
 
 
 # Sweeps over all ranks that may end without having removed an overload for good.
@@ -147,6 +70,24 @@ _BRIEF = 64
 _SAFE = 2**61
 
 
+def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
+    """The arcs of pairs of ranks."""
+    pairs = sorted(((v, u) for (u, v), amount in capacity.items() if amount))
+    head = np.asarray([v for v, _ in pairs], np.int64)
+    tail = np.asarray([u for _, u in pairs], np.int64)
+    amount = np.asarray([capacity[u, v] for v, u in pairs], np.int64)
+    out = np.argsort(tail, kind="stable").astype(np.int64)
+    ranks = np.arange(num_ranks + 1)
+    return Arcs(
+        np.searchsorted(head, ranks).astype(np.int64),
+        tail,
+        head,
+        amount,
+        np.searchsorted(tail[out], ranks).astype(np.int64),
+        out,
+    )
+
+
 def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> Packed | None:
     """Spanning trees from every root, no arc carrying more than its capacity; None if not found.
 
@@ -157,14 +98,82 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
     if sum(trees) * len(trees) + sum(arcs.capacity.tolist()) >= _SAFE:
         return None
     roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
-    weight, arc = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    weight, arc = _shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    # Every tree has one rank without an arc into it, its root.
     if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
         return None
     work = _Balancing(arcs, Packed(roots, weight, arc), _BRIEF if brief else 1)
     if not (work.settle() or work.clear()):
         return None
+    # Trees were allowed to rise while overloads were removed. With loads settled, the highest are
+    # lowered by the same paths, which keep every load as it is.
     work.lower()
     return work.packed()
+
+
+def as_trees(arcs: Arcs, packed: Packed) -> Trees:
+    """Trees as columns of ranks by depth and their parents."""
+    depth, _, _ = measured(arcs, packed.weight, packed.arc)
+    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
+    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
+    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
+
+
+@kernel(cache=True, superlinear=True)
+def _shortest_trees(arcs, roots, weights):
+    """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
+
+    Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
+    its capacity.
+    """
+    n, count = len(arcs.ptr) - 1, len(roots)
+    arc = np.full((count, n), -1, np.int32)
+    load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        depth = np.full(n, -1, np.int64)
+        queue[0] = roots[b]
+        depth[roots[b]] = 0
+        first, last = 0, 1
+        while first < last:
+            u = queue[first]
+            first += 1
+            if depth[u]:
+                best, least = -1, np.inf
+                for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
+                    if depth[arcs.tail[a]] == depth[u] - 1:
+                        share = (load[a] + weights[b]) / arcs.capacity[a]
+                        if share < least:
+                            best, least = a, share
+                arc[b, u] = best
+                load[best] += weights[b]
+            for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
+                v = arcs.head[arcs.out[i]]
+                if depth[v] < 0:
+                    depth[v] = depth[u] + 1
+                    queue[last] = v
+                    last += 1
+    return weights.copy(), arc
+
+
+@kernel(cache=True)
+def measured(arcs, weight, arc):
+    """Depths and children of ranks in batches with the given arcs, and the load of each arc."""
+    count, n = arc.shape
+    depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
+    load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        for v in range(n):
+            length, u = 0, v
+            while arc[b, u] >= 0 and depth[b, u] == 0:
+                path[length] = u
+                length += 1
+                u = arcs.tail[arc[b, u]]
+            for i in range(length):
+                depth[b, path[i]] = depth[b, u] + length - i
+            if arc[b, v] >= 0:
+                children[b, arcs.tail[arc[b, v]]] += 1
+                load[arc[b, v]] += weight[b]
+    return depth, children, load
 
 
 class _Balancing:
@@ -205,11 +214,15 @@ class _Balancing:
         self.scratch.tally[LEFT] = self.steps
         lowest, left = self.height, self.excess
         wide = min(self.most, 2 * lowest + 2)
+        # Where more than a sixteenth of all edges is too many, low trees are not even tried: they
+        # would use up the steps.
         crowded = 16 * left > int(self.load.sum())
         for height in (wide,) if crowded else (lowest, lowest + 1, wide):
             while left:
                 self._sweep(_settle_all, min(self.most, height))
                 before, left = left, self.excess
+                # A sweep that removes less than an eighth has met its limit of height: the next one
+                # is tried.
                 if 8 * left > 7 * before:
                     break
         return not left
@@ -218,6 +231,9 @@ class _Balancing:
         """As ``settle``, moving descendants out of the way too, in trees of any height."""
         height, left, idle = self.height, self.excess, _IDLE_SWEEPS
         self.scratch.tally[LEFT] = self.steps
+        # Moving descendants out of the way may raise overloads elsewhere for a while, so sweeps
+        # that gain nothing are borne a number of times, in trees that may be a little higher each
+        # time.
         while left and idle and self.scratch.tally[LEFT] > 0:
             self._sweep(_clear_all, height)
             self._sweep(_settle_all, height)
@@ -248,13 +264,24 @@ class _Balancing:
             if tally[USED] + tally[SHORT] > self.rows:
                 tally[LEFT] = 0
                 return
+            # A kernel cannot allocate: it stops and says how many rows are missing, and is called
+            # again where it was. Every state in between is a valid set of trees, so nothing is
+            # lost.
             room = min(self.rows, int(2 * tally[USED] + tally[SHORT]))
-            self.batches = Batches(*with_rows(self.batches, room))
+            self.batches = Batches(*_with_rows(self.batches, room))
             first, *others = self.lists
-            self.lists = Lists(first, *with_rows(others, room))
+            self.lists = Lists(first, *_with_rows(others, room))
 
     def packed(self) -> Packed:
         return Packed(*(column[: self.count] for column in self.batches[:3]))
+
+
+def _with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
+    """The same columns with more rows, those at the end of zeros."""
+    return [
+        np.concatenate([column, np.zeros((room - len(column), *column.shape[1:]), column.dtype)])
+        for column in columns
+    ]
 
 
 @kernel(cache=True)
@@ -264,6 +291,8 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
     Whole batches are moved first. Batches are parted only where little is left to move, so that
     few are parted in vain while trees must not be as high as they need to be.
     """
+    # First moves that keep the depth of the rank, then those that raise it by two, then any: what
+    # can be settled without rising is settled so.
     rises, most = (0, 2, len(arcs.ptr)), batches.weight.max()
     for v in range(len(arcs.ptr) - 1):
         if _excess(arcs, load, v) == 0 or not goes_on(scratch):

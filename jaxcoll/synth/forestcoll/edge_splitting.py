@@ -88,6 +88,8 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
         return Logical(topology.num_ranks, network.paths, ())
     if network.first_short(range(topology.num_ranks)) is not None:
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
+    # Theorem 27 allows any order. Tier by tier, from the ranks up, a switch is split off when all
+    # that is below it are ranks, and the pairing can go by the hosts that these belong to.
     level, tiers = levels(topology)
     left = [w for tier in tiers for w in tier]
     how: list[str] = []
@@ -130,6 +132,8 @@ def _next_tier(network: Capacities, tiers: list[list[int]], left: list[int]) -> 
     tier = next(tier for tier in tiers if left[0] in tier)
     chosen: list[int] = []
     for w in left:
+        # Splits of switches that are not joined use disjoint ports, so that a single flow per rank
+        # verifies all of them at once.
         if w not in tier or not near[w].isdisjoint(chosen):
             break
         chosen.append(w)
@@ -140,6 +144,8 @@ def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> 
     """Split off switches that are not joined to one another: guessed, repaired, or exactly."""
     seen = []
     for name in NAMES:
+        # "spread" comes first because it keeps trees low. On small networks several names give the
+        # same splits.
         splits = _guessed(network, tier, name, level)
         if splits in seen:
             continue
@@ -147,6 +153,9 @@ def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> 
         if network.holds(splits):
             network.split(splits)
             return [name] * len(tier)
+    # No pairing holds as a whole. Of each as much is kept as holds, and the rest is paired again by
+    # the next name, until a round of all names keeps nothing more; the remainder goes the exact
+    # way.
     left, turn, idle = list(tier), 0, 0
     while left and idle < len(NAMES):
         held = network.most_of(_guessed(network, left, NAMES[turn % len(NAMES)], level))
@@ -228,8 +237,15 @@ class _Cuts:
         amount = min(limits)
         if amount == 0:
             return 0
+        # (B.1) asks two flows per rank, with infinite arcs that force the cut between the two
+        # links. Here the split is made as far as known cuts allow, one flow per rank looks for a
+        # cut that it overwhelms, and the missing amount is taken back: of all cuts only those with
+        # w on the other side than both u and t lose capacity, and each loses exactly the amount
+        # split off.
         network.change(u, w, t, amount)
         n = len(network.trees)
+        # The rank that stopped the last split most often stops the next too, so it is asked first.
+        # Ranks before it in this order need no second flow: a smaller split cannot make them short.
         turn, checked = [*range(self.last, n), *range(self.last)], 0
         while amount:
             short = network.first_short(turn[checked:])
@@ -242,6 +258,8 @@ class _Cuts:
             amount -= missing
             crossed.append(len(self.sides))
             self.sides.append(short.source_side)
+            # How much may be split off across a cut is remembered with the cut: the next pairs of
+            # this switch that cross it are bounded without a flow.
             self.slacks.append(amount)  # what is split off below comes off again
         for i in crossed:
             self.slacks[i] -= amount
@@ -333,6 +351,8 @@ class Capacities:
         self.capacity = before
         pairs = list(dict.fromkeys([*before, *after]))
         number = {pair: i for i, pair in enumerate(pairs)}
+        # Columns instead of dictionaries: for each cut many splits are taken back in part, and the
+        # flow network keeps its arcs while their capacities change.
         columns = np.asarray([split[:3] for split in splits], np.int64).reshape(-1, 3)
         whole = sum(before.values()) + sum(self.trees) < _SAFE
         dtype = np.int64 if whole else object
@@ -355,6 +375,9 @@ class Capacities:
                 break
             checked = short.target
             side = short.source_side[columns]
+            # Only a split with its switch on one side of the cut and both its ports on the other
+            # has narrowed it: the path u, w, t crossed out and in again, the link (u, t) does not
+            # cross at all.
             narrowing = np.flatnonzero((side[:, 0] == side[:, 2]) & (side[:, 0] != side[:, 1]))
             narrowing = narrowing[::-1]  # the last first
             total = np.cumsum(amount[narrowing])
@@ -398,6 +421,9 @@ class Capacities:
                 part.amount -= both
                 if not part.amount:
                     paths.pop()
+            # Two paths joined may pass a switch twice, where both halves went through it. The loop
+            # carries nothing and would cost latency and bandwidth, so that it is cut out of the
+            # path.
             if u != t:
                 self._add(u, t, self._without_loops(first.path + second.path), both)
         for pair in ((u, w), (w, t)):

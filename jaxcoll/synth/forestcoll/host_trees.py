@@ -103,6 +103,8 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
             place[names] = np.arange(len(names))
             host = np.where(outer, -1, place[part])
             seen.setdefault(host.tobytes(), (largest, host, len(names)))
+    # The smallest parts first: packing them takes least, and a partition that fails is seen to fail
+    # by a flow before anything is packed.
     for _, host, count in sorted(seen.values(), key=lambda way: way[0]):
         found = _trimmed(topology, scaling, host, count)
         if found is not None:
@@ -149,6 +151,8 @@ def _trimmed(
     for links, wanted in zip(into, outside, strict=True):
         if not 0 < wanted <= sum(links.values()):
             return None
+        # In proportion to the links' capacity, so that no card of a host becomes the narrow one; a
+        # dead card has capacity 0 and gets nothing.
         for link, amount in share_of(links, wanted).items():
             reverse = back.get(ends[link][::-1])
             # As much is let out as is let in, so that the smaller networks stay balanced and their
@@ -221,10 +225,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
     across = pack(between, shared)
-    known = {
-        (inside, needed): _alone(inside, needed) if inside.num_ranks == 1 else pack(inside, needed)
-        for inside, needed in different
-    }
+    known = {(inside, needed): pack(inside, needed) for inside, needed in different}
     insides: list[tuple[TreeFlow, Paths]] = [
         (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in hosts
     ]
@@ -274,16 +275,6 @@ def _inside(
     capacity = tuple(partition.capacity[e] for e in kept)
     trees = tuple(entering[ranks].tolist())
     return inside, kept, dataclasses.replace(scaling, capacity=capacity, trees=trees)
-
-
-def _alone(inside: Topology, needed: Scaling) -> TreeFlow:
-    """The trees of a host of a single rank, which have no edges."""
-    nothing = np.zeros(0, np.int64)
-    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
-    return TreeFlow(
-        inside, needed.k, needed.trees, np.zeros(1, int), np.asarray(needed.trees), edges,
-        np.zeros(2, int), nothing, needed.inverse,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- the whole trees

@@ -38,6 +38,9 @@ def pairing(
         place: of the switch among those of its tier, which differ where narrow ports cannot take
             part in every rotation.
     """
+    # Up and down are paired first: traffic that rises from below goes on upwards, and what falls
+    # goes on down. Pairing two ports below with each other keeps data inside the host and would
+    # leave the ports above with nobody, since as much enters a switch as leaves it.
     upper = {v for v in {*into, *out} if level[v] > own}
     down_in, up_in = _parted(into, upper)
     down_out, up_out = _parted(out, upper)
@@ -48,6 +51,9 @@ def pairing(
         group = {v: v for v in group}
     for left_in, left_out in ((down_in, down_out), (up_in, up_out)):
         if left_in:
+            # With g groups there are g - 1 rotations that bring every group to another; one of them
+            # would serve, and sharing the capacity among all of them joins every pair of groups
+            # directly.
             ways = len({group[v] for v in left_in}) - 1
             ways = max(1, ways) if name.startswith("spread") else 1
             pairs += list(_spread(left_in, left_out, group, ways, place))
@@ -118,6 +124,8 @@ def _part(ports: Ports, ways: int, j: int) -> dict[int, int]:
 
 def _rotated(into: Ports, out: Ports, group: Ports, groups: int) -> Iterator[tuple[int, int, int]]:
     """Pairs of ports that meet when the circle is rotated by a number of largest groups."""
+    # Both circles are in the same order, so that a rotation by a whole group takes a port to the
+    # port of the same index in the next group, where groups are equal.
     ring_in = sorted(((v, c) for v, c in into.items() if c), key=lambda p: (group[p[0]], p[0]))
     ring_out = sorted(((v, c) for v, c in out.items() if c), key=lambda p: (group[p[0]], p[0]))
     size: dict[int, int] = {}

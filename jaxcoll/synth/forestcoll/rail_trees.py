@@ -16,13 +16,12 @@ and one flow chooses the last link of each way.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
 from jaxcoll.numerics.connectivity import FlowNetwork, components
 from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
@@ -51,10 +50,35 @@ class Hosts:
     down: np.ndarray
 
 
+def packed_on_rails(
+    topology: Topology, scaling: Scaling, pack: Callable[[Topology, Scaling], TreeFlow]
+) -> Iterator[TreeFlow]:
+    """Trees of equal hosts on rails, where the network can be seen as such; not yet checked.
+
+    Args:
+        pack: packs one host.
+    """
+    if set(scaling.trees) != {scaling.k}:
+        return
+    for hosts in find_hosts(topology, scaling):
+        needed = inner_scaling(hosts, scaling)
+        if needed is None:
+            continue
+        try:
+            inner = pack(hosts.inside, needed)
+        except TopologyError:  # one host alone cannot spread the data that enters it, or not fast
+            continue
+        joined = joined_trees(topology, scaling, hosts, inner)
+        if joined is not None:
+            yield joined
+
+
 def find_hosts(topology: Topology, scaling: Scaling) -> Iterator[Hosts]:
     """Ways to see a network as equal hosts joined by outer switches, switches of one degree."""
     n = topology.num_ranks
     ends = np.stack([topology.src, topology.dst])
+    # Rails join all hosts, a switch inside a host joins the ranks of one: outer switches mostly
+    # have the most ports, so degrees are tried from the largest.
     degree = np.bincount(ends.ravel(), minlength=topology.num_vertices)
     for most in sorted({int(d) for d in degree[n:] if d}, reverse=True):
         outer = np.arange(topology.num_vertices) >= n
@@ -159,6 +183,9 @@ def joined_trees(
         rooted = np.flatnonzero(inner.root == index)
         ends = np.cumsum(inner.weight[rooted])
         # Trees of a root are identical between these marks in 0..k-1, in every host.
+        # Tree number i of a root spreads in the host that is a hosts ahead as tree a k + i of the
+        # inner packing. Two trees are the same where no batch of the inner packing ends between
+        # them in any host, so it is enough to part 0..k-1 at the ends of batches modulo k.
         marks = np.unique(np.concatenate([[0], ends % k]))
         edges = len(marks) * n * size * count
         if edges * size > _MOST_EDGES:
@@ -232,11 +259,17 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
     grid, n = topology.grid, topology.num_ranks
     if grid is None or not topology.is_direct or set(scaling.trees) != {scaling.k}:
         return None
-    found = _directions(topology, grid, scaling)
+    at, shape = grid.coordinates(), grid.shape
+    found = _directions(topology, scaling, at, shape)
     if found is None:
         return None
     moves, link, quota = found
-    share = _last_links(grid, moves, quota, scaling.k)
+    # All trees are rank 0's, moved, so that only rank 0's are planned: n - 1 edges instead of n (n
+    # - 1).
+    distance = np.minimum(at, shape - at).sum(axis=1)  # steps from rank 0
+    before = [_rank_at(at - move, shape) for move in moves]
+    is_last = np.asarray([distance[ranks] < distance for ranks in before])
+    share = _last_links(is_last, quota, scaling.k)
     if share is None:
         return None
     # Where the k trees part: tree i reaches v by the direction whose part of 0..k-1 holds i.
@@ -244,15 +277,12 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
     starts = np.unique(np.concatenate([[0], ends.ravel()]))[:-1]
     if len(starts) * n * n > _MOST_TREE_EDGES:
         return None
-    at, shape = grid.coordinates(), np.asarray(grid.shape)
-    order = np.argsort(_distances(grid), kind="stable")[1:]
+    order = np.argsort(distance, kind="stable")[1:]
     edge = np.empty((n, len(starts), n - 1), np.int32)
     for i, start in enumerate(starts):
         direction = (ends[:, order] <= start).sum(axis=0)
         parent = at[order] - moves[direction]
-        moved = (at[:, None] + parent) % shape
-        source = np.ravel_multi_index(tuple(np.moveaxis(moved, -1, 0)), grid.shape)
-        edge[:, i] = link[source, direction]
+        edge[:, i] = link[_rank_at(at[:, None] + parent, shape), direction]
     return TreeFlow(
         topology,
         scaling.k,
@@ -268,46 +298,49 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
 
 
 def _directions(
-    topology: Topology, grid: Grid, scaling: Scaling
+    topology: Topology, scaling: Scaling, at: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, list[int]] | None:
     """Steps along each dimension up and down, the link of each from each rank, trees per link."""
-    n, moves, links, quota = grid.size, [], [], []
+    n, moves, links, quota = len(at), [], [], []
     of_pair = {
         (int(u), int(v)): e for e, (u, v) in enumerate(zip(topology.src, topology.dst, strict=True))
     }
-    for dimension, side in enumerate(grid.shape):
+    for dimension, side in enumerate(shape):
         for by in (1, -1) if side > 2 else (1,) if side == 2 else ():
-            there = grid.translation(dimension, by)
-            column = [of_pair.get((r, int(there[r])), -1) for r in range(n)]
-            room = {scaling.capacity[e] if e >= 0 else -1 for e in column}
-            if len(room) > 1 or -1 in room:
+            move = np.eye(len(shape), dtype=np.int64)[dimension] * by
+            after = _rank_at(at + move, shape)
+            column = [of_pair.get((r, int(after[r])), -1) for r in range(n)]
+            capacities = {scaling.capacity[e] if e >= 0 else -1 for e in column}
+            if len(capacities) > 1 or -1 in capacities:
                 return None  # an open dimension, or links that differ along it
-            moves.append(np.eye(len(grid.shape), dtype=np.int64)[dimension] * by)
+            moves.append(move)
             links.append(column)
-            quota.append(room.pop())
+            quota.append(capacities.pop())
     if not moves or topology.num_links != n * len(moves):
         return None
     return np.asarray(moves), np.asarray(links).T, quota
 
 
-def _distances(grid: Grid) -> np.ndarray:
-    """Steps from rank 0 to each rank, int64 of shape (ranks,)."""
-    at, shape = grid.coordinates(), np.asarray(grid.shape)
-    return np.minimum(at, shape - at).sum(axis=1)
+def _rank_at(coordinates: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Ranks by coordinates in their last axis, which go round where they leave the grid."""
+    places = tuple(np.moveaxis(coordinates % shape, -1, 0))
+    return np.asarray(np.ravel_multi_index(places, shape))
 
 
-def _last_links(grid: Grid, moves: np.ndarray, quota: list[int], k: int) -> np.ndarray | None:
+def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | None:
     """Of the k trees to each rank, how many arrive by each direction; (directions, ranks).
 
     A flow: k to each rank, shared among the directions that end a shortest way to it, of which
     each takes its quota in all.
+
+    Args:
+        is_last: whether a direction ends a shortest way to a rank, bool of that shape.
     """
-    n, count = grid.size, len(moves)
-    at, shape, distance = grid.coordinates(), np.asarray(grid.shape), _distances(grid)
-    arcs = []
-    for direction, move in enumerate(moves):
-        before = np.ravel_multi_index(tuple(((at - move) % shape).T), grid.shape)
-        arcs += [(r, direction) for r in np.flatnonzero(distance[before] < distance).tolist()]
+    # Trees of shortest paths are free to choose the last link of each way, and only that: whichever
+    # is chosen, the rank before it has been reached one step earlier by all trees. So loads are a
+    # transport problem, which one flow solves.
+    count, n = is_last.shape
+    arcs = [(int(r), int(direction)) for direction, r in np.argwhere(is_last)]
     source, sink = n + count, n + count + 1
     src = [*(r for r, _ in arcs), *[source] * (n - 1), *range(n, n + count)]
     dst = [*(n + direction for _, direction in arcs), *range(1, n), *[sink] * count]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import namedtuple
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -39,104 +38,6 @@ USED, LEFT, SHORT = 0, 1, 2
 # Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
 # the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
 Lists = namedtuple("Lists", ["first", "after", "before", "reach"])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Packed:
-    """Batches of identical spanning trees.
-
-    Attributes:
-        root: root of each batch, int64 of shape (batches,).
-        weight: trees in each batch, int64 of shape (batches,).
-        arc: the arc into each rank, -1 at the root, int32 of shape (batches, ranks).
-    """
-
-    root: np.ndarray
-    weight: np.ndarray
-    arc: np.ndarray
-
-
-def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
-    """The arcs of pairs of ranks."""
-    pairs = sorted(((v, u) for (u, v), amount in capacity.items() if amount))
-    head = np.asarray([v for v, _ in pairs], np.int64)
-    tail = np.asarray([u for _, u in pairs], np.int64)
-    amount = np.asarray([capacity[u, v] for v, u in pairs], np.int64)
-    out = np.argsort(tail, kind="stable").astype(np.int64)
-    ranks = np.arange(num_ranks + 1)
-    return Arcs(
-        np.searchsorted(head, ranks).astype(np.int64),
-        tail,
-        head,
-        amount,
-        np.searchsorted(tail[out], ranks).astype(np.int64),
-        out,
-    )
-
-
-@kernel(cache=True, superlinear=True)
-def shortest_trees(arcs, roots, weights):
-    """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
-
-    Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
-    its capacity.
-    """
-    n, count = len(arcs.ptr) - 1, len(roots)
-    arc = np.full((count, n), -1, np.int32)
-    load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
-    for b in range(count):
-        depth = np.full(n, -1, np.int64)
-        queue[0] = roots[b]
-        depth[roots[b]] = 0
-        first, last = 0, 1
-        while first < last:
-            u = queue[first]
-            first += 1
-            if depth[u]:
-                best, least = -1, np.inf
-                for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
-                    if depth[arcs.tail[a]] == depth[u] - 1:
-                        share = (load[a] + weights[b]) / arcs.capacity[a]
-                        if share < least:
-                            best, least = a, share
-                arc[b, u] = best
-                load[best] += weights[b]
-            for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
-                v = arcs.head[arcs.out[i]]
-                if depth[v] < 0:
-                    depth[v] = depth[u] + 1
-                    queue[last] = v
-                    last += 1
-    return weights.copy(), arc
-
-
-@kernel(cache=True)
-def measured(arcs, weight, arc):
-    """Depths and children of ranks in batches with the given arcs, and the load of each arc."""
-    count, n = arc.shape
-    depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
-    load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
-    for b in range(count):
-        for v in range(n):
-            length, u = 0, v
-            while arc[b, u] >= 0 and depth[b, u] == 0:
-                path[length] = u
-                length += 1
-                u = arcs.tail[arc[b, u]]
-            for i in range(length):
-                depth[b, path[i]] = depth[b, u] + length - i
-            if arc[b, v] >= 0:
-                children[b, arcs.tail[arc[b, v]]] += 1
-                load[arc[b, v]] += weight[b]
-    return depth, children, load
-
-
-def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
-    """The same columns with more rows, those at the end of zeros."""
-    return [
-        np.concatenate([column, np.zeros((room - len(column), *column.shape[1:]), column.dtype)])
-        for column in columns
-    ]
 
 
 @kernel(cache=True)
@@ -245,6 +146,8 @@ def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
 @kernel(cache=True)
 def take(arcs, batches, lists, scratch, b, v, a):
     """Replace the arc into v. The lists are those of v."""
+    # Depths are kept and not recomputed by walks to the root: ``may_take`` reads them for every
+    # candidate, and a move changes only those below the rank.
     old = batches.arc[b, v]
     _leave(lists, b, old)
     _enter(lists, b, a)
@@ -277,6 +180,105 @@ def part(batches, lists, scratch, b, v, amount):
     _enter(lists, rest, batches.arc[b, v])
 
 
+@kernel(cache=True)
+def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
+    """The last arc of an alternating path at v, whose steps are left in ``scratch``; -1 if none.
+
+    A step moves one batch from one arc into v to another. The path starts at an overloaded arc and
+    ends at one with capacity to spare.
+
+    Args:
+        only: if at least 0, the path starts with this batch instead, which ends neither below
+            rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
+            also end where it started.
+    """
+    # Breadth first over the arcs into v, as augmenting paths of a bipartite matching are found:
+    # batches are matched with arcs, an arc takes as many trees as its capacity. The shortest path
+    # moves the fewest batches, which keeps trees as they are and batches whole.
+    via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
+    start = batches.arc[only, v] if only >= 0 else -1
+    left, last = 0, 0
+    for spare in (True, False):  # arcs where the path can end are tried first
+        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+            if (load[a] < arcs.capacity[a]) != spare or a == start:
+                continue
+            if only < 0 and load[a] > arcs.capacity[a]:
+                queue[last] = a
+                origin[a] = -1
+                last += 1
+            else:
+                rest[left] = a
+                left += 1
+    if only >= 0:
+        queue[0], last = start, 1
+        rest[left] = start  # met only by other batches
+        left += 1
+    first = 0
+    while first < last and goes_on(scratch):
+        a = queue[first]
+        forced = only >= 0 and first == 0
+        first += 1
+        b = only if forced else lists.first[a]
+        while b >= 0 and left:
+            # The batch that is moved by force must not be moved a second time on the same path.
+            i = left if b == only and not forced else 0
+            limit = rise if forced or only < 0 else len(arcs.ptr)
+            now, tails = batches.depth[b, v], batches.depth[b]
+            most = max(now, min(now + limit, height)) - 1
+            scratch.tally[LEFT] -= left - i
+            while i < left:
+                w = rest[i]
+                if (
+                    w == a
+                    or tails[arcs.tail[w]] > most  # ``may_take`` would say so, more slowly
+                    or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
+                    or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
+                ):
+                    i += 1
+                    continue
+                via[w], origin[w] = b, a
+                if load[w] < arcs.capacity[w] or w == start:
+                    return w
+                queue[last] = w
+                last += 1
+                left -= 1
+                rest[i] = rest[left]
+            b = -1 if forced else lists.after[b]
+    return -1
+
+
+@kernel(cache=True)
+def follow(arcs, batches, lists, load, scratch, v, end, start, limit):
+    """Move batches, or parts, along the path that ``search`` found; how many trees were moved."""
+    # As much is moved as the smallest batch on the path has trees, the last arc has room, and the
+    # first is over: larger batches are parted, so that the loads of the arcs between stay what they
+    # are.
+    via, origin = scratch.via, scratch.origin
+    amount, a, steps = limit, end, 0
+    if end != start:
+        amount = min(amount, arcs.capacity[end] - load[end])
+    while True:
+        amount = min(amount, batches.weight[via[a]])
+        a = origin[a]
+        steps += 1
+        if a == start or (start < 0 and origin[a] < 0):
+            break
+    if start < 0:
+        amount = min(amount, load[a] - arcs.capacity[a])
+    if not has_rows(batches, scratch, steps):
+        return 0
+    first, a = a, end
+    for _ in range(steps):
+        b, before = via[a], origin[a]
+        if batches.weight[b] > amount:
+            part(batches, lists, scratch, b, v, amount)
+        take(arcs, batches, lists, scratch, b, v, a)
+        a = before
+    load[end] += amount
+    load[first] -= amount
+    return amount
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trees:
     """Batches of like spanning trees.
@@ -303,6 +305,7 @@ def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     over = np.empty_like(trees.parent)  # the parent of each rank
     np.put_along_axis(over, trees.vertex, trees.parent, axis=1)
     weight, root, depth = trees.weight, trees.root, depths(over)
+    # Height 2 ends the search: height 1 would be links from every root to every rank.
     while depth.max() > 2:
         lower, *found = _below(spare, weight, over, root, int(depth.max()) - 1)
         if not lower:

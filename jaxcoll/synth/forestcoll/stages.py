@@ -27,18 +27,18 @@ import numpy as np
 from jaxcoll.bounds.throughput import (
     Optimum,
     Scaling,
-    bottleneck,
-    check_balanced,
+    fastest,
     fixed_k,
+    known_optimum,
+    known_scaling,
     optimum,
-    scaled_to,
 )
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, PathCapacity, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees, moved_trees
+from jaxcoll.synth.forestcoll.rail_trees import moved_trees, packed_on_rails
 from jaxcoll.synth.forestcoll.spanning import Trees
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
@@ -56,7 +56,7 @@ Weights = tuple[Number, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A network and what its links are to carry.
+    """A network, and the data that each link may carry.
 
     Attributes:
         topology: the network.
@@ -72,22 +72,6 @@ class Rates:
     is_exact: bool = True
 
 
-def optimal_rates(topology: Topology, weights: Weights = None) -> Rates:
-    """The optimum's own number of trees.
-
-    Args:
-        weights: size of each rank's shard relative to the others; equal when None.
-    """
-    best = known_optimum(topology, weights)
-    return Rates(topology, best, best.scaling)
-
-
-def rates_of_trees(topology: Topology, weights: Weights, k: int) -> Rates:
-    """As fast as k trees per rank can be (Theorem 34)."""
-    best, scaling = known_optimum(topology, weights), _scaling(topology, weights, k)
-    return Rates(topology, best, scaling, is_exact=False)
-
-
 def rates_for_chunks(
     topology: Topology, weights: Weights, chunks: int, k: int | None = None
 ) -> Rates:
@@ -96,20 +80,26 @@ def rates_for_chunks(
     The optimum's own where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
 
     Args:
+        weights: size of each rank's shard relative to the others; equal when None.
         chunks: chunks per shard of weight 1.
 
     Raises:
         CollectiveError: k does not divide the chunks.
     """
-    if k is None and chunks % known_optimum(topology, weights).k == 0:
-        return optimal_rates(topology, weights)
+    best = known_optimum(topology, weights)
+    # A tree is a whole number of chunks, so the chunks of a shard must be a multiple of the trees
+    # per rank. The optimum's own number of trees loses nothing; any other rounds what a link can
+    # carry down to whole trees (Theorem 34), at most 1/(k min b) seconds per byte (Theorem 35).
+    if k is None and chunks % best.k == 0:
+        return Rates(topology, best, best.scaling)
     if k is None:
-        k = _fastest(topology, weights, [d for d in range(1, _SCAN + 1) if chunks % d == 0])
-    elif chunks % k:
+        numbers = [d for d in range(1, _SCAN + 1) if chunks % d == 0]
+        return Rates(topology, best, fastest(topology, best, numbers), is_exact=False)
+    if chunks % k:
         raise CollectiveError(
             f"k={k} trees per rank need a multiple of {k} chunks per shard, got {chunks}"
         )
-    return rates_of_trees(topology, weights, k)
+    return Rates(topology, best, known_scaling(topology, best, k), is_exact=False)
 
 
 def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, ...]:
@@ -123,27 +113,7 @@ def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, 
     best = known_optimum(topology, weights)
     if best.k <= _SCAN:
         return (best.k,)
-    return _fastest(topology, weights, range(1, _SCAN + 1)), best.k
-
-
-def _fastest(topology: Topology, weights: Weights, numbers: Sequence[int]) -> int:
-    """The number of trees per rank that takes the least time, the least of equals."""
-    return min(numbers, key=lambda k: (_scaling(topology, weights, k).inverse, k))
-
-
-# The same network is asked for again with every number of chunks.
-
-
-@functools.lru_cache(maxsize=16)
-def known_optimum(topology: Topology, weights: Weights) -> Optimum:
-    """``optimum`` of a connected network, found once for all calls that follow each other."""
-    check_balanced(topology)
-    return bottleneck(topology, weights)
-
-
-@functools.lru_cache(maxsize=128)
-def _scaling(topology: Topology, weights: Weights, k: int) -> Scaling:
-    return scaled_to(known_optimum(topology, weights), topology, k)
+    return fastest(topology, best, range(1, _SCAN + 1)).k, best.k
 
 
 def forest(
@@ -178,13 +148,18 @@ def forest(
 
 def forest_at(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
     """``forest`` where the rates are known: by a known form of networks, or the general way."""
+    # Known forms first: each takes seconds where the general way takes minutes, and none is
+    # believed. ``_counted`` adds up every link of every tree, so that a wrong guess costs time
+    # alone.
     if guess:
         for flow in _structured(rates.topology, rates.scaling, fast):
             try:
                 return _counted(flow)
             except ScheduleError:  # the network only resembled this form
                 continue
-    flow = _packed(rates.topology, rates.scaling, guess, fast)
+    flow = packed(rates.topology, rates.scaling, guess=guess, fast=fast)
+    # For a fixed k links were trimmed to whole trees, and trees that are packed may then need the
+    # links even less: the flow is as slow as its fullest link, not as the scale that was promised.
     if not rates.is_exact:
         flow = dataclasses.replace(flow, inverse=flow.slowest_link())
     return _counted(flow)
@@ -222,63 +197,53 @@ def _counted(flow: TreeFlow) -> TreeFlow:
 
 
 def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
-    """Trees by the known forms of networks, where this is one; not yet checked."""
+    """Trees by the known forms of networks, where this is one; not yet checked.
+
+    Parts of networks of hosts are packed the general way, hosts of hosts as such.
+    """
+    pack = functools.partial(packed, guess=True, fast=fast)
+
+    # A host may hold hosts (a rack of servers, say): its trees are those of a network again, so the
+    # same form is tried inside it before the general way.
+    def pack_host(part: Topology, needed: Scaling) -> TreeFlow:
+        found = next(packed_by_hosts(part, needed, pack_host), None)
+        return pack(part, needed) if found is None else found
+
     moved = moved_trees(topology, scaling)
     if moved is not None:
         yield moved
-    if set(scaling.trees) == {scaling.k}:
-        yield from _on_rails(topology, scaling, fast)
+    yield from packed_on_rails(topology, scaling, pack)
+    # Trees that are joined from hosts have the height of both parts together. Up to this size the
+    # whole network is packed within seconds, and lower.
     if topology.num_ranks > _SMALL:
-        yield from _by_hosts(topology, scaling, fast)
+        yield from packed_by_hosts(topology, scaling, pack_host)
 
 
-def _by_hosts(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
-    """Trees of hosts that trees enter once, hosts of hosts among them; not yet checked."""
-
-    def pack(part: Topology, needed: Scaling) -> TreeFlow:
-        found = next(packed_by_hosts(part, needed, pack), None)
-        return _packed(part, needed, guess=True, fast=fast) if found is None else found
-
-    return packed_by_hosts(topology, scaling, pack)
-
-
-def _on_rails(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
-    """Trees of equal hosts on rails, where the network can be seen as such; not yet checked."""
-    for hosts in find_hosts(topology, scaling):
-        needed = inner_scaling(hosts, scaling)
-        if needed is None:
-            continue
-        try:
-            inner = _inside(hosts.inside, needed, fast)
-        except TopologyError:  # one host alone cannot spread the data that enters it, or not fast
-            continue
-        joined = joined_trees(topology, scaling, hosts, inner)
-        if joined is not None:
-            yield joined
-
-
-def _inside(topology: Topology, scaling: Scaling, fast: bool) -> TreeFlow:
-    if topology.num_ranks > 1:
-        return _packed(topology, scaling, guess=True, fast=fast)
-    nothing = np.zeros(0, np.int64)
-    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
-    whole = np.asarray([scaling.k])
-    return TreeFlow(
-        topology, scaling.k, scaling.trees, np.zeros(1, int), whole, edges, np.zeros(2, int),
-        nothing, scaling.inverse,
-    )  # fmt: skip
-
-
-def _packed(topology: Topology, scaling: Scaling, guess: bool, fast: bool) -> TreeFlow:
+def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> TreeFlow:
+    """Steps 2 to 4 on any network; a single rank has trees without edges."""
     n, vertices = topology.num_ranks, topology.num_vertices
+    if n == 1:
+        return _of_one_rank(topology, scaling)
     if fast and n * n * vertices > _PACKED_FAST:
         raise TopologyError(
             "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
             f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
         )
+    # Edge splitting keeps what every rank can receive from all roots (Theorem 25), so trees of the
+    # same rate exist between ranks alone; each of their edges is a path in the network, which
+    # ``assemble`` gives back.
     logical = remove_switches(topology, scaling, guess=guess)  # step 2
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)  # steps 3 and 4
     return assemble(topology, scaling, logical, trees)
+
+
+def _of_one_rank(topology: Topology, scaling: Scaling) -> TreeFlow:
+    nothing = np.zeros(0, np.int64)
+    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
+    return TreeFlow(
+        topology, scaling.k, scaling.trees, np.zeros(1, int), np.asarray(scaling.trees), edges,
+        np.zeros(2, int), nothing, scaling.inverse,
+    )  # fmt: skip
 
 
 def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Trees) -> TreeFlow:
@@ -298,6 +263,8 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
         pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
         rest = int(trees.weight[i])
         while rest:
+            # The paths of a pair carry equally much for it in any order: the last one is taken
+            # until it is full, which keeps the number of different trees low.
             taken = [left[pair][-1] for pair in pairs]
             like = min(rest, min(part.amount for part in taken))
             root.append(int(trees.root[i]))

@@ -25,17 +25,9 @@ import scipy.sparse as sp
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import FlowNetwork, dinic
-from jaxcoll.synth.forestcoll.balancing import balanced_trees
+from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
-from jaxcoll.synth.forestcoll.spanning import (
-    Arcs,
-    Packed,
-    Trees,
-    arcs_of,
-    depths,
-    measured,
-    reparent,
-)
+from jaxcoll.synth.forestcoll.spanning import Trees, depths, reparent
 
 Capacity = dict[Pair, int]
 Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
@@ -53,11 +45,16 @@ def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.nd
     src = np.asarray([u for u, _ in capacity] + [n] * n, np.int64)
     dst = np.asarray([v for _, v in capacity] + list(range(n)), np.int64)
     room = [*capacity.values(), *trees]
+    # A cut is tight where the flow to a rank beyond it fills it: both minimum cuts that a maximum
+    # flow shows are looked at, the one nearest to the target and the one nearest to the source.
     network, last = FlowNetwork(n + 1, src, dst), None
     for target in range(n):
         carried = network.carried(room, n, target)
         free = np.asarray([c > x for c, x in zip(room, carried, strict=True)], np.bool_)
         used = np.asarray([x > 0 for x in carried], np.bool_)
+        # A minimum cut has no arc left across it. So the vertices that still reach the target in
+        # the residual network, and those that the source no longer reaches, are its two extreme
+        # sides.
         # The residual network after the flow: arcs with room, and used ones backwards.
         ends = np.append(src[free], dst[used]), np.append(dst[free], src[used])
         left = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), (n + 1, n + 1))
@@ -87,6 +84,8 @@ def pack_across(
         beyond: the ranks that every tree from the others enters by one arc (T above).
         pack: packs the smaller networks.
     """
+    # Two smaller problems. T alone: a tree from S counts as one more tree of the rank by which it
+    # enters. S with T as a single rank, the hub: trees of T start at the hub.
     ranks = np.flatnonzero(beyond), np.flatnonzero(~beyond)
     place = np.empty(num_ranks, np.int64)
     for side in ranks:
@@ -142,6 +141,9 @@ def _joined(
     root, weight, rows = [], [], []
     for i in range(len(second.root)):
         start, rest = int(second.root[i]), int(second.weight[i])
+        # A tree across the cut fits any tree of T that starts where it enters, so that both lists
+        # are dealt out in step: as many trees at a time as the shortest of all parts involved has
+        # left.
         above = own if start == hub else enters[int(across[i, hub])]
         children = np.flatnonzero(across[i] == hub).tolist()
         while rest:
@@ -212,6 +214,9 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         )
     if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
         arcs = arcs_of(num_ranks, capacity)
+        # A 64th of the steps is enough on most networks. Where it is not, the cause is mostly a
+        # tight cut, which balancing meets as arcs without any room: looking for one costs a flow
+        # per rank, the rest of the steps may cost minutes.
         found = balanced_trees(arcs, trees, brief=True)
         if found is None:
             beyond = tight_cut(num_ranks, capacity, trees)
@@ -219,7 +224,9 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
                 return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
             found = balanced_trees(arcs, trees)
         if found is not None:
-            return _by_depth(arcs, found)
+            return as_trees(arcs, found)
+    # Algorithm 4, which finds trees wherever they exist (Theorem 29): a flow for each edge of each
+    # batch.
     left = np.zeros((num_ranks, num_ranks), np.int64)
     for (u, v), amount in capacity.items():
         left[u, v] = amount
@@ -227,6 +234,9 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     asked = np.asarray(trees, np.int64)[roots]
     best, least = None, (num_ranks, float(num_ranks))
     several = num_ranks <= _SEVERAL and num_ranks * len(capacity) <= _ORDERED
+    # The algorithm takes edges in any order, and the order decides how high trees become. No order
+    # is best on all networks (rings want one direction, hosts want cheap links first), so on small
+    # networks all are tried.
     for neighbour in itertools.islice(_neighbours(left), None if several else 1):
         spare = left.copy()
         root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
@@ -239,14 +249,6 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         if least[0] <= 2:
             break
     return best  # type: ignore[return-value]
-
-
-def _by_depth(arcs: Arcs, packed: Packed) -> Trees:
-    """Trees as columns of ranks by depth and their parents."""
-    depth, _, _ = measured(arcs, packed.weight, packed.arc)
-    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
-    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
-    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
 
 
 def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
@@ -302,6 +304,7 @@ def _pack(left, roots, weights, neighbour):
                 unfinished |= joined[i] < n
                 if y < 0:
                     continue
+                # "if mu < m(R_u,i)": the batch parts into trees with the edge and trees without it.
                 # "a new copy of R_u,i" for the trees that the edge has no room for.
                 if most < weight[i]:
                     if count == room:
@@ -343,6 +346,8 @@ def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, lay
         if k == n or neighbour[x, k] < 0:
             at[i, 0], at[i, 1] = at[i, 0] + 1, 0
             continue
+        # "if mu = 0 then continue": a pair that was refused stays refused, because sets of ranks
+        # that are full for it never empty again. So each batch walks its list of pairs once.
         at[i, 1] += 1
         y = neighbour[x, k]
         if depth[i, y] < 0 and left[x, y] > 0:  # "x in R_u,i, y not in R_u,i"
@@ -375,6 +380,7 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     hold y already add as much to both, and those of one rank need no vertex of their own.
     """
     n = len(left)
+    # Of mu only min(g, m) matters, so the flow may stop there.
     asked = min(left[x, y], weight[i])
     arcs, extra, others = 0, 0, 0
     for u in range(n):

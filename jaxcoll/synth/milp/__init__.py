@@ -206,8 +206,8 @@ def _clock(
     sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
 
     def suffices(horizon: int) -> bool:
-        # What the links at each rank can carry until then, whatever the others do: no shorter
-        # horizon needs a program.
+        # Chunks that the links at each rank can carry until then, whatever the others do: no
+        # shorter horizon needs a program.
         carried = np.maximum(horizon - late, 0) // occupied
         into = np.bincount(topology.dst, carried, topology.num_vertices)[: len(received)]
         out = np.bincount(topology.src, carried, topology.num_vertices)[: len(sent)]

@@ -195,6 +195,9 @@ def rank_mapping(ranks: int, switches: int) -> np.ndarray:
     """
     half = switches // 2
     position = np.arange(ranks * switches)
+    # Two positions that exchange differ in one bit, so one has an even number of ones and the other
+    # an odd number: putting the even ones on upper switches makes every exchange cross from one
+    # half to the other.
     ones = np.zeros_like(position)
     # Parity of the ones: an exchange flips one bit, so partners have unlike parity.
     for bit in range(int(position[-1]).bit_length()):
@@ -297,6 +300,8 @@ def _exchanges(
     """
     if end - start < 2:
         return
+    # The tree of runs is the same for all chunks; only the ranks at which sums are taken differ. So
+    # every element is added in one order, whatever chunk it lies in.
     middle = start + (end - start + 1) // 2
     # The half that a chunk is in already needs no message; the other half gets it at one place.
     is_first = holder < middle

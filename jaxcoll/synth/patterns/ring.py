@@ -310,7 +310,7 @@ class Direct(Synthesizer):
         chunk, dst = _deliveries(collective)
         holder = collective.target if collective.kind == "scatter" else collective.owner
         src = holder[chunk].astype(np.int64)
-        # Sends of a step are served in order on a link. By distance first, so that in every turn
+        # Sends of a step are served in order on a link. By distance first, so that at any time
         # all ranks send to different ones; by destination, all would queue for rank 0 first.
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]

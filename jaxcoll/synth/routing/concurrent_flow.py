@@ -148,10 +148,14 @@ def digraph_flow(
     tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))
     graph = _Graph.of(size, tails, heads, capacity)
     classes = flow_classes(size, graph.tails, graph.heads, graph.capacity_class)
+    # (A.1) has a variable for every source and arc; symmetry makes most of them equal.
     if len(classes.key) <= MOST_CLASSES:
         return _exact(graph, classes)
     flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
     unit = _unit(size)
+    # Any lengths prove a bound from above (the sum of capacity times length over the sum of
+    # distances), and any flow one from below, so both may be rounded: the bounds stay true and only
+    # part a little.
     whole = np.rint(lengths / lengths.max() * min(unit, _LONGEST)).astype(np.int64)
     return graph.certified(np.rint(flow * unit).astype(np.int64), np.maximum(whole, 1))
 
@@ -230,10 +234,14 @@ class _Graph:
 
     def certified(self, flow: np.ndarray, lengths: np.ndarray) -> FlowRate:
         """The bounds that a flow and lengths of the arcs prove on the whole graph."""
+        # Scaled until the fullest arc is just full, the flow delivers at least ``least`` to every
+        # vertex: a rate that exists.
         least, load = kernel.delivered(flow, self.tails, self.heads)
         worst = max(Fraction(x) / c for x, c in {*zip(load.tolist(), self.exact, strict=True)})
         ptr, arc = group_by(self.tails, self.size)
         every = np.arange(self.size)
+        # The dual: a unit from u to v takes at least d(u, v) of length times capacity, and the
+        # network has ``room`` of it.
         total = kernel.total_distance(ptr, arc, self.heads, lengths, every, np.ones_like(every))
         room = sum((c * x for c, x in zip(self.exact, lengths.tolist(), strict=True)), Fraction(0))
         if not (least and worst and total and room):
@@ -263,6 +271,8 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
     if not (value.max() * _unit(graph.size) < 2**62 and 0 < dual.max() < math.inf):
         raise _too_far_apart(graph.exact)
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
+    # The solver's floats are read as fractions of small denominators too, since the true solution
+    # often is one: of all readings the one that proves most is kept.
     flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))
     ptr, arc = group_by(graph.tails, graph.size)
     room = graph.capacity_of(classes) * classes.arc_size

@@ -35,6 +35,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks, heap
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
@@ -141,8 +142,8 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
     if collective.kind == "scatter":
         key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
-    return order, src[order[first]], dst[order], np.append(first, len(order))
+    ptr = equal_runs(key)
+    return order, src[order[ptr[:-1]]], dst[order], ptr
 
 
 _FAR = np.int64(2**62)
@@ -184,6 +185,9 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
     for number in range(passes):
         for b in range(len(source)):
             first, last = batch_ptr[b], batch_ptr[b + 1]
+            # Further passes undo the bias of the order: the first batches were routed on an empty
+            # network. Each is taken out and routed with all the others in place (rip-up and
+            # reroute, as wires of circuits are routed).
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
             # Links are priced by their part of the fullest one's load, which is what a run waits
@@ -210,6 +214,8 @@ def _cheapest(ptr, link, link_dst, delay, load, most, power, source, into, cost,
             continue
         for i in range(ptr[v], ptr[v + 1]):
             e = link[i]
+            # load x (load / most)^power: the links' parts of the fullest one's load, raised to a
+            # power, so that only links near the fullest cost much.
             price = float(load[e])
             for _ in range(power):
                 price *= load[e] / most
@@ -242,6 +248,8 @@ def sends_along(into, link_src, ranks, source, target, batch_ptr):
     for b in range(len(source)):
         for c in range(batch_ptr[b], batch_ptr[b + 1]):
             v = target[c]
+            # Switches do not hold chunks: a path is parted at ranks only, and a send crosses the
+            # switches between two of them.
             while v != source[b]:
                 hops += 1
                 v = link_src[into[b, v]]

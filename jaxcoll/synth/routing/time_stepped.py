@@ -187,6 +187,8 @@ def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
     ptr = np.zeros(size * size * chunks + 1, np.int64)
     path = np.empty(size * size * chunks * min(room, 4) + room, np.int64)
     walk = np.empty(room, np.int64)
+    # Rounding by largest remainder, as seats are shared out: ``left`` is how far the flow of a
+    # source over a link is ahead of the chunks sent over it so far.
     left = np.empty(links)
     used = 0
     for s in range(size):
@@ -227,6 +229,7 @@ def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
     # Flows of a linear program may go in circles, at no cost to its rate; a chunk must not.
     if u == s and not _meets_itself(t, tails, walk, length):
         return length
+    # The flow gave no path that a chunk can take: a shortest one, by the links with most left.
     u, length = t, 0
     while u != s:
         best, most = -1, -np.inf
@@ -298,11 +301,13 @@ def _reroute(
     """
     moved = False
     for c in range(len(length)):
+        # Only chunks on overloaded links are looked at: the rest cost a pass over their links.
         over = False
         for i in range(length[c]):
             over |= load[rows[c, i]] > target[rows[c, i]]
         if not over:
             continue
+        # The chunk is taken out before its path is priced, so that it does not compete with itself.
         before = np.int64(0)
         for i in range(length[c]):
             load[rows[c, i]] -= 1
@@ -325,6 +330,8 @@ def _reroute(
 @kernel(cache=True, inline="always")
 def _price(e, load, target, size):
     beyond = max(load[e] + 1 - target[e], 0)
+    # One chunk too many costs more than any path is long, so that hops decide only among paths that
+    # overload nothing more. The square prefers two links over by one to one over by two.
     return 1 + 4 * size * beyond * beyond
 
 
@@ -361,6 +368,7 @@ def steps_of(ptr, path, width):
         int64 of shape (sends,), in the order of ``path``.
     """
     links = len(width)
+    # A queue per link, all in one column, each with room for every send that ever crosses its link.
     first = np.zeros(links + 1, np.int64)
     for e in path:
         first[e + 1] += 1
@@ -386,6 +394,8 @@ def steps_of(ptr, path, width):
                 taken[count] = item[first[e]]
                 waiting[e] = heap.pop(key, item, first[e], waiting[e])
                 count += 1
+        # What is sent in a step joins its next queue after all links have taken theirs: a chunk
+        # crosses one link in a step.
         for i in range(count):
             send = taken[i]
             step[send] = now

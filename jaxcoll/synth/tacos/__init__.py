@@ -1,11 +1,303 @@
 """TACOS: schedules by matching links with chunks (Won et al., MICRO 2024).
 
-Read in this order: ``synthesizer`` (the public dataclass, and tens of thousands of ranks straight
-to disk), ``search`` (one search, from a network to columns), ``state`` (tables of the kernels),
-``rules`` (which chunk a link takes), ``lockstep`` (Algorithms 1 and 2 where all links cost the
-same), ``events`` (where they do not).
+The network is laid out in time, a copy of all links per span; in every span each link takes a chunk
+that its source has and its end lacks, until no rank lacks any (Algorithms 1 and 2, in ``lockstep``
+and ``events``). Choices are random, so several searches run and the fastest schedule is kept.
+Reductions are all-gathers on the reversed network, run backwards (Sec. IV-E).
+
+For tens of thousands of ranks the same search runs in lockstep on several cores and straight to
+disk.
+
+Read in this order: this file, ``search`` (one search, from a network to columns), ``state`` (tables
+of the kernels), ``rules`` (which chunk a link takes), ``lockstep`` (Algorithms 1 and 2 where all
+links cost the same), ``events`` (where they do not).
 """
 
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from __future__ import annotations
 
-__all__ = ["Tacos"]
+import dataclasses
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, Self
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.paths import Edges
+from jaxcoll.progress import Progress, Wanted, checked, reporting
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
+from jaxcoll.synth.building.switch_unwinding import degrees, unwound
+from jaxcoll.synth.tacos import lockstep as kernel
+from jaxcoll.synth.tacos import state as tables
+from jaxcoll.synth.tacos.rules import Rule, rule_named
+from jaxcoll.synth.tacos.search import (
+    Effort,
+    best_by_events,
+    best_in_lockstep,
+    prepare_lockstep,
+    read_network,
+)
+from jaxcoll.topology import Topology
+
+# Attempts when none are asked for: at least, and at most, until so many sends have been matched.
+# Attempts end early where they fall behind, those of rooted collectives after a few sends: only
+# their number bounds what they take.
+LEAST_ATTEMPTS, MOST_ATTEMPTS = 16, 256
+# On unequal links attempts differ more.
+SENDS, UNEQUAL_SENDS = 50_000, 1_000_000
+
+# Work of a matched send, relative to a plain one; where links run in lockstep; and for each degree
+# of unwound switches, through which it is also simulated.
+_MATCHED, _IN_STEP, _UNWOUND = 1.5, 0.15, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tacos(Synthesizer):
+    """TACOS (Sec. IV, Algorithms 1 and 2): idle links take chunks that their destinations want.
+
+    Where all links are equally fast, an all_gather or broadcast runs in lockstep: in every step a
+    link carries at most one chunk, which can go on in the next, and steps are made few. In
+    every other case the network is expanded from one arrival to the next (Sec. IV-F): a chunk
+    costs alpha + bytes / bandwidth on a link, idle links are matched the fastest first, and the
+    time by the link model "tacos" is made short; sends that start together are a step.
+
+    Chunks may also pass ranks that do not want them, on shortest paths to ranks that do: paths of
+    least cost, in every other attempt of fewest links. Parallel links count as several.
+
+    Attributes:
+        rule: which of the chunks that a link could carry it takes, a name in ``rules.RULES``; see
+            ``rules.Rule``. "random" is the paper's.
+        attempts: how many times to try, each with its own random numbers. The best schedule is
+            kept; one that meets the bound ends the search. When omitted 16, and on small networks,
+            where luck counts and attempts cost little, up to 256: until 50,000 sends have been
+            matched, on unequal links without switches 1,000,000.
+        nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
+            a large gradient bucket. In lockstep it changes nothing.
+        degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
+            "best", the one of ``unwind.degrees`` whose schedule takes the least time for
+            ``nbytes``, simulated on the real network by the link model "tacos".
+        aggregate: the most chunks that a message may carry, which pays alpha once; None for any
+            number. Above 1, for small data, there is no lockstep.
+
+    Raises:
+        CollectiveError: an unknown rule, fewer than one attempt, another number out of range.
+    """
+
+    rule: str = "downstream-need"
+    attempts: int | None = None
+    nbytes: float = 2**26
+    degree: int | str = "best"
+    aggregate: int | None = 1
+    name: ClassVar[str] = "tacos"
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
+    )
+    has_nbytes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        rule_named(self.rule)
+        checks.integer_fields(self, CollectiveError, "attempts", "aggregate", or_none=True)
+        if not (isinstance(self.degree, str) and self.degree == "best"):
+            what = "degree, if not 'best',"
+            checks.put(self, degree=checks.integer(self.degree, what, CollectiveError, least=1))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
+
+    @classmethod
+    def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
+        """The variants that auto tries; see ``Synthesizer``."""
+        # Of long messages the first attempts decide: up to 256 changed none of 112 answers (14
+        # networks, 4 sizes) and took a third of auto's time.
+        return (cls(), cls(aggregate=None, attempts=LEAST_ATTEMPTS))
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """Few chunks: every send is matched in every attempt."""
+        return ((1, 2, 3, 4, 8, 16),)
+
+    def work(self, problem: Problem) -> float:
+        """Sends matched in all attempts, of every degree of unwound switches."""
+        topology, sends = problem.topology, float(problem.sends)
+        is_moved = problem.collective.kind in ("all_to_all", "gather", "scatter")
+        if is_moved:
+            sends = problem.hops
+        if self.attempts is None:
+            is_unequal = topology.is_direct and not topology.is_homogeneous
+            enough = min(MOST_ATTEMPTS * sends, UNEQUAL_SENDS if is_unequal else SENDS)
+            matched = max(LEAST_ATTEMPTS * sends, enough)
+        else:
+            matched = self.attempts * sends
+        if topology.is_homogeneous and self.aggregate == 1 and not is_moved:
+            return _IN_STEP * matched
+        return _MATCHED * matched * (1 if topology.is_direct else _UNWOUND * len(degrees(topology)))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule of a collective that does not sum; see ``Synthesizer``."""
+        if topology.is_direct:
+            return self._on(topology, collective, seed)
+        # Sec. IV-G: a search sees links between ranks only, and its sends cross the switches.
+        carried = (
+            (degree, straight.carry(self._on(straight.topology, collective, seed, True), topology))
+            for degree, straight in unwound(topology, self.degree)
+        )
+        if self.degree != "best":
+            degree, schedule = next(carried)
+            return schedule.with_provenance(Provenance(certificate={"degree": degree}))
+        # Timed on the real network: links of the unwound one may share those of a switch.
+        times = (
+            (simulate(schedule, self.nbytes, "tacos").exact_time, degree, schedule)
+            for degree, schedule in carried
+        )
+        taken, degree, schedule = min(times, key=lambda found: found[0])
+        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(taken)}
+        return schedule.with_provenance(Provenance(certificate=said))
+
+    def _on(
+        self, topology: Topology, collective: Collective, seed: int, is_unwound: bool = False
+    ) -> Schedule:
+        """The best schedule that attempts find on a network without switches."""
+        rule, is_homogeneous = rule_named(self.rule), topology.is_homogeneous
+        in_lockstep = (
+            is_homogeneous
+            and self.aggregate == 1
+            and collective.kind in ("all_gather", "broadcast")
+            and rule in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
+        )
+        # Every degree of unwound switches has attempts of its own: there, more are not worth it.
+        more = not (in_lockstep or is_homogeneous or is_unwound)
+        effort = Effort(
+            self.attempts or LEAST_ATTEMPTS,
+            self.attempts or MOST_ATTEMPTS,
+            UNEQUAL_SENDS if more else SENDS,
+        )
+        if in_lockstep:
+            found, certificate = best_in_lockstep(topology, collective, rule, seed, effort)
+        else:
+            most = collective.num_chunks if self.aggregate is None else self.aggregate
+            found, certificate = best_by_events(
+                topology, collective, self.nbytes, rule, most, seed, effort
+            )
+        schedule = Schedule(
+            topology,
+            collective,
+            Edges.from_links(topology),
+            found.step_ptr,
+            found.edge,
+            found.chunk,
+            np.zeros(len(found.edge), bool),
+        )
+        if not in_lockstep and "time" not in certificate:
+            certificate["time"] = simulate(schedule, self.nbytes, "tacos").time
+        return schedule.with_provenance(Provenance(certificate=certificate))
+
+
+_STEPS_AT_ONCE = 64  # steps that are written together
+
+
+def synthesize_compact(
+    topology: Topology,
+    folder: str | os.PathLike,
+    *,
+    chunks: int = 1,
+    rule: str = "random",
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Wanted = None,
+) -> CompactSchedule:
+    """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
+
+    The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
+    threads. Memory is one bit per (rank, chunk).
+
+    Args:
+        folder: to be made; after an error or an interrupt it is not there.
+        chunks: chunks per shard.
+        rule: "random" or "downstream-need".
+        threads: threads; the processor's cores when None.
+        progress: True for a line in the terminal, or a function called every few steps with a
+            ``jaxcoll.progress.Progress`` in deliveries.
+
+    Raises:
+        CollectiveError: another rule, or a number of chunks below 1.
+        TopologyError: links of several speeds.
+        ScheduleError: a network with switches.
+        FileExistsError: the folder exists.
+    """
+    started = time.perf_counter()
+    checks.instance(topology, Topology, "topology", TopologyError)
+    threads = checks.optional(threads, checks.integer, "threads", CollectiveError, least=1)
+    checked(progress, CollectiveError)
+    seed, code = checks.seed(seed, CollectiveError), rule_named(rule)
+    if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
+        raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")
+    if not topology.is_homogeneous:
+        raise TopologyError(f"lockstep needs equal links, those of {topology} differ")
+    collective = Collective("all_gather", topology.num_ranks, chunks)
+    network = read_network(topology)
+    search = prepare_lockstep(network, collective, code, np.random.default_rng([seed, 0]))
+    threads = threads or os.cpu_count() or 1
+    order = np.empty(collective.num_chunks, np.uint32)
+    order[search.chunk_of_slot] = np.arange(collective.num_chunks)
+    writer = CompactWriter(folder, topology, collective, order)
+    with (
+        reporting(progress, "matching", CollectiveError) as report,
+        writer,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        _search(network, search, writer, pool, threads, report)
+        writer.provenance = Provenance(
+            "tacos",
+            {"rule": rule, "attempts": 1, "threads": threads},
+            seed,
+            time.perf_counter() - started,
+        )
+    return open_compact(folder, topology)
+
+
+def _parts(network: tables.Network, ranks: np.ndarray, threads: int) -> list[np.ndarray]:
+    """The ranks, divided into runs with about equally many links into them."""
+    links = np.cumsum(np.diff(network.in_ptr)[ranks])
+    cuts = np.searchsorted(links, np.linspace(0, links[-1], threads + 1)[1:-1])
+    return [part for part in np.split(ranks, cuts) if len(part)]
+
+
+def _search(network, search, writer, pool, threads, report) -> None:
+    """Algorithm 2: matches and delivers step by step, every part of the ranks in a thread."""
+    now, links = search.now, len(network.src)
+    blocks, ranks = now.have.shape[0], np.arange(now.have.shape[1])
+    parts = _parts(network, ranks, threads)
+    carried = np.empty(links, np.int32)
+    row_bytes = -(-links // 8)
+    active = np.zeros((_STEPS_AT_ONCE, row_bytes), np.uint8)
+    sent = np.empty(_STEPS_AT_ONCE * links, np.int32)
+    counts: list[int] = []
+    left = search.wanted
+
+    def match(part: np.ndarray, start: int) -> None:
+        kernel.match(network, now, search.planes, search.states, start, part, carried)
+
+    def deliver(part: np.ndarray) -> int:
+        return kernel.deliver(network, now, carried, part)
+
+    while left > 0:
+        start = kernel.next_start(search.states, blocks)
+        for done in [pool.submit(match, part, start) for part in parts]:
+            done.result()
+        delivered = [pool.submit(deliver, part) for part in parts]
+        used = sum(counts)
+        counts.append(kernel.pack(carried, search.chunk_of_slot, active[len(counts)], sent[used:]))
+        left -= sum(done.result() for done in delivered)
+        if len(counts) == _STEPS_AT_ONCE or left == 0:
+            writer.append(active[: len(counts)], sent[: sum(counts)], np.asarray(counts))
+            active[:], counts = 0, []
+            if report is not None:
+                report(Progress(search.wanted - left, search.wanted, "chunks delivered"))
+            # Ranks in the middle of a network are done long before those at its edges.
+            unfinished = np.flatnonzero(now.left)
+            if 0 < len(unfinished) < 0.9 * len(ranks):
+                ranks, carried[:] = unfinished, -1
+                parts = _parts(network, ranks, threads)

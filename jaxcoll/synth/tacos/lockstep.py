@@ -130,12 +130,17 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
             for i in range(first, first + degree):
                 carried[in_link[i]] = -1
             continue
+        # The paper shuffles the unsatisfied pairs (d, c) and asks for each which link brings it.
+        # Here each link into d, in random order, asks which c it can bring: a pass over bits
+        # instead of a list of ranks times chunks.
         x = _draw_order(in_link, first, degree, random[v], order)  # "random_shuffle"
         for i in range(degree):
             link = order[i]
             u = src[link]
             slot = np.int64(-1)
             block = next_block(offer, link, start, start, blocks)
+            # ``offer`` marks the blocks in which a link may still find something, so that late in a
+            # search, when most blocks are full, no link reads them again.
             while block >= 0:
                 if seen_by[block] != v:
                     seen_by[block] = v
@@ -144,7 +149,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                         _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
                     if len(relay):
                         _keep_useful(lack, relay, near_ptr, near, v, block, free)
-                # What the source has and the rank may take: "precond[s][c] is True", 64 at a time.
+                # Chunks that the source has ("precond[s][c] is True") and the rank may take, 64
+                # at a time.
                 found = _ZERO
                 for q in range(WORDS):
                     scratch[q] = have[block, u, q] & free[block, q]

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective, common_parts
+from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation.timeline import Clock
 from jaxcoll.synth.tacos import events
@@ -204,7 +205,7 @@ def search_in_lockstep(
 def best_in_lockstep(
     topology: Topology, collective: Collective, rule: Rule, seed: int, effort: Effort
 ) -> tuple[Found, dict[str, object]]:
-    """The best of several searches in lockstep, and what its certificate says."""
+    """The best of several searches in lockstep, and its certificate."""
     network = read_network(topology)
 
     def attempt(number: int, limit: int) -> Found:
@@ -297,13 +298,14 @@ def best_by_events(
     seed: int,
     effort: Effort,
 ) -> tuple[Found, dict[str, object]]:
-    """The best of several searches by events, and what its certificate says.
+    """The best of several searches by events, and its certificate.
 
     Args:
         nbytes: bytes of a rank's buffer.
         most: chunks that a message may carry.
     """
     network, times = read_network(topology), send_times(topology, collective, nbytes)
+    bound = ingress_ticks(network, collective, times, most > 1)
     by_hops = np.ones(topology.num_links, np.int64)
 
     def attempt(number: int, limit: int) -> Found:
@@ -312,7 +314,6 @@ def best_by_events(
         path_cost = by_hops if number % 2 else times.chunk
         return search_by_events(network, collective, times, path_cost, rule, most, random, limit)
 
-    bound = ingress_ticks(network, collective, times, most > 1)
     best, _ = _best(attempt, bound, lambda: bound, effort)
     certificate: dict[str, object] = {"model": "tacos", "nbytes": nbytes}
     # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it counts
@@ -363,7 +364,7 @@ def search_by_events(
     (start, edge, slots), finish, done = _expand(
         network, now, direct, costs, work, goal, int(wanted)
     )
-    step_ptr = _step_ptr(start)
+    step_ptr = equal_runs(start)  # sends that start together are a step
     chunk = np.take(chunk_of_slot, slots)
     if done and relay:
         step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
@@ -374,7 +375,7 @@ def search_by_events(
         start = np.empty(len(edge), np.int64)
         finish = tables.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
         order = np.argsort(start, kind="stable")
-        edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
+        edge, chunk, step_ptr = edge[order], chunk[order], equal_runs(start[order])
     return Found(step_ptr, edge, chunk, int(finish), done)
 
 
@@ -455,13 +456,6 @@ def _workspace(
         waits=np.ones(ranks, np.bool_),
         random=np.array([state], np.uint64),
     )
-
-
-def _step_ptr(start: np.ndarray) -> np.ndarray:
-    """Sends that start together are a step; ``start`` rises."""
-    first = np.ones(len(start), bool)
-    first[1:] = np.diff(start) > 0
-    return np.append(np.flatnonzero(first), len(start))
 
 
 def ingress_ticks(

@@ -12,8 +12,8 @@ chunks. Here every chunk gets one pair of its own, and few chunks come within pe
    per hop, so that trees are low.
 2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply
    from pass to pass; the pass of the least load is kept.
-3. *Order*: all sends are list-scheduled, sums and copies of different chunks in turns, and the plan
-   is improved backwards and forwards (``list_scheduling``).
+3. *Order*: all sends are list-scheduled, sums and copies of different chunks interleaved, and the
+   plan is improved backwards and forwards (``list_scheduling``).
 
 On three ranks in a row, 0 - 1 - 2, every pair has its root in the middle, sums come in from both
 ends, and copies go back over the same wires the other way: each link carries each chunk once.
@@ -175,7 +175,7 @@ class JointTrees(Synthesizer):
         found = np.empty((collective.num_chunks, self.tries), np.int64)
         for g, members in enumerate(groups):
             mine = np.flatnonzero(collective.group_of_chunk == g)
-            # The first takes turns, so that every rank is tried as often.
+            # The first is each rank in rotation, so that every rank is tried as often.
             found[mine, 0] = members[np.arange(len(mine)) % len(members)]
             found[mine, 1:] = choice.choice(members, (len(mine), self.tries - 1))
         return found
@@ -263,8 +263,8 @@ class _Growth:
                     kept = kernel.Trees(*(column.copy() for column in trees))
                 if failures == _FAILURES:
                     break
-                # A chunk keeps its root or takes one of the others, which have turns: all of them
-                # in every pass take half as long again and lower no load.
+                # A chunk keeps its root or takes one of the others, in rotation: all of them in
+                # every pass take half as long again and lower no load.
                 turn = number % max(1, roots.shape[1] - 1)
                 other = roots[:, 1:][:, turn : turn + 1]
                 tried = np.concatenate([trees.root[:, None], other], axis=1)

@@ -121,7 +121,7 @@ def replace(
                 search.price[e] = math.ldexp(POWERS[power - whole * _FINE], whole) * (rise[e] - 1)
             cost = 0.0
             for s in range(sides):
-                # Sides take turns to choose first, so that neither always has the cheap links.
+                # Sides alternate in choosing first, so that neither always has the cheap links.
                 side = (s + c + t) % sides
                 graph, against = (forth, back) if side == sides - 1 else (back, forth)
                 link, way_ptr = spare.link[0, side], spare.way_ptr[0, side]
@@ -130,7 +130,7 @@ def replace(
                     most_links, best - cost, search, link, way_ptr, spare.rank[0, side],
                 )  # fmt: skip
                 # With equal prices that stay, for hops as for links, no way is longer than the
-                # shortest from the root. Hops of slow links alone, which are dear, would do: the
+                # shortest from the root. Hops of slow links alone, which cost much, would do: the
                 # same rank is out of reach again.
                 if paid < 0:
                     search.price[:] = 1.0

@@ -1,8 +1,8 @@
 """MultiTree: one tree from every rank; all trees grow together over links that are free.
 
 A link serves one tree in a time step, so trees that grow together never contend: the step in which
-a rank is added is the step in which its send runs. Trees take turns, one rank at a time, because a
-tree that grew as far as it could would leave its step's links to no other.
+a rank is added is the step in which its send runs. Trees grow round-robin, one rank at a time,
+because a tree that grew as far as it could would leave its step's links to no other.
 
 On a ring of 4 ranks with links both ways, every tree adds both neighbours of its root in step 1,
 which uses all 8 links once, and the rank opposite in step 2 over one of its two links: 2 steps.
@@ -99,16 +99,9 @@ class MultiTree(Synthesizer):
         roots = collective.owner[first].astype(np.int64)
         distance = hop_distances(topology)
         ptr, links = _in_order_of_trial(topology)
-        graph = Graph(
-            ptr,
-            links,
-            topology.src,
-            topology.dst,
-            capacities(topology, self.unit, len(roots)),
-            group,
-            hosts(topology),
-            distance,
-        )
+        serves = capacities(topology, self.unit, len(roots))
+        ends = topology.src, topology.dst
+        graph = Graph(ptr, links, *ends, serves, group, hosts(topology), distance)
         wanted = np.bincount(group[group >= 0])[group[roots]]
         by_height = self._by_height(topology, distance)
         step, tree, path_ptr, path = grow(graph, roots, wanted, by_height, self.nearest_first)
@@ -272,10 +265,15 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     now = _new_step(graph, len(root))
     order = np.arange(len(root))
     added, time = 0, 0  # line 3
+    # The paper stops a step when E' has no free edge that adds a rank (line 7). Here a round in
+    # which no tree adds any is the end of the step: links are only taken in a step, never freed.
     while added < total:  # line 4
         _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
         progress = True
         while progress:  # line 7
+            # Trees that have farthest to go choose first while most links are free. The order is
+            # renewed for each round, since a tree that has just grown may no longer be the highest;
+            # equal ones stay in the order of roots (a stable sort).
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
             room = int(path_ptr[added]) + len(root) * (farthest + 1)
@@ -340,17 +338,11 @@ def _roots_only(graph: Graph, root, wanted):
 def _new_step(graph: Graph, trees):
     """Columns for a step that has not begun."""
     vertices = len(graph.ptr) - 1
-    return Step(
-        np.empty_like(graph.capacity),
-        np.empty(vertices, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(vertices, np.int64),
-        np.empty(vertices, np.int64),
-        np.zeros(vertices, np.int64),
-        np.zeros(1, np.int64),
-    )
+    idle, came_by, queue = np.empty((3, vertices), np.int64)
+    before, cursor, reach = np.empty((3, trees), np.int64)
+    seen, searches = np.zeros(vertices, np.int64), np.zeros(1, np.int64)
+    free = np.empty_like(graph.capacity)
+    return Step(free, idle, before, cursor, reach, came_by, queue, seen, searches)
 
 
 @kernel(cache=True)
@@ -358,6 +350,8 @@ def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     """Frees all links, and lets every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
     now.idle[:] = np.diff(graph.ptr)
+    # A rank is surrounded for good, since trees only grow. Striking such ranks out once a step
+    # keeps line 9 from passing over the whole inside of a tree at every addition.
     for t in range(len(trees.root)):
         if trees.count[t] < trees.wanted[t]:
             _drop_surrounded(graph, trees, t)
@@ -394,6 +388,8 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     reach, cursor, before, idle = now.reach[t], now.cursor[t], now.before[t], now.idle
     parent, child = -1, -1
     while child < 0 and reach <= farthest:
+        # Line 9: ranks in the order in which earlier steps added them. Those added in this very
+        # step are not asked: their data arrives at its end.
         while child < 0 and cursor < before:
             parent = members[cursor]
             if idle[parent]:
@@ -435,7 +431,12 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
                 if group[w] == own:
                     if inside[w]:
                         continue
+                    # At depth 0 these are the parent's neighbours, and the first in the order of
+                    # links is the one (Y before X). Behind a switch the next rank in cyclic order
+                    # is taken, so that different parents at one switch take different children.
                     ahead = (w - parent) % ranks if depth > 0 else 0
+                    # First a host that the tree has not entered: a tree that enters a host twice
+                    # has used two of its links into the host for what one could bring.
                     if depth == 1 and entered[host[w]]:
                         ahead += ranks
                     if best < 0 or ahead < best_ahead:

@@ -4,14 +4,29 @@
 - ``operations``: digraphs made of digraphs, and isomorphisms to the transpose;
 - ``tori`` (and circulants), ``kautz_graphs`` (complete graphs and binary trees too): by formula;
 - ``cayley_digraphs``: of dihedral and other groups, and good connections;
-- ``distance_regular_graphs``: those of Table A.2, and finite geometries;
-- ``families``: all by name, with the sizes and degrees they exist at.
+- ``distance_regular_graphs``: those of Table A.2, and finite geometries.
+
+Here are all families by name, with the sizes and degrees they exist at, for a finder to go through.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.links import count
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.generative import (
+    cayley_digraphs,
+    distance_regular_graphs,
+    kautz_graphs,
+    tori,
+)
 from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.distance_regular_graphs import distance_regular
-from jaxcoll.topologies.generative.families import FAMILIES, Family, Member, family, members
 from jaxcoll.topologies.generative.kautz_graphs import (
     complete,
     complete_bipartite,
@@ -88,3 +103,241 @@ __all__ = [
     "twisted_torus",
     "unidirectional_ring",
 ]
+
+Arguments = tuple[int | tuple[int, ...], ...]
+
+_NEAR = 4096  # sizes looked at, each way, for the nearest that exists
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Digraphs of one construction.
+
+    Attributes:
+        name: as in Table A.3, where the family is in it.
+        build: makes the member with some arguments.
+        find: the arguments of the members of a size and degree, none or several.
+        has_bfb: whether the best known schedule is a BFB schedule; if not, it is kept in
+            ``jaxcoll.synth.direct_connect.searched``.
+    """
+
+    name: str
+    build: Callable[..., Digraph]
+    find: Callable[[int, int], Iterator[Arguments]]
+    has_bfb: bool = True
+
+    def members(self, size: int, degree: int) -> tuple[Member, ...]:
+        """The members of a size and degree, not built."""
+        size, degree = count(size, "size", least=2), count(degree, "degree")
+        return tuple(Member(self, arguments) for arguments in self.find(size, degree))
+
+    def member(self, size: int, degree: int) -> Digraph:
+        """The first member of a size and degree.
+
+        Raises:
+            TopologyError: there is none; the message names the nearest size of that degree, else
+                the nearest degree of that size.
+        """
+        found = self.members(size, degree)
+        if found:
+            return found[0].build()
+        sizes = self.nearest_size(size, degree)
+        degrees = None if sizes else self.nearest_degree(size, degree)
+        advice = f"it has none within {_NEAR} vertices of that, and no other degree of that size"
+        if sizes or degrees:
+            what, near = ("size", sizes) if sizes else ("degree", degrees)
+            advice = f"the nearest {what} is {near}"
+        raise TopologyError(
+            f"{self.name} has no digraph of {size} vertices and degree {degree}; {advice}"
+        )
+
+    def nearest_size(self, size: int, degree: int) -> int | None:
+        """The size nearest to a given one, if not far away, that has members of a degree."""
+        return _nearest(size, 2, lambda n: any(True for _ in self.find(n, degree)))
+
+    def nearest_degree(self, size: int, degree: int) -> int | None:
+        """The degree nearest to a given one, if not far away, that has members of a size."""
+        return _nearest(degree, 1, lambda d: any(True for _ in self.find(size, d)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One digraph of a family, to be built when it is needed."""
+
+    family: Family
+    arguments: Arguments
+
+    def build(self) -> Digraph:
+        """The digraph."""
+        return self.family.build(*self.arguments)
+
+
+def members(size: int, degree: int) -> tuple[Member, ...]:
+    """The digraphs of all families of a size and degree, not built."""
+    size, degree = count(size, "size", least=2), count(degree, "degree")
+    return tuple(member for family in FAMILIES.values() for member in family.members(size, degree))
+
+
+def family(name: str) -> Family:
+    """The family of a name.
+
+    Raises:
+        TopologyError: an unknown name; the message lists the known ones.
+    """
+    return FAMILIES[checks.choice(name, FAMILIES, "a family", TopologyError)]
+
+
+def _nearest(value: int, least: int, fits: Callable[[int], bool]) -> int | None:
+    """The number nearest to a given one, the smaller of two, that fits; None if it is far away."""
+    near = (value + sign * away for away in range(_NEAR) for sign in (-1, 1))
+    return next((n for n in near if n >= least and fits(n)), None)
+
+
+def _only(possible: bool, *arguments: int) -> Iterator[Arguments]:
+    return iter([arguments] if possible else [])
+
+
+def _complete(n: int, d: int) -> Iterator[Arguments]:
+    return _only(n == d + 1, n)
+
+
+def _complete_bipartite(n: int, d: int) -> Iterator[Arguments]:
+    return _only(n == 2 * d, d)
+
+
+def _hamming(n: int, d: int) -> Iterator[Arguments]:
+    return ((k, d // k + 1) for k in range(2, d + 1) if d % k == 0 and (d // k + 1) ** k == n)
+
+
+def _kautz(n: int, d: int) -> Iterator[Arguments]:
+    return ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k * (d + 1) == n)
+
+
+def _de_bruijn(n: int, d: int) -> Iterator[Arguments]:
+    return ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k == n)
+
+
+def _shifted_rings(n: int, d: int) -> Iterator[Arguments]:
+    return ((n, p) for p in range(2, (n + 1) // 2) if d == 4 and math.gcd(n, p) == 1)
+
+
+def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
+    ratios = {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ())
+    for ratio in ratios:
+        k = round((n / math.prod(ratio)) ** (1 / len(ratio)))
+        if k >= 2 and k ** len(ratio) * math.prod(ratio) == n:
+            yield tuple(k * side for side in ratio)
+
+
+def _twisted_hypercube(n: int, d: int) -> Iterator[Arguments]:
+    return _only(d >= 3 and n == 2 ** min(d, 64), d)
+
+
+def _searched_de_bruijn(n: int, d: int) -> Iterator[Arguments]:
+    return ((d, k) for k in range(2, n.bit_length()) if d**k == n and kautz_graphs.is_known(d, k))
+
+
+def _cayley(n: int, d: int) -> Iterator[Arguments]:
+    return (found.arguments for found in cayley_digraphs.cayley_sets().get((n, d), ()))
+
+
+def _table_a2(n: int, d: int) -> Iterator[Arguments]:
+    return _only(d == 4 and n in distance_regular_graphs.TABLE_A2_SIZES, d, n)
+
+
+def _johnson(n: int, d: int) -> Iterator[Arguments]:
+    for k in range(2, d // 2 + 1):
+        letters = d // k + k
+        if d % k == 0 and 2 * k <= letters <= 20 and math.comb(letters, k) == n:
+            yield letters, k
+
+
+def _odd(n: int, d: int) -> Iterator[Arguments]:
+    return _only(3 <= d <= 10 and n == math.comb(2 * d - 1, d - 1), d)
+
+
+def _doubled_odd(n: int, d: int) -> Iterator[Arguments]:
+    return _only(3 <= d <= 10 and n == 2 * math.comb(2 * d - 1, d - 1), d)
+
+
+def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: int = 64):
+    """Geometries over GF(q) whose degree is q plus a constant."""
+
+    def find(n: int, d: int) -> Iterator[Arguments]:
+        q = d - degree_over_order
+        fits = 2 <= q <= largest and size_of(q) == n and distance_regular_graphs.is_field_order(q)
+        return _only(fits, q)
+
+    return find
+
+
+FAMILIES: Mapping[str, Family] = {
+    entry.name: entry
+    for entry in (
+        Family("complete", kautz_graphs.complete, _complete),
+        Family("complete bipartite", kautz_graphs.complete_bipartite, _complete_bipartite),
+        Family("Hamming", kautz_graphs.hamming, _hamming),
+        Family("Kautz", kautz_graphs.kautz, _kautz),
+        Family(
+            "generalized Kautz",
+            kautz_graphs.generalized_kautz,
+            lambda n, d: _only(d > 1 and n > d, d, n),
+        ),
+        Family(
+            "circulant",
+            tori.least_diameter_circulant,
+            lambda n, d: _only(d >= 4 and d % 2 == 0 and n > 6, n, d),
+        ),
+        Family("directed circulant", tori.dense_circulant, lambda n, d: _only(n == d + 2, d)),
+        Family(
+            "bidirectional ring",
+            tori.bidirectional_ring,
+            lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
+        ),
+        Family("unidirectional ring", tori.unidirectional_ring, lambda n, d: _only(True, d, n)),
+        Family(
+            "Diamond", kautz_graphs.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False
+        ),
+        Family("de Bruijn", kautz_graphs.de_bruijn, _de_bruijn),
+        Family(
+            "modified de Bruijn",
+            kautz_graphs.modified_de_bruijn,
+            _searched_de_bruijn,
+            has_bfb=False,
+        ),
+        Family("distance-regular", distance_regular_graphs.distance_regular, _table_a2),
+        Family("Cayley", cayley_digraphs.cayley, _cayley),
+        Family("shifted ring", tori.shifted_ring, _shifted_rings),
+        Family("twisted torus", tori.twisted_torus, _twisted_tori),
+        Family("twisted hypercube", kautz_graphs.twisted_hypercube, _twisted_hypercube),
+        Family("Johnson", distance_regular_graphs.johnson, _johnson),
+        Family("odd", distance_regular_graphs.odd_graph, _odd),
+        Family("doubled odd", distance_regular_graphs.doubled_odd_graph, _doubled_odd),
+        Family(
+            "crown",
+            distance_regular_graphs.crown,
+            lambda n, d: _only(d >= 2 and n == 2 * (d + 1), d),
+        ),
+        Family(
+            "projective plane",
+            distance_regular_graphs.projective_plane,
+            _of_order(lambda q: 2 * (q * q + q + 1), 1),
+        ),
+        Family(
+            "affine plane minus a class",
+            distance_regular_graphs.affine_plane_minus_class,
+            _of_order(lambda q: 2 * q * q, 0),
+        ),
+        Family(
+            "generalized quadrangle",
+            distance_regular_graphs.generalized_quadrangle,
+            _of_order(lambda q: 2 * (q + 1) * (q * q + 1), 1),
+        ),
+        Family(
+            "generalized hexagon",
+            distance_regular_graphs.generalized_hexagon,
+            _of_order(lambda q: 2 * (q**6 - 1) // (q - 1), 1, largest=3),
+        ),
+    )
+}
+"""Every family by name. Tori and their like are products of these: see ``operations``."""

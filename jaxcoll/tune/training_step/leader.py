@@ -149,6 +149,9 @@ class Leader:
         if not self._race.done:
             return Event.UNSURE
         best = self._race.best()
+        # The race runs every candidate as a branch of one switch. The final runs the default and
+        # the winners as programs of their own, as they will run later: a branch may be slower than
+        # its program.
         finalists = [(0,) * len(best), best]
         if len(best) == 1:  # of several tasks it would be the runner-up of one alone
             finalists.append(self._race.runner_up())
@@ -188,6 +191,8 @@ class Leader:
     def _after_probe(self, times: Sequence[TimedStep]) -> Event:
         seconds = [second for _, second, _ in times if 0 < second < math.inf]
         is_slow = bool(seconds) and statistics.median(seconds) > _DRIFT * self._usual
+        # Drift: one slow probe may be another job's burst, so several in succession have to be slow
+        # before a search begins again.
         self._slow = self._slow + 1 if is_slow else 0
         if self._slow < _PROBES or self._prepared is None:
             return Event.AS_USUAL
@@ -428,6 +433,9 @@ class Race:
     def _first_pass(self) -> list[Choice]:
         """Every candidate of every task at least once, in random combinations."""
         longest = max(map(len, self.alive))
+        # One step times one candidate of every task at once, and the fit takes the steps apart.
+        # Random combinations keep the candidates of different tasks from always meeting, which
+        # would confound them.
         columns = []
         for alive in self.alive:
             passes = -(-longest // len(alive))
@@ -443,6 +451,9 @@ class Race:
             self._is_sure = self._risk(now) <= self.risk
         chosen = []
         for samples in np.split(self._samples(now, self.planned * _RIVALS), self.planned):
+            # Thompson sampling: a candidate is tried as often as it is probably the fastest.
+            # Top-two (Russo, 2016): in half of the tries a rival of that winner instead, since to
+            # know the best is to know that the second is worse.
             first, *others = map(self._fastest, samples)
             for_rival = self._rng.random(len(first)) < 0.5
             chosen.append(

@@ -43,7 +43,7 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
-from jaxcoll.tune.training_step.timing import Held, Timing, Turns
+from jaxcoll.tune.training_step.timing import Held, TimeSlices, Timing
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     switch = programs == "switch" or (programs == "auto" and jax.default_backend() == "cpu")
     profile = checks.optional(profile, checks.flag, "profile", TuneError)
-    coordinator = processes.coordinator() if coordinator is None else coordinator
+    coordinator = processes.Coordinator() if coordinator is None else coordinator
     leader = Leader(
         seed=checks.seed(seed, TuneError),
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
@@ -151,7 +151,7 @@ def _check_arguments(
         raise TuneError(f"clock must return seconds as a number, got {checks.shown(now)}")
     if coordinator is not None and not callable(getattr(coordinator, "exchange", None)):
         raise TuneError(
-            "coordinator must be one that processes.coordinator() makes, got "
+            "coordinator must be one that processes.Coordinator() makes, got "
             f"{checks.shown(coordinator)}"
         )
 
@@ -183,7 +183,7 @@ class Online:
         self._machine = this_machine()
         self._base: configured.Choices | None = None
         self._work: Background | None = None
-        self._turns: Turns | None = None
+        self._slices: TimeSlices | None = None
         self._held = Held()
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
@@ -233,8 +233,8 @@ class Online:
         if pairs := self._to_compare.pop(self._count, ()):
             wait()
             self._compare(self._preparation, pairs)
-        if self._turns is not None:
-            self._turns.after_step(wait)
+        if self._slices is not None:
+            self._slices.after_step(wait)
         self._count += 1
         return outputs
 
@@ -334,9 +334,9 @@ class Online:
             self._signature = signature(*self._types)
             self._work_on(self._prepared_in_background)
         is_ready = self._work is None or self._work.done
-        if is_ready and self._turns is not None:
-            self._history.turn_seconds += self._turns.seconds
-            self._turns = None
+        if is_ready and self._slices is not None:
+            self._history.compiler_seconds += self._slices.seconds
+            self._slices = None
         error = self._work.error if self._work is not None and is_ready else None
         if error is not None:
             self._history.notes.append(f"tuning stopped: {error}")
@@ -377,7 +377,7 @@ class Online:
 
     def _work_on(self, work: Callable[[], Any]) -> None:
         self._work = Background(work)
-        self._turns = Turns(self._work)
+        self._slices = TimeSlices(self._work)
 
     def _prepared_in_background(self) -> Preparation:
         args, kwargs = self._types

@@ -20,7 +20,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -151,61 +151,11 @@ M = TypeVar("M", bound=Message)
 D = TypeVar("D", bound=Message)
 
 
-# ---------------------------------------------------------------------- coordinators
+# ---------------------------------------------------------------------- coordinator
 
 
-class Coordinator(Protocol):
-    """Connects the processes of a tuner."""
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process decides."""
-        ...
-
-    def exchange(
-        self,
-        mine: M,
-        decide: Callable[[Sequence[M]], D],
-        answer: type[D],
-        seconds: float | None = None,
-    ) -> D:
-        """The decision at this checkpoint, the same on all processes.
-
-        Args:
-            mine: what this process tells the leader.
-            decide: called on the leader alone, with the messages of all processes in their order.
-            answer: what ``decide`` returns.
-            seconds: to wait for the others instead of the timeout.
-        """
-        ...
-
-    def wait(self, outputs: Any, what: str) -> None:
-        """Blocks until arrays are computed."""
-        ...
-
-
-class Alone:
-    """The coordinator of a program in one process."""
-
-    is_leader = True
-
-    def exchange(
-        self,
-        mine: M,
-        decide: Callable[[Sequence[M]], D],
-        answer: type[D],
-        seconds: float | None = None,
-    ) -> D:
-        """What this process decides."""
-        return decide([mine])
-
-    def wait(self, outputs: Any, what: str) -> None:
-        """Blocks until arrays are computed."""
-        jax.block_until_ready(outputs)
-
-
-class Connected:
-    """The coordinator of several processes; see the module.
+class Coordinator:
+    """Connects the processes of a tuner: all that JAX has connected, or the only one.
 
     Args:
         timeout: seconds after which a process that does not report, or a step that does not end,
@@ -220,7 +170,7 @@ class Connected:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is process 0."""
+        """Whether this process decides, which process 0 does."""
         return self._me == 0
 
     def exchange(
@@ -230,12 +180,20 @@ class Connected:
         answer: type[D],
         seconds: float | None = None,
     ) -> D:
-        """The leader's decision from the messages of all processes.
+        """The leader's decision at this checkpoint, the same on all processes.
+
+        Args:
+            mine: the message of this process to the leader.
+            decide: called on the leader alone, with the messages of all processes in their order.
+            answer: the type that ``decide`` returns.
+            seconds: to wait for the others instead of the timeout.
 
         Raises:
             TuneError: on all processes, when one of them does not report in time, or is in another
                 program; on those that wait for the leader, when it does not decide in time.
         """
+        if self._count == 1:
+            return decide([mine])
         turn, self._checkpoint = self._checkpoint, self._checkpoint + 1
         seconds = self._timeout if seconds is None else seconds
         if not self.is_leader:
@@ -256,7 +214,9 @@ class Connected:
         Raises:
             TuneError: they are not within the timeout, since another process stalls or ended.
         """
-        if not _ready_within(outputs, self._timeout):
+        if self._count == 1:
+            jax.block_until_ready(outputs)
+        elif not _ready_within(outputs, self._timeout):
             raise TuneError(
                 f"{what} did not end within {self._timeout:g} s on process {self._me}: another "
                 "process stalls or has ended"
@@ -292,11 +252,6 @@ class Connected:
 
     def _publish(self, turn: int, envelope: dict[str, str]) -> None:
         jax_internals.publish(f"{self._prefix}/{turn}/decision", json.dumps(envelope))
-
-
-def coordinator(timeout: float = TIMEOUT_SECONDS) -> Coordinator:
-    """The coordinator of this program: of one process, or of all that JAX has connected."""
-    return Connected(timeout) if jax.process_count() > 1 else Alone()
 
 
 def _ready_within(outputs: Any, seconds: float) -> bool:

@@ -53,10 +53,10 @@ class Report:
         default_seconds: median step by the default, of those that were timed; None if none was.
         tuned_seconds: median step by the choice, likewise.
         overhead_seconds: of the timed steps, beyond as many steps by the default, and of the
-            comparisons, profiles and turns.
+            comparisons, profiles and the compilers' time slices.
         comparison_seconds: of the overhead, those of the comparisons with ``jax.lax``.
         profile_seconds: of the overhead, those in which steps waited for their profiles.
-        turn_seconds: of the overhead, those in which steps waited for the compilers' turns.
+        compiler_seconds: of the overhead, those in which steps waited for the compilers.
         compile_seconds: spent by compilers in the background.
         failures: why a candidate of a task is in quarantine.
         lax_wins: whether the choice is ``jax.lax`` for every task, by the times of steps.
@@ -72,7 +72,7 @@ class Report:
     overhead_seconds: float
     comparison_seconds: float
     profile_seconds: float
-    turn_seconds: float
+    compiler_seconds: float
     compile_seconds: float
     failures: Mapping[tuple[Task, Config], str]
     lax_wins: bool
@@ -106,7 +106,7 @@ class History:
         self.notes: list[str] = []
         self.compile_seconds = 0.0
         self.comparison_seconds = 0.0
-        self.turn_seconds = 0.0
+        self.compiler_seconds = 0.0
         self.lax_wins = False
 
     def ran(self, state: str, program: str, choice: Choice) -> None:
@@ -133,11 +133,11 @@ class History:
             default_seconds=default,
             tuned_seconds=self._median(chosen),
             overhead_seconds=(
-                beyond + self.comparison_seconds + profile_seconds + self.turn_seconds
+                beyond + self.comparison_seconds + profile_seconds + self.compiler_seconds
             ),
             comparison_seconds=self.comparison_seconds,
             profile_seconds=profile_seconds,
-            turn_seconds=self.turn_seconds,
+            compiler_seconds=self.compiler_seconds,
             compile_seconds=self.compile_seconds,
             failures=dict(self.failures),
             lax_wins=self.lax_wins,

@@ -38,19 +38,19 @@ _CONDITIONAL = re.compile(r"^[^=]*=.* conditional\(")
 # Steps in which compilers use what the steps leave of the processors. That is enough for steps of
 # 8 ms; in short ones the devices are always at work.
 _PATIENT_STEPS = 1000
-# Seconds of steps between two turns of the compilers, how much longer than these a turn is, and the
-# most that it takes where what is between two steps was not steps.
+# Seconds of steps between two time slices of the compilers, how much longer than these a slice is,
+# and the longest slice, where a program did other things between two steps (a checkpoint, say).
 _STEPS_SECONDS, _LONGER, _MOST_SECONDS = 0.05, 2.0, 0.5
 
 
-class Turns:
-    """Turns that steps and compilers take, where the compilers get no further otherwise.
+class TimeSlices:
+    """Time slices for compilers between steps, where they would not finish otherwise.
 
     Args:
         work: of the compilers.
 
     Attributes:
-        seconds: that steps waited in turns of the compilers.
+        seconds: that steps waited in time slices of the compilers.
     """
 
     def __init__(self, work: Background):
@@ -59,7 +59,7 @@ class Turns:
         self._since = time.perf_counter()
 
     def after_step(self, wait: Callable[[], object]) -> None:
-        """A step was called; then perhaps a turn of the compilers.
+        """A step was called; then perhaps a time slice of the compilers.
 
         Args:
             wait: blocks until the devices are idle.

@@ -12,8 +12,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.schedules import steady_seconds
-from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.forestcoll.synthesizer import granularity, joint_all_reduce
+from jaxcoll.synth.forestcoll import ForestColl, granularity, joint_all_reduce
 from jaxcoll.topologies import mesh, nvswitch_hosts, star, torus
 from jaxcoll.verifier import verify
 from tests import strategies

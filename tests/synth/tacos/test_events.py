@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
-from jaxcoll.synth.tacos import search
+from jaxcoll.synth.tacos import Tacos, search
 from jaxcoll.synth.tacos.rules import RULES, rule_named
 from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
-from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import fully_connected, mesh, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify

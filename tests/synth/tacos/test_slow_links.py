@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
+from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.tacos.rules import faster_ranks
 from jaxcoll.synth.tacos.search import read_network
-from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import mesh, ring_fc_switch
 from jaxcoll.verifier import verify
 from tests import strategies

@@ -15,10 +15,10 @@ from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
+from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
 from jaxcoll.synth.tacos.search import read_network
-from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify

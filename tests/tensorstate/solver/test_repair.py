@@ -14,7 +14,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
-from tensorstate.solver import coordinate_descent
+from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.repair import repair
@@ -114,3 +114,28 @@ def test_plans_of_merged_axes_that_do_not_fit_each_other_are_no_start(monkeypatc
     found = coordinate_descent.CoordinateDescent().solve(problem, candidates, options)
     assert calls
     assert found.objective >= free.objective * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("missed", [range(1, 99), range(99)], ids=["later", "all"])
+def test_a_search_of_an_axis_without_a_plan_in_time_loses_no_plan(monkeypatch, searched, missed):
+    """What other axes found is kept; where none found any, time is the reason, not the pins."""
+    problem, candidates, options, free, _ = searched
+    visits: list[int] = []
+
+    def visited(*arguments, prune_placements=False, **given):
+        if not prune_placements:
+            raise PlanError("no start on merged axes in time")
+        visits.append(len(visits))
+        if visits[-1] in missed:
+            raise PlanError("nothing in time")
+        return exact.solve_within_limit(*arguments, prune_placements=True, **given)
+
+    monkeypatch.setattr(coordinate_descent, "solve_within_limit", visited)
+    solver = coordinate_descent.CoordinateDescent()
+    if 0 in missed:
+        with pytest.raises(PlanError, match="no plan was found in time; allow more time"):
+            solver.solve(problem, candidates, options)
+    else:
+        found = solver.solve(problem, candidates, options)
+        assert found.objective >= free.objective * (1 - 1e-6)
+    assert len(visits) > 1

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -35,6 +40,12 @@ def test_a_step_to_run_and_specs_show_their_sizes():
     assert repr(plan.specs).startswith("PlanSpecs(61 arguments, 61 results, ")
 
 
+def refused(step, name: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(name) + ".*Return the value") as error:
+        tensorstate.trace(step, [jnp.zeros(4)])
+    assert str(error.value).startswith(f"the step stores a value in {name!r}, ")
+
+
 def test_values_stored_outside_of_the_step_are_refused():
     stored, named = [jnp.zeros(2)], {}
 
@@ -46,7 +57,93 @@ def test_values_stored_outside_of_the_step_are_refused():
         named["last"] = {"loss": x.sum()}
         return x * 2
 
-    for step, name in ((appending, "stored"), (naming, "named"), (jax.jit(naming), "named")):
-        with pytest.raises(PlanError, match=f"stores a value in '{name}'.*Return the value"):
-            tensorstate.trace(step, [jnp.zeros(4)])
+    of_dict = "named['last']['loss']"
+    for step, name in ((appending, "stored[1]"), (naming, of_dict), (jax.jit(naming), of_dict)):
+        refused(step, name)
     tensorstate.trace(lambda x: x * stored[0][0], [jnp.zeros(4)])
+
+
+KEPT: list[Any] = []
+
+
+@dataclasses.dataclass(slots=True)
+class Metrics:
+    last: Any = None
+
+
+class Trainer:
+    """Attributes of an object, of an object in it, and a global, written in its methods."""
+
+    last: Any = None
+
+    def __init__(self):
+        self.scale, self.metrics, self.seen = jnp.ones(()), Metrics(), 0
+
+    def plain(self, x):
+        self.seen += 1
+        return x * self.scale
+
+    def step(self, x):
+        self.loss = x.sum()
+        return x * 2
+
+    def deeper(self, x):
+        self.metrics.last = {"loss": [x.sum()]}
+        return x * 2
+
+    def of_class(self, x):
+        type(self).last = x
+        return x * 2
+
+    def __call__(self, x):
+        return self.keep(x)
+
+    def keep(self, x):
+        KEPT.append(x)
+        return x * 2
+
+
+def test_values_stored_in_objects_are_refused_by_the_attribute():
+    trainer = Trainer()
+
+    def helper(x):
+        trainer.loss = x.max()
+
+    def calling(x):
+        helper(x)
+        return x
+
+    def within(number, x):
+        trainer.metrics.last = x
+        return x * number
+
+    def counting(x):
+        counting.last = x
+        return x * 2
+
+    tensorstate.trace(trainer.plain, [jnp.zeros(4)])
+    refused(trainer.step, "self.loss")
+    tensorstate.trace(trainer.plain, [jnp.zeros(4)])  # the tracer of the trace before it is known
+    refused(trainer.deeper, "self.metrics.last['loss'][0]")
+    refused(jax.jit(trainer.step), "self.loss")
+    refused(calling, "trainer.loss")
+    refused(functools.partial(within, 2), "trainer.metrics.last")
+    refused(counting, "counting.last")
+    refused(trainer, "KEPT[0]")
+    refused(trainer.of_class, "Trainer.last")
+
+
+class Guarded:
+    """Attributes that no tool can read."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("all")
+
+
+def test_objects_are_followed_without_a_call_of_their_code():
+    guarded = Guarded()
+    tensorstate.trace(lambda x: (guarded, x * 2)[1], [jnp.zeros(4)])

@@ -14,7 +14,7 @@ import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.tune import Config, Table, Task, online, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
-from jaxcoll.tune.training_step.processes import Alone
+from jaxcoll.tune.training_step.processes import Coordinator
 from tests.execute.harness import mesh_of
 
 NATIVE = Config({"algorithm": "native"})
@@ -79,7 +79,7 @@ def test_a_call_inside_another_transformation_is_the_step_itself(around):
 # ---------------------------------------------------------------------- steps that fail
 
 
-class _Fails(Alone):
+class _Fails(Coordinator):
     """A step by another candidate than the default fails as it runs, once."""
 
     tuned: Online

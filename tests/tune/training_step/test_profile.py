@@ -16,7 +16,7 @@ import jaxcoll as jc
 from jaxcoll import tune
 from jaxcoll.execute import jax_internals
 from jaxcoll.tune import Config
-from jaxcoll.tune.training_step.processes import Alone
+from jaxcoll.tune.training_step.processes import Coordinator
 from jaxcoll.tune.training_step.timing import SCOPE, Profiler, Timing
 from tests.execute.harness import mesh_of
 
@@ -142,10 +142,11 @@ def test_steps_of_several_tasks_are_profiled():
     assert not report.notes
 
 
-class _Listening(Alone):
+class _Listening(Coordinator):
     """Keeps the times that are reported."""
 
     def __init__(self):
+        super().__init__()
         self.times = []
 
     def exchange(self, mine, decide, answer, seconds=None):

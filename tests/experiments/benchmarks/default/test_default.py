@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from experiments.benchmarks.default import default
-from experiments.benchmarks.default.default import (
+from experiments.benchmarks import default
+from experiments.benchmarks.default import (
     SIZES,
     WITHIN,
     Best,

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks.default import users_networks
-from experiments.benchmarks.default.default import WITHIN, Limits
+from experiments.benchmarks.default import WITHIN, Limits, users_networks
 from experiments.benchmarks.default.users_networks import COLLECTIVES, FAMILIES, SIZES, drawn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.benchmarks import tacos
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.tacos import Tacos
 from jaxcoll.topologies import torus
 
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
+from experiments.benchmarks.training import Program, compare, ratio
 from experiments.benchmarks.training.public_steps import AXIS, STEPS, Library
-from experiments.benchmarks.training.training import Program, compare, ratio
 
 
 def one_step(case: str, library: Library):

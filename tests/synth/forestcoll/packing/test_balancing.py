@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.synth.forestcoll import balancing, tree_packing
-from jaxcoll.synth.forestcoll.balancing import balanced_trees
+from jaxcoll.synth.forestcoll.balancing import Packed, arcs_of, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of
+from jaxcoll.synth.forestcoll.spanning import Arcs
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology
