@@ -149,8 +149,8 @@ def run_loop(
 class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
     """By loop the tensors that it reads of the body that it mirrors, and the recomputed operators.
 
-    A loop may mirror none, and ``None`` is no loop. Each is sought once: the loop that is mirrored
-    saves these tensors for the one that mirrors it.
+    A loop may mirror none, and ``None``, for no loop, reads nothing. Each is sought once: a loop
+    saves the tensors that the one which mirrors it reads.
 
     Args:
         is_recomputed: whether an operator of a body is recomputed in the loop that mirrors it.
