@@ -40,7 +40,7 @@ from tensorstate.execution.placement_table import (
     sizes_through_view,
 )
 from tensorstate.execution.stage_loop import run_interleaved, run_stages
-from tensorstate.execution.step_loop import by_loop, read_of_mirrored, run_loop
+from tensorstate.execution.step_loop import MirroredReads, by_loop, run_loop
 from tensorstate.ir.graph import Operator, Output
 from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
@@ -81,6 +81,7 @@ class LocalExecutor:
         self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
+        self.mirrored = MirroredReads(self.graph, table.is_recomputed)
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -153,7 +154,7 @@ class LocalExecutor:
             producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
             self.write(tensor, x, self.order.num_events, producer.phase == "forward")
         if not in_forward:
-            _, again = read_of_mirrored(self.graph, number, self.is_recomputed)
+            _, again = self.mirrored[number]
             read = {use.tensor for operator in (*body, *again) for use in operator.operands}
             for tensor in read & self.inputs.keys():
                 self._results_that_read[tensor].append(first)
@@ -321,7 +322,7 @@ class LocalExecutor:
             reshard = self.reshards.get(tensor)
             producer = self.graph.tensors[tensor].producer
             ready_at = self.ready_at[tensor, True]
-            if tensor not in self.inputs and self.is_recomputed(producer):
+            if tensor not in self.inputs and self.table.is_recomputed(producer):
                 self.execute(self.graph.operators[producer or 0], in_forward=False, recomputed=True)
             elif reshard is None:
                 self.reshard_when_ready(
@@ -376,11 +377,6 @@ class LocalExecutor:
             tree = reshard_graph.cheapest_tree(frozenset(copies), frozenset({placements}))
             self.reshard(copies, tree.steps)
         return copies[placements]
-
-    def is_recomputed(self, producer: int | None) -> bool:
-        """Whether an operator's node is recomputed."""
-        positions, recomputed = self.table.positions, self.table.recomputed_nodes
-        return producer is not None and positions[producer].node in recomputed
 
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
@@ -459,7 +455,7 @@ class LocalExecutor:
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
-        return not (same or self.is_recomputed(producer))
+        return not (same or self.table.is_recomputed(producer))
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.

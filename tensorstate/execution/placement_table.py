@@ -183,6 +183,10 @@ class PlacementTable:
         """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
 
+    def is_recomputed(self, operator: int | None) -> bool:
+        """Whether an operator's node is recomputed."""
+        return operator is not None and self.positions[operator].node in self.recomputed_nodes
+
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""
         strategy, labels = self.strategy(number), self.positions[number].labels

@@ -49,10 +49,7 @@ class Runner(Protocol):
         ...
 
     stacks: dict[int, Any]  # of tensors of bodies that loops mirror, by tensor
-
-    def is_recomputed(self, producer: int | None) -> bool:
-        """Whether an operator of a body is recomputed in the loop that mirrors it."""
-        ...
+    mirrored: MirroredReads
 
     def saved_copy(self, tensor: int) -> Any:
         """The copy of a tensor that an iteration saves for the loop that mirrors it."""
@@ -102,8 +99,8 @@ def run_loop(
     at = {name: [o for o in mine if o.primitive == name] for name in LOOP_BOUNDARY}
     enter, leave = ([graph.operators[pair[end]] for pair in loop.carries] for end in (0, 1))
     inside = [o for o in operators if o not in mine]
-    restored, again = read_of_mirrored(graph, number, runner.is_recomputed)
-    kept, _ = read_of_mirrored(graph, graph.mirrored.get(number), runner.is_recomputed)
+    restored, again = runner.mirrored[number]
+    kept, _ = runner.mirrored[graph.mirrored.get(number)]
     rows_again = [o for o in again if o.primitive == "scan_row"]
     start = runner.body([*inside, *(o for o in again if o not in rows_again)])
     rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
@@ -149,30 +146,42 @@ def run_loop(
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
 
 
-def read_of_mirrored(
-    graph: Graph, number: int | None, is_recomputed: Callable[[int | None], bool]
-) -> tuple[list[int], list[Operator]]:
-    """The tensors that a loop reads of the body that it mirrors, and the recomputed operators.
+class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
+    """By loop the tensors that it reads of the body that it mirrors, and the recomputed operators.
+
+    A loop may mirror none, and ``None``, for no loop, reads nothing. Each is sought once: a loop
+    saves the tensors that the one which mirrors it reads.
 
     Args:
-        number: of the loop, which may mirror none; ``None`` for no loop.
+        is_recomputed: whether an operator of a body is recomputed in the loop that mirrors it.
     """
-    mirrors = None if number is None else graph.loops[number].mirrors
-    if mirrors is None:
-        return [], []
-    pending = [o for o in graph.operators if o.loops[:1] == (number,)]
-    saved, again = dict[int, None](), dict[int, Operator]()
-    while pending:
-        for use in pending.pop().operands:
-            producer = graph.tensors[use.tensor].producer
-            if producer is None or graph.loops_around(use.tensor) != (mirrors,):
-                continue
-            if not is_recomputed(producer):
-                saved[use.tensor] = None
-            elif producer not in again:
-                again[producer] = graph.operators[producer]
-                pending.append(again[producer])
-    return sorted(saved), [again[index] for index in sorted(again)]
+
+    def __init__(self, graph: Graph, is_recomputed: Callable[[int], bool]):
+        super().__init__()
+        self.graph, self.is_recomputed = graph, is_recomputed
+
+    def __missing__(self, number: int | None) -> tuple[list[int], list[Operator]]:
+        found = self[number] = self._found(number)
+        return found
+
+    def _found(self, number: int | None) -> tuple[list[int], list[Operator]]:
+        graph = self.graph
+        mirrors = None if number is None else graph.loops[number].mirrors
+        if mirrors is None:
+            return [], []
+        pending = [o for o in graph.operators if o.loops[:1] == (number,)]
+        saved, again = dict[int, None](), dict[int, Operator]()
+        while pending:
+            for use in pending.pop().operands:
+                producer = graph.tensors[use.tensor].producer
+                if producer is None or graph.loops_around(use.tensor) != (mirrors,):
+                    continue
+                if not self.is_recomputed(producer):
+                    saved[use.tensor] = None
+                elif producer not in again:
+                    again[producer] = graph.operators[producer]
+                    pending.append(again[producer])
+        return sorted(saved), [again[index] for index in sorted(again)]
 
 
 def flat_view(view: View) -> View:
@@ -235,6 +244,7 @@ class _Evaluation:
     def __init__(self, graph: Graph, values: dict[int, Any], depth: int = 0):
         self.graph, self.values, self.depth = graph, values, depth
         self.stacks: dict[int, Any] = {}
+        self.mirrored = MirroredReads(graph, lambda _producer: False)  # nothing is recomputed
 
     def run_operators(self, operators: Sequence[Operator]) -> None:
         """Run operators in order, loops as loops."""
@@ -267,10 +277,6 @@ class _Evaluation:
     def in_turn(self, arrays: list[Any]) -> list[Any]:
         """The operands themselves."""
         return arrays
-
-    def is_recomputed(self, producer: int | None) -> bool:
-        """Nothing is."""
-        return False
 
     def saved_copy(self, tensor: int) -> Any:
         """The tensor itself."""
