@@ -1,7 +1,9 @@
 """Plans out of the library: values, bytes, network time and memory of each way to run one.
 
 A row for every model and mesh, in the file as soon as it is made: the next run measures what is
-missing or failed (``--again``: all). ``--page`` writes the table of ``docs/tensorstate.md``.
+missing or failed (``--again``: all that is asked for), and keeps the others. So rows can be
+measured one at a time. ``--page`` writes all rows of the file as the table of
+``docs/tensorstate.md``.
 """
 
 from __future__ import annotations
@@ -60,15 +62,18 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--page", action="store_true", help="write the rows there are to the page")
     options = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", 8)
-    known = [] if options.again else [row for row in earlier("plan_routes") if not row["error"]]
+    found: dict[tuple[str, str], Row] = {
+        (row["model"], row["mesh"]): row for row in earlier("plan_routes")
+    }
+    order = [(model, mesh) for model in every for mesh in MESHES]
     if options.page:
         text = PAGE.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
-        write_text(PAGE, before + BEGIN + page_table(known) + END + rest.partition(END)[2])
+        made = page_table([found[key] for key in order if key in found])
+        write_text(PAGE, before + BEGIN + made + END + rest.partition(END)[2])
         return
-    found: dict[tuple[str, str], Row] = {(row["model"], row["mesh"]): row for row in known}
-    order = [(model, mesh) for model in every for mesh in MESHES]
-    for row in printed(_measured(options.models, options.meshes, dict(found))):
+    done = {} if options.again else {key: row for key, row in found.items() if not row["error"]}
+    for row in printed(_measured(options.models, options.meshes, done)):
         found[row["model"], row["mesh"]] = row
         write("plan_routes", [found[key] for key in order if key in found])
     report("plan_routes", [found[key] for key in order if key in found])
@@ -207,8 +212,8 @@ def page_table(rows: Sequence[Row]) -> str:
         by_model.setdefault(row["model"], []).append(row)
 
     def most(of: Sequence[Row], figure: str, way: str) -> str:
-        found = [row[f"{figure} {way}"] for row in of if row[f"{figure} {way}"] is not None]
-        return f"{max(found):.2f}" if found else "fails"
+        found = [row[f"{figure} {way}"] for row in of]
+        return "fails" if None in found else f"{max(found):.2f}"
 
     header = ["model", "meshes", "operators", "search s", "differs by"]
     header += [f"{figure} {way}" for way in ("b", "c") for figure in ("bytes", "time", "memory")]
@@ -216,7 +221,8 @@ def page_table(rows: Sequence[Row]) -> str:
     for model, of in by_model.items():
         differs = max(row[f"differs {way}"] or 0 for row in of for way in WAYS)
         line = [model, ", ".join(row["mesh"] for row in of), of[0]["operators"]]
-        line += [f"{max(row['search s'] for row in of):.1f}", f"{differs:.0e}"]
+        seconds = [row["search s"] for row in of if row["search s"] is not None]
+        line += [f"{max(seconds):.1f}" if seconds else "fails", f"{differs:.0e}"]
         line += [most(of, figure, w) for w in ("b", "c") for figure in ("bytes", "time", "memory")]
         lines.append(line)
     return table(header, lines)

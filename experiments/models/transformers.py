@@ -9,6 +9,7 @@ RMSNorm, grouped queries, rotary positions, SwiGLU).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -180,6 +181,13 @@ class GptScanBlock(nn.Module):
         return x + nn.Dense(width, name="down")(nn.gelu(y)), None
 
 
+def _scanned(block: Any, config: Sizes) -> Any:
+    """Blocks of one kind one after another, as a scan over their stacked parameters."""
+    return nn.scan(
+        block, variable_axes={"params": 0}, split_rngs={"params": True}, length=config.layers
+    )
+
+
 class GptScan(nn.Module):
     """From tokens to logits of the next ones."""
 
@@ -195,13 +203,7 @@ class GptScan(nn.Module):
             (config.sequence_length, config.width),
             jnp.float32,
         )
-        layers = nn.scan(
-            GptScanBlock,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            length=config.layers,
-        )
-        x, _ = layers(config, name="layers")(x)
+        x, _ = _scanned(GptScanBlock, config)(config, name="layers")(x)
         return nn.Dense(config.vocabulary, use_bias=False, name="head")(nn.LayerNorm()(x))
 
 
@@ -386,13 +388,7 @@ class Llama(nn.Module):
         layer = nn.remat(LlamaLayer, prevent_cse=not config.scan) if config.remat else LlamaLayer
         x = nn.Embed(config.vocabulary, config.width, dtype=dtype, name="tokens")(tokens)
         if config.scan:
-            scanned = nn.scan(
-                layer,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                length=config.layers,
-            )
-            x, _ = scanned(config, name="layers")(x)
+            x, _ = _scanned(layer, config)(config, name="layers")(x)
         else:
             for i in range(config.layers):
                 x, _ = layer(config, name=f"layers_{i}")(x)

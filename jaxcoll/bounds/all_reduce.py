@@ -60,6 +60,9 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
     if n < 2:
         raise TopologyError(f"with {n} rank there is nothing to reduce")
     gather, scatter = bottleneck(topology), bottleneck(topology.transpose())
+    # A solver works in floats and with a tolerance, so nothing that it says is believed. Its dual
+    # variables, rounded to fractions of small denominators, are multiplied out exactly, and prove a
+    # bound whatever they are; its primal solution, rounded, is checked by flows, and is reached.
     program = _Program(topology, gather.inverse)
     rates = [proved_rate(topology, program.dual_variables(most)) for most in _DENOMINATORS]
     proved = [rate for rate in rates if rate is not None]
@@ -109,6 +112,10 @@ class _Program:
         pairs = len(src)
         into = sp.csr_matrix((np.ones(pairs), (dst, np.arange(pairs))), (n, pairs))
         out = sp.csr_matrix((np.ones(pairs), (src, np.arange(pairs))), (n, pairs))
+        # Each x_v is the part of the vector that is summed at v. Towards every rank there must be a
+        # flow of all x for the results, and from every rank one for the contributions; each has a
+        # capacity of its own, and both share the links. One column per rank: flows to different
+        # ranks are the same data, so that they may overlap (network coding, or trees).
         self.root = cp.Variable(n, nonneg=True)  # x_v
         self.capacity = [cp.Variable(pairs, nonneg=True) for _ in range(2)]  # of copies, of sums
         self.shared = self.capacity[0] + self.capacity[1] <= room
@@ -258,6 +265,8 @@ def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
     gains = [Fraction(0)] * n
     for sides, reverse in ((dual.copies, True), (dual.sums, False)):
         for t, (most, lengths) in enumerate(sides):
+            # Each byte from v towards t covers at least dist_t(v) of length, or is not counted
+            # above its worth.
             apart = _distances(n, dual.arcs, lengths, t, reverse)
             for v in range(n):
                 gains[v] += min(most, apart[v])
@@ -321,6 +330,8 @@ def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers)
     room, weight = ([int(x * scale) for x in column] for column in (capacity, roots))
     src = np.asarray([*(u for u, _ in arcs), *[n] * n])
     network = FlowNetwork(n + 1, src, np.asarray([*(v for _, v in arcs), *range(n)]))
+    # From above: every cut that is too narrow names a lower rate, the last one is the largest that
+    # all cuts allow.
     rate = Fraction(sum(room) + 1)
     while rate:
         need = sum(weight) * rate.numerator
@@ -376,6 +387,8 @@ def paths_of_flows(
         wanted = {v: a for a, (u, v) in enumerate(arcs) if u == rank}
         missing = {v: capacity[a] for v, a in wanted.items() if capacity[a]}
         while missing:
+            # Shortest paths first, so that circulations, which a linear program may contain at no
+            # cost, are never used.
             path = _path(topology, left, rank, missing)
             end = int(topology.dst[path[-1]])
             amount = min(missing[end], *(left[link] for link in path))

@@ -95,6 +95,8 @@ class Fits(abc.ABC):
     def _fit(self, steps: Sequence[float]) -> None:
         """Improves every fit; those that ended far above the others start again beside them."""
         self._descend(steps)
+        # A fit that ended in another valley far above the others would say that everything is
+        # possible there.
         lost, places = restarts(self.cost, self.lost)
         if lost.any():
             self.fits[lost] = self.fits[places]
@@ -108,6 +110,9 @@ class Fits(abc.ABC):
             if sharp != last:
                 residuals, derivatives = self._linearize(self.fits, sharp)
                 self.cost, last = self._cost(self.fits, residuals, prior), sharp
+            # Each fit is pulled to a draw of the prior of its own, and sees measurements with noise
+            # of its own: so the spread of the fits is what the measurements leave open (randomized
+            # maximum a posteriori, a parametric bootstrap).
             pull = (self.fits - prior) / self._spread / self._spread
             step = damped_step(derivatives, residuals, pull, self._spread, damping)
             tried = self._clipped(self.fits - np.clip(step, -self.most_step, self.most_step))
@@ -256,6 +261,8 @@ class Equations(Fits):
         total = startup + 1 + congestion[:, None]
         logs = np.log(total) + fits[:, self._offset][:, :, None]
         highest = logs.max(axis=1, keepdims=True)
+        # The slower phase decides (equation 1). A maximum has a kink on which Newton steps stall,
+        # so that it is smoothed, and sharpened step by step.
         weights = np.exp(sharp * (logs - highest))
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums

@@ -158,6 +158,7 @@ class Fitted(Search):
             yield from self._ask(config)
         yield from self._middles()
         self._share_level()
+        # As many measurements as the race at the end may take are kept back.
         while self.evaluations + _RACE < self._limit:
             self._judge()
             config = self._most_promising() or self._neighbour()
@@ -244,6 +245,8 @@ class Fitted(Search):
         for i, config in enumerate(grid.measured):
             if config not in self.failures:
                 measured = len(self.times[config]) / self.noise**2
+                # A single measurement that was lucky must not win: the fits, which know its
+                # neighbours, hold against it as far as they agree.
                 fitted = 1 / (variances[i] + (self.noise / 2) ** 2)
                 total = measured * math.log(self.mean(config)) + fitted * means[i]
                 self._estimates[config] = math.exp(total / (measured + fitted))
@@ -262,6 +265,9 @@ class Fitted(Search):
             judged = [e for _, e in self._ensembles() if e.logs.size >= _JUDGED]
             if self.extended == self.budget or not judged:
                 return
+            # Where the equations are true the squared residuals are about 1, in units of the noise.
+            # A machine with a cliff or two peaks leaves more: other forms are fitted then, with
+            # more measurements.
             if np.concatenate([e.misfit() for e in judged]).mean() <= _MISFIT:
                 return
             self._limit = self.extended
@@ -303,6 +309,8 @@ class Fitted(Search):
         grids = [grid for grid in self._grids.values() if grid.measured]
         if self._limit == self.budget:
             return self._promising(grids, best, _CAUTION, 1)
+        # Every other measurement goes to subspaces that are not in the lead, once the leading one
+        # is well known: otherwise one early good point keeps all the rest from being looked at.
         for some in (self._others(grids), grids):
             points = (self._promising(some, best, caution, caution) for caution in _CAUTIONS)
             config = next((config for config in points if config is not None), None)

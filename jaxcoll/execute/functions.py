@@ -180,6 +180,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
     )
     varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
+    # Per leaf: large gradients may be faster by a schedule and small ones by ``jax.lax``.
     by_lax = [i for i, leaf in enumerate(varied) if call.is_left_to_lax(leaf)]
     others = [i for i in range(len(varied)) if i not in set(by_lax)]
     # One call of jax.lax for all leaves, as a program without jaxcoll has it.

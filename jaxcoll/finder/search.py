@@ -64,6 +64,8 @@ def search(
     table = _Table(wanted, degree)
     # Only bases of the largest degree may be measured; the rest of a cell waits for smaller ones.
     known = functools.partial(_bases, degree=degree, measure=measure)
+    # Cells are filled by rising size and degree: an expansion leads from smaller cells to larger
+    # ones, so that every base is known when it is expanded.
     largest = executors.ordered(known, wanted, executor if measure else None)
     for done, (size, last) in enumerate(zip(wanted, largest, strict=True), 1):
         for d in range(1, degree + 1):
@@ -117,6 +119,8 @@ class _Table:
             return
         if any(other.construction == candidate.construction for other in equal):
             return
+        # Beaten is a candidate only by one that has all its properties too: expansions ask for
+        # them, and a slower base that may be expanded further can lead to a faster network.
         if any(candidate.is_beaten_by(other) for other in kept if other not in equal):
             return
         kept[:] = [c for c in kept if c in equal or not c.is_beaten_by(candidate)]
@@ -151,6 +155,7 @@ class _Table:
         optimum = bandwidth_optimum(n)
         for m in self.smaller[n]:
             for e in range(1, d // 2 + 1):
+                # Both orders of two factors are one product.
                 if 2 * e == d and m * m > n:
                     continue
                 for first in self.factors.get((m, e), ()):

@@ -201,6 +201,9 @@ class FlowNetwork:
     def __init__(self, num_vertices: int, src: np.ndarray, dst: np.ndarray):
         src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
         count = len(src)
+        # Arcs and their reverses in one column, by the vertex they leave: a search reads the arcs
+        # of a vertex one after another, and ``mate`` says where the residual of the other direction
+        # is.
         leaves = np.concatenate([src, dst])
         order = np.argsort(leaves, kind="stable")
         position = np.empty(2 * count, np.int64)
@@ -233,6 +236,8 @@ class FlowNetwork:
         full = self._residuals(capacity)
         for target in targets:
             # Every target starts from the same residuals, which are filled once.
+            # A flow ends as soon as the need is met: most targets are met, and how much more they
+            # could get is of no interest.
             flow = self._run(full.copy(), source, int(target), need)
             if flow < need:
                 # The last search went backwards from the target and did not meet the source.
@@ -252,6 +257,8 @@ class FlowNetwork:
 
     def _residuals(self, capacity: Capacities) -> np.ndarray:
         """Residual capacity of each arc and each reverse arc: int64, or Python integers."""
+        # Sums of capacities beyond 62 bits would wrap around in silence: then the same kernel runs
+        # as Python, on Python's integers.
         exact = _total(capacity) >= _SAFE
         residual = np.zeros(len(self._head), object if exact else np.int64)
         residual[self._position] = [int(c) for c in capacity] if exact else capacity

@@ -71,6 +71,9 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     capable = np.zeros(topology.num_vertices, bool)
     capable[chosen] = True
     # One row per tree and link: loads may be beyond what a machine integer holds.
+    # Where a tree leaves a capable switch by several links, the data comes to the switch once: each
+    # tree edge is cut at the last capable switch that an earlier edge of the tree has brought it
+    # to, and only the rest of its path counts.
     start = np.empty(len(flow.edge), np.int64)
     _starts(
         flow.tree_ptr, flow.edge, flow.edges.path_ptr, flow.edges.path_link, topology.src, capable,
@@ -218,6 +221,9 @@ def simulate_messages(
     hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
+    # In the model "astra" ties are ordered as ASTRA-sim's event queue orders them, so that its
+    # figures can be met to the tick; the other model serves ties as listed and needs no numbers of
+    # events.
     run = kernels.run_events if model == "astra" else kernels.run_messages
     done = run(waits, hops, topology.num_links, start, end)
     if done < len(messages):
@@ -336,6 +342,7 @@ def simulate_multicast(
     shares = [unit * int(weight) for weight in flow.weight]
     messages: list[Message] = []
     # By segment and tree: the messages that bring the root its sum.
+    # A window of segments in flight, as bounded buffers have it.
     summed: list[list[tuple[int, ...]]] = []
     for segment in range(pieces):
         waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(trees)

@@ -197,6 +197,8 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
+        # A race and no list: trying every candidate with every number of chunks takes long, and
+        # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
         race.finish(self.candidates(problem))
         return race.certified()
@@ -286,6 +288,8 @@ class _Race:
             if climb.synthesizer.counts_are_costly:
                 climb.keep_every_second(functools.partial(self.work_of, climb), self.work)
         self._race(climbs, ignore_work_limit)
+        # Set aside are those that bounds say cannot win. Where the best is far from the bound, the
+        # bound says little, and they are tried after all.
         if self.seconds > _FAR * self.bound and self.aside:
             self._race(self.aside, ignore_work_limit)
 
@@ -316,6 +320,8 @@ class _Race:
 
     def _price(self, climb: _Climb) -> float:
         """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
+        # The cheapest first, and of two of equal work the one that its times so far say is closer
+        # to the bound: a good schedule found early ends the race for most others.
         slow = max(1.0, climb.next / self.bound) if climb.tried else 1.0
         return slow * climb.synthesizer.put_off * self.work_of(climb)
 
@@ -329,6 +335,8 @@ class _Race:
     def run(self, climb: _Climb, ignore_work_limit: bool = False) -> None:
         """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
         synthesizer, count = climb.synthesizer, climb.left[0]
+        # Series of one synthesizer overlap: 12 chunks may be a multiple of the trees and a power of
+        # two at once.
         if (synthesizer, count) in self.tried:  # by another series of the same synthesizer
             climb.record(count, self.tried[synthesizer, count])
             return

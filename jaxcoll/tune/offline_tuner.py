@@ -174,6 +174,8 @@ def tune(
         if table.is_quarantined(trial.task, config, machine):
             search.tell_failed(config, "quarantined by an earlier run")
             continue
+        # Noted before it runs: a table that is saved meanwhile says which configuration ended the
+        # process.
         table.begin_trial(trial.task, config, machine)
         try:
             program = trial.checked(config)
@@ -184,6 +186,8 @@ def tune(
             table.end_trial(trial.task, config, machine)
             table.quarantine(trial.task, config, str(error), machine)
             continue
+        # Always beside the default, in the same rounds: a machine that slows down while the search
+        # runs slows both, and their ratio stays.
         seconds = _beside(trial, program, usual, baseline)
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
@@ -205,6 +209,8 @@ def _decide(
     default = search.space.default
     native = default.replace(algorithm="native")
     ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
+    # The best of many noisy times is mostly lucky (the winner's curse), so the first ones are timed
+    # once more among themselves, and the finalists beside the default and ``jax.lax``.
     fastest = _fastest(trial, ranked[:_SEMIFINALISTS], _FINALISTS)
     finalists = list(dict.fromkeys([default, native, *fastest]))
     runs = [trial.checked(config) for config in finalists]
@@ -212,6 +218,7 @@ def _decide(
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
+    # A winner that is not faster beyond the noise is not chosen: the default stays.
     if winner and not measured_costs.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])

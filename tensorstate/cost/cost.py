@@ -176,8 +176,8 @@ def _group_cost(
         [decisions.loop_resident.get(t) for t in group.tensors] if decisions.loop_resident else [],
         recomputed_nodes,
     )
-    last: _GroupCost | None = problem.group_costs.get(number)
-    if last is not None and last.decided == decided:
+    last = problem.group_costs.get(number)
+    if isinstance(last, _GroupCost) and last.decided == decided:
         return last
     reshards = tuple(reshard_plans(problem, decisions, recomputed_nodes, number))
     found = _GroupCost(
@@ -294,8 +294,10 @@ class Infeasible:
 
     Attributes:
         proven: whether none exist; otherwise none were found in time.
-        least_memory: decisions with approximately the least memory, where they were searched.
+        least_memory: decisions with approximately the least memory, where they were found.
+        least_bytes: what no decisions take less than, where the least memory was searched.
     """
 
     proven: bool
     least_memory: SearchResult | None = None
+    least_bytes: float | None = None

@@ -24,7 +24,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -106,8 +106,8 @@ class Problem:
         traced: the training step.
         microbatch_split: the step as a loop; ``None`` for no loop.
         graph: of one microbatch and of the operators after the loop; without a loop, of the step.
-        group_costs: by tensor group its cost under the decisions that were priced last: most plans
-            that are priced differ from the one before in few groups (see ``cost.cost``).
+        group_costs: by tensor group what ``cost.cost`` keeps of the decisions that it priced last:
+            most plans that are priced differ from the one before in few groups.
 
     Raises:
         PlanError: the step cannot be split into this number of microbatches.
@@ -156,7 +156,7 @@ class Problem:
         self._shares: Mapping[TensorGroup, tuple[float, ...]] = {}
         self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
-        self.group_costs: dict[int, Any] = {}
+        self.group_costs: dict[int, object] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The problem of the same step on another network, or on other devices."""

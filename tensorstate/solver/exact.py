@@ -236,6 +236,7 @@ def infeasible_message(
     """Why no plan fits: the least memory that was found, and the largest tensors in it.
 
     Args:
+        infeasible: the answer of a search. If it searched the least memory, that is not repeated.
         free: the best plan without a limit, named where the least memory is not found in time.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
     """
@@ -246,10 +247,11 @@ def infeasible_message(
         return "no consistent assignment of strategies exists; the pins may contradict each other"
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {bytes_text(limit)} of a device's memory"
-    least = infeasible.least_memory
+    least, nbytes = infeasible.least_memory, infeasible.least_bytes
     if least is None:
-        until = min(until, time.perf_counter() + REFUSAL_TIME_S)
-        least, nbytes = minimize_memory(problem, candidates, options, until=until)
+        if nbytes is None:
+            until = min(until, time.perf_counter() + REFUSAL_TIME_S)
+            least, nbytes = minimize_memory(problem, candidates, options, until=until)
         if least is None:
             known = f", at least {bytes_text(nbytes)}" if limit < nbytes < np.inf else ""
             other = (
@@ -262,6 +264,8 @@ def infeasible_message(
                 f"{less(problem, options)}"
             )
     memory = least.cost.memory
+    if memory.fits(limit):
+        return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
     largest = sorted(
         ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
         key=lambda pair: -pair[0],
@@ -382,7 +386,7 @@ def solve_within_limit(
     end = max(end, time.perf_counter() + LEAST_MEMORY_TIME_S)
     least, nbytes = minimize_memory(problem, candidates, options, prune_placements, end)
     if least is None or not least.cost.memory.fits(limit):
-        return Infeasible(least is not None and nbytes > limit, least)
+        return Infeasible(least is not None and nbytes > limit, least, nbytes)
     return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
 
 

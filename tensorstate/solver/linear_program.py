@@ -39,6 +39,17 @@ MICROSECOND = 1e-6
 ROWS_PER_SOLUTION, NEIGHBOURS = 3, 3
 TOLERANCE = 1e-6
 
+# So few rows are never lazy: a second branch and bound takes longer than they do in the first.
+FEW_ROWS = 20
+
+# Of branch and bound: without the searches around a relaxation, each a branch and bound of its own,
+# and without restarts, that HiGHS does before it branches. These programs branch little: repairs of
+# a plan took a third to a sixth of the CPU seconds, and whole programs half.
+BRANCHING: dict[str, float | str | bool] = {
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_rins": False,
+    "mip_allow_restart": False,
+}
 
 # Seconds of a solver that has no time left, so that it can run at all.
 LEAST_SECONDS = 0.1
@@ -159,12 +170,14 @@ class LinearProgram:
         self._high[variable] = self._implied_upper[variable] = high
 
     def set_lazy(self, rows: csr_matrix) -> None:
-        """Rows ``row @ variables <= 0`` that are added when a solution exceeds them.
+        """Rows ``row @ variables <= 0`` that are added when a solution exceeds them, or at once.
 
         Args:
             rows: a column for every variable so far.
         """
         self._lazy, self._is_lazy = rows, np.ones(len(rows.indptr) - 1, bool)
+        if len(self._is_lazy) <= FEW_ROWS:
+            self._add_rows(range(len(self._is_lazy)))
 
     def _add_exceeded(self, values: np.ndarray) -> int:
         """Add the lazy rows that values exceed most, and return how many."""
@@ -218,7 +231,7 @@ class LinearProgram:
             iterations: limit of simplex iterations.
             progress: see ``Progress``.
         """
-        options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
+        options = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0, **BRANCHING}
         options["presolve"] = "choose" if presolve else "off"
         if iterations is not None:
             options["simplex_iteration_limit"] = iterations
@@ -233,7 +246,7 @@ class LinearProgram:
     def _solve_lazily(
         self,
         relax: bool,
-        options: dict[str, float | str],
+        options: dict[str, float | str | bool],
         until: float,
         progress: Progress | None,
     ) -> Solution:
@@ -260,6 +273,9 @@ class LinearProgram:
                 highs.run(solver)
                 solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
             solution = self._run(solver, relax, left, progress)
+            if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
+                solver.clearSolver()  # from a basis an infeasible program may end so
+                solution = self._run(solver, relax, left, progress)
             bound = max(bound, solution.bound)
             solution = dataclasses.replace(solution, bound=bound)
             if not len(solution.values):

@@ -23,6 +23,8 @@ class FlatVar:
         loops: the loops in whose body it exists, outermost first.
         rows: of the stack that a loop leaves behind, the number of the loop, and the array of its
             body that is stacked.
+        joined: the stacks of which it is the concatenation, or into which it was cut, one for each
+            of the loops into which a scan is split.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +32,7 @@ class FlatVar:
     unstacked: tuple[FlatAtom, ...] | None = None
     loops: tuple[int, ...] = ()
     rows: tuple[int, FlatVar] | None = None
+    joined: tuple[FlatAtom, ...] = ()
 
 
 @dataclasses.dataclass(eq=False, slots=True)

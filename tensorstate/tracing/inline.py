@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,7 +31,8 @@ from jax.extend import core
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
 from tensorstate.ir.graph import LoopForm
-from tensorstate.rules import RULES, AbstractArray, elementwise, rule_of
+from tensorstate.rules import RULES, AbstractArray, rule_of
+from tensorstate.tracing.constants import folded
 from tensorstate.tracing.flat import (
     FlatAtom,
     FlatEqn,
@@ -49,18 +51,19 @@ from tensorstate.tracing.loop_boundary import LoopBoundary
 MAX_EQUATIONS = 400_000
 
 
-def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep") -> FlatJaxpr:
+def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int = 1) -> FlatJaxpr:
     """Inline all calls, fold constants, and eliminate dead code.
 
     Args:
         closed: a result of ``jax.make_jaxpr``.
         pins: whether the shardings that the step asks for stay, as equations that change nothing.
         loops: whether loops stay loops, or stay and are paired; or scans are unrolled.
+        runs: loops into which a scan is split, one after the other.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
-    inliner = _Inliner(pins, loops)
+    inliner = _Inliner(pins, loops, runs)
     inputs = [inliner.variable(aval) for aval in closed.in_avals]
     constants = [inliner.add_closure_constant(value) for value in closed.consts]
     jaxpr, _ = jaxprs.unpack_jaxpr(closed)
@@ -72,8 +75,8 @@ def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep") -> FlatJaxp
 class _Inliner:
     """Appends the equations of jaxprs, inlined, to one flat program."""
 
-    def __init__(self, pins: bool, form: LoopForm) -> None:
-        self.pins, self.form = pins, form
+    def __init__(self, pins: bool, form: LoopForm, runs: int) -> None:
+        self.pins, self.form, self.runs = pins, form, runs
         self.loops: list[FlatLoop] = []
         self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[FlatVar, np.ndarray]] = []
@@ -146,7 +149,7 @@ class _Inliner:
             return self.cond(eqn, branches, inputs, place)
         if name in ("stack", "unstack"):
             return self.along(eqn, inputs, place)
-        known = _constant(eqn, inputs)
+        known = folded(eqn, inputs)
         if known is not None:
             return [known]
         if (same := _as_reshape(eqn, inputs)) is not None:
@@ -266,15 +269,69 @@ class _Inliner:
         whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
         if self.form == "unroll" or loop.length < 2 or whole_steps:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
+        # Runs of one iteration would be unrolled.
+        count = 1 if place.loops else max(1, min(self.runs, loop.length // 2))
+        ends = [k * loop.length // count for k in range(count + 1)]
+        parts = [self.split(x, ends, place, eqn.source_info) for x in xs]
+        stacks: list[Sequence[FlatAtom]] = [[]] * count
+        for k in reversed(range(count)) if loop.reverse else range(count):
+            run = loop._replace(length=ends[k + 1] - ends[k])
+            rows = [of_operand[k] for of_operand in parts]
+            carry, stacks[k] = self.loop(eqn, run, (closed, fixed, carry, rows), place)
+        ys = zip(*stacks, strict=True)
+        return [*carry, *(self.joined(of_result, place, eqn.source_info) for of_result in ys)]
+
+    def loop(
+        self, eqn, loop: jaxprs.Loop, operands, place: Scope
+    ) -> tuple[list[FlatAtom], list[FlatAtom]]:
+        """Append a scan as a loop; its carry at the end, and its stacked results."""
+        closed, fixed, carry, xs = operands
         boundary = self.boundary(place, eqn, loop.length, loop.reverse)
         boundary.loop.mirrors = self.mirrored(boundary.loop, xs, place)
         carried = boundary.carry_in(carry)
         rows = [*map(boundary.row, xs)]
         results = self.run(loop.jaxpr, closed, [*fixed, *carried, *rows], boundary.inside)
-        made, ys = results[: loop.num_carry], eqn.outvars[loop.num_carry :]
-        pairs = zip(results[loop.num_carry :], ys, strict=True)
-        stacks = [boundary.stack(row, y.aval) for row, y in pairs]
-        return [*map(boundary.carry_out, carried, made), *stacks]
+        made, ys = results[: loop.num_carry], results[loop.num_carry :]
+        avals = (out.aval for out in eqn.outvars[loop.num_carry :])
+        stacks = [
+            boundary.stack(row, (loop.length, *aval.shape[1:]))
+            for row, aval in zip(ys, avals, strict=True)
+        ]
+        return [*map(boundary.carry_out, carried, made)], stacks
+
+    def split(
+        self, x: FlatAtom, ends: Sequence[int], place: Scope, source_info
+    ) -> Sequence[FlatAtom]:
+        """The rows of a stack for every run; those that runs have stacked are read as they are."""
+        if len(ends) == 2:
+            return [x]
+        if isinstance(x, FlatVar) and x.joined:
+            return x.joined
+        parts: list[FlatAtom] = []
+        for first, end in itertools.pairwise(ends):
+            shape = (end - first, *x.shape[1:])
+            if isinstance(x, SplatConstant):
+                parts.append(SplatConstant(shape, x.dtype, x.value))
+                continue
+            part = FlatVar(shape, x.dtype)
+            start, limit = [first, *[0] * (len(shape) - 1)], [end, *shape[1:]]
+            self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
+            parts.append(part)
+        if isinstance(x, FlatVar):
+            x.joined = tuple(parts)  # a scan of the backward pass reads them again
+        return parts
+
+    def joined(self, parts: Sequence[FlatAtom], place: Scope, source_info) -> FlatAtom:
+        """The stacks of all runs as one."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        if is_constant(first):  # every run stacks the same
+            return SplatConstant(shape, first.dtype, first.value)
+        out = FlatVar(shape, first.dtype, joined=tuple(parts))
+        self.append(*jaxprs.concatenating(0), [*parts], [out], place, source_info)
+        return out
 
     def mirrored(self, loop: FlatLoop, xs: Sequence[FlatAtom], place: Scope) -> int | None:
         """The forward scan of which a scan of the backward pass reads the stacked residuals.
@@ -419,41 +476,3 @@ def _as_reshape(eqn, inputs: Sequence[FlatAtom]) -> FlatVar | None:
         return None
     sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, full)}
     return source if len(sizes) == 1 else None
-
-
-# ---------------------------------------------------------------------- constants
-
-
-def _constant(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
-    """The result of an equation as a repeated scalar, if all operands are repeated scalars."""
-    name = eqn.primitive.name
-    if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
-        aval = eqn.outvars[0].aval
-        return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
-    scalars = [atom for atom in inputs if isinstance(atom, SplatConstant)]
-    if len(eqn.outvars) != 1 or len(scalars) != len(inputs):
-        return None
-    aval = eqn.outvars[0].aval
-    if name in ("broadcast_in_dim", "reshape", "squeeze", "transpose", "expand_dims"):
-        return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
-    if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
-        return None
-    values = [np.asarray(atom.value, atom.dtype) for atom in scalars]
-    value = scalar_result(eqn.primitive, values, eqn.params)
-    return SplatConstant(tuple(aval.shape), aval.dtype, value)
-
-
-def scalar_result(
-    primitive: Any, values: Sequence[np.ndarray], params: Mapping[str, Any]
-) -> np.ndarray:
-    """The result of an elementwise primitive on scalars."""
-    operands = tuple((value.dtype, value.tobytes()) for value in values)
-    named = tuple(sorted((k, v) for k, v in params.items() if k != "sharding"))
-    return _scalar(primitive, operands, named, "sharding" in params)
-
-
-@functools.lru_cache(4096)
-def _scalar(primitive, operands, params, sharding: bool) -> np.ndarray:
-    values = [np.frombuffer(data, dtype)[0] for dtype, data in operands]
-    more = {"sharding": None} if sharding else {}
-    return np.asarray(primitive.bind(*values, **dict(params), **more))

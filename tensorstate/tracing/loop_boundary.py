@@ -73,18 +73,18 @@ class LoopBoundary:
             self._stacks[id(row)] = x
         return self._rows[id(x)]
 
-    def stack(self, row: FlatAtom, aval) -> FlatAtom:
+    def stack(self, row: FlatAtom, shape: tuple[int, ...]) -> FlatAtom:
         """The stacked result of all iterations."""
         if isinstance(row, SplatConstant):
-            return SplatConstant(tuple(aval.shape), aval.dtype, row.value)
+            return SplatConstant(shape, row.dtype, row.value)
         number = self.inside.loops[-1]
         if number in row.loops:
             if id(row) not in self._stacks:
-                stack = self._append("scan_stack", row, aval.shape).outputs[0]
+                stack = self._append("scan_stack", row, shape).outputs[0]
                 stack.rows = number, row
                 self._stacks[id(row)] = stack
             return self._stacks[id(row)]
-        out = FlatVar(tuple(aval.shape), aval.dtype)
+        out = FlatVar(shape, row.dtype)
         repeated = jaxprs.broadcasting(out.shape, range(1, len(out.shape)))
         self.append(*repeated, [row], [out], self.outside, self.info)
         return out

@@ -49,6 +49,7 @@ def trace(
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
     loops: LoopForm = "keep",
+    runs: int = 1,
     pad_to: Mapping[int, int] | None = None,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
@@ -74,6 +75,10 @@ def trace(
             "unroll" scans, so that every iteration can be recomputed for itself. Scans over whole
             steps, with a backward pass in their body, and all scans with ``checkpoints="drop"`` are
             unrolled.
+        runs: loops into which every scan is split, one after the other, each decided as one: where
+            a memory limit falls between two plans of all layers, some runs are recomputed and
+            others saved. Programs grow with the runs, not with the layers; parameters of scans and
+            their gradients are copied once, from and into whole stacks.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.
@@ -89,8 +94,11 @@ def trace(
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
     checks.choice(loops, ("keep", "pair", "unroll"), "loops", PlanError)
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
+    checks.integer(runs, "runs", PlanError, least=1)
+    if runs > 1 and loops == "unroll":
+        raise PlanError(f"runs={runs} splits scans that stay loops, got loops='unroll'")
     sizes = checked_sizes(pad_to)
-    options = _Options(updates, unknown, checkpoints, constraints, loops, sizes, strict=True)
+    options = _Options(updates, unknown, checkpoints, constraints, loops, runs, sizes, strict=True)
     return _trace(step_fn, abstract_args, options)
 
 
@@ -102,6 +110,7 @@ class _Options(NamedTuple):
     checkpoints: str = "keep"
     constraints: str = "keep"
     loops: LoopForm = "keep"
+    runs: int = 1
     pad_to: Mapping[int, int] = MappingProxyType({})
     strict: bool = False
 
@@ -117,7 +126,7 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
     def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args)
         loops = options.loops if options.checkpoints == "keep" else "unroll"
-        program = inline(step.closed, options.constraints == "keep", loops)
+        program = inline(step.closed, options.constraints == "keep", loops, options.runs)
         program = drop_remat(program) if options.checkpoints == "drop" else program
         names = _argument_names(step_fn, len(abstract_args))
         return _graph_of(step, names, options, program)

@@ -225,6 +225,8 @@ def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
         # Between CPU devices there are no links to know.
         mesh = jax_internals.concrete_mesh()
         topology = None if mesh is None else of_mesh(mesh)
+    # A network of the axis's own ranks is taken as it is. One of the whole mesh sees the groups of
+    # an axis at the same time, on links that they may share.
     along = Collective(kind, axes.num_ranks, 1, groups, root)  # type: ignore[arg-type]
     if topology is None or topology.num_ranks == axes.num_ranks:
         return Place(along, topology, costs, platform)
@@ -343,6 +345,8 @@ def compiler_options(
         return _of_gpu(transport, schedules)
     if transport == "xla":
         return {}
+    # All rounds of a step are to be in flight together: a lower limit would start the last ones
+    # when the first have ended.
     together = sum(map(_rounds_at_once, schedules)) if schedules else _links_at_once(mesh)
     return {_TPU_LIMIT: str(max(together, _TPU_IN_FLIGHT))}
 

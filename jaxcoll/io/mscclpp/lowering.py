@@ -284,6 +284,8 @@ class _Block:
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
         by_time: defaultdict[tuple[int, int], list[_Run]] = defaultdict(list)
         for run in runs:
+            # A step is two moments: all that a rank sends, then all that it receives. To wait first
+            # could be to wait for a rank that waits for this one.
             by_time[run.src, 2 * run.step].append(run)
             by_time[run.dst, 2 * run.step + 1].append(run)
         self.operations: list[list[dict]] = [self._opening(rank) for rank in range(ranks)]
@@ -341,6 +343,8 @@ class _Block:
         ops: list[dict] = []
         for run in runs:
             kind = self._type(rank, run.dst)
+            # Inside a host the receiver adds from the sender's own memory, so that a sum needs no
+            # copy; a sum to another host is put into scratch there, and added from scratch.
             if run.reduce and kind == "memory":
                 continue  # the receiver reads it
             at = {"index": run.first, "size": run.count}

@@ -173,6 +173,8 @@ class Bidirectional(Expansion):
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
         """See ``Expansion.sends``."""
         digraph, send = base.digraph, base.sends
+        # A shard is cut in two: one half follows A, the other the image of A under an isomorphism
+        # from G to its transpose. So both halves take T_L steps, each over links of its own.
         image = find_reversal(digraph)
         number = arc_numbers(*both_ways_arcs(digraph))
         # The isomorphism sends arc (u, v) of G to an arc of the transpose: as an arc of G, from the
@@ -249,6 +251,7 @@ class DegreeExpansion(Expansion):
             vertex + np.arange(n).reshape(-1, 1, 1, 1),
             np.arange(chunks).reshape(ports, part),
         )
+        # A copy needs the shards of the other copies of its rank, and not its own.
         last = last.where(expanded.heads[last.arc] != last.owner)
         return chunks, base.steps + 1, Sends.joined([within, last])
 
@@ -290,6 +293,7 @@ class LineGraph(Expansion):
         source = digraph.in_arcs[send.owner][:, :, None]
         arc = (send.arc[:, None] * degree + np.arange(degree))[:, None, :]
         later = Sends.of(send.step[:, None, None] + 1, arc, source, send.index[:, None, None])
+        # No rank is sent its own shard.
         later = later.where(expanded.heads[later.arc] != later.owner)
         return base.chunks, base.steps + 1, Sends.joined([first, later])
 
@@ -356,6 +360,8 @@ class CartesianPower(Expansion):
         n, side, send = self.exponent, base.digraph.size, base.sends
         sides = (side,) * n
         dimension = (part + phase) % n
+        # Part i starts along dimension i: in every phase the n parts use n different dimensions,
+        # each dimension's links for one part, so that no link idles (Definition 14).
         gathered = [(part + earlier) % n for earlier in range(phase)]
         vertices = np.arange(side**n).reshape(sides)
         # Axes: line along the dimension, send, origin along the dimensions gathered before.

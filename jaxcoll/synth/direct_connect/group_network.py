@@ -190,6 +190,9 @@ class GroupNetwork:
         ]
         if not matrix or any(len(row) != len(matrix) for row in matrix):
             raise TopologyError(f"rows must be k rows of k integers, got {checks.shown(rows)}")
+        # The quotient of the integer points by a lattice is a product of cyclic groups, whose
+        # orders are the invariant factors of its rows; the change of basis says where each axis
+        # leads in that product.
         diagonal, change = _smith_form(matrix)
         if 0 in diagonal:
             raise TopologyError(f"rows must span a lattice of full rank, got {checks.shown(rows)}")
@@ -298,6 +301,8 @@ def _smith_form(rows: list[list[int]]) -> tuple[list[int], list[list[int]]]:
             for i in range(d + 1, len(a)):
                 times = a[i][d] // a[d][d]
                 a[i] = [x - times * y for x, y in zip(a[i], a[d], strict=True)]
+            # Column operations change the basis of the points, so V takes them along; row
+            # operations only choose other vectors of the same lattice.
             for j in range(d + 1, width):
                 times = a[d][j] // a[d][d]
                 for row in (*a, *v):

@@ -340,7 +340,7 @@ def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | N
     # is chosen, the rank before it has been reached one step earlier by all trees. So loads are a
     # transport problem, which one flow solves.
     count, n = is_last.shape
-    arcs = [(int(r), int(direction)) for direction, r in np.argwhere(is_last)]
+    arcs = [(r, direction) for direction, r in np.argwhere(is_last).tolist()]
     source, sink = n + count, n + count + 1
     src = [*(r for r, _ in arcs), *[source] * (n - 1), *range(n, n + count)]
     dst = [*(n + direction for _, direction in arcs), *range(1, n), *[sink] * count]

@@ -140,6 +140,9 @@ def least_load_orders(
     choice = _orders(tuple(side))
     orders = []
     for _ in range(chunks):
+        # A chunk that gathers along a dimension late moves larger blocks there. So the orders of
+        # the chunks, together, decide how much each dimension has to carry, and the busiest one how
+        # long all takes.
         loads = [_loaded(load, order, side, seconds) for order in choice]
         # The busiest dimension decides the time; of equal ones, less work in all leaves more to
         # choose.
@@ -208,6 +211,8 @@ def _over_shortest_routes(
     pair, edge = np.unique(src * n + dst, return_inverse=True)
     edges = shortest_routes(topology, pair // n, pair % n)
     # In an all_gather every rank receives a chunk once, so the send that brought it is one number.
+    # Phases are given up here: every send waits for the one that brought its chunk, and for nothing
+    # else of its phase.
     brought = np.full((n, collective.num_chunks), -1, np.int64)
     brought[dst, chunk] = np.arange(len(chunk))
     before = brought[src, chunk]
@@ -279,6 +284,7 @@ class BlueConnect(_Phases):
         """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
         # All phases take a slot of the longest pattern, so that chunks never meet in a dimension.
+        # BlueConnect's pipeline: chunk c is in dimension p during slot c + p.
         slot = max(steps(pattern) for pattern in patterns.values())
         phases = []
         for chunk in range(collective.chunks_per_shard):

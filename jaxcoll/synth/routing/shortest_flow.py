@@ -79,6 +79,8 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
         if upper <= best * _ENOUGH:
             break
         loads.append(load / members / float(worst))
+        # Multiplicative weights: links that carry more than the mean get a smaller share of the
+        # paths in the next round.
         share *= np.exp(-_STRENGTH * np.minimum(loads[-1] / loads[-1].mean(), _MOST_LOAD))
         share = np.maximum(share / share.max(), _LEAST_SHARE)
     if upper > best * _NEAR:
@@ -134,6 +136,8 @@ def _route(columns, link_class, share, sources, weights, unit, load):
                 if distance[v] == distance[u] + 1:
                     paths[v] += paths[u] * share[link_class[out_link[k]]]
             at += 1
+        # In whole units from far to near; what rounding leaves goes over the last link, so that
+        # every vertex gets exactly its unit and the bound below is exact.
         amount[:] = unit
         for at in range(size - 1, 0, -1):
             v = queue[at]

@@ -104,6 +104,8 @@ class _Search:
         """Minus the smoothed dual, and its gradient."""
         room, total_room = self.room, self.room.sum()
         raw = np.exp(point - point.max())
+        # The bound does not change when all lengths are multiplied, so they are scaled to a fixed
+        # sum; as logarithms they stay positive without constraints.
         length = np.maximum(raw * (total_room / (room @ raw)), _SHORTEST)
         arc_load, soft, exact = soft_flows(
             self.in_ptr, self.in_arc, self.tails, length[self.classes.arc_class], self.softness,
@@ -112,6 +114,8 @@ class _Search:
         )  # fmt: skip
         load = np.bincount(self.classes.arc_class, weights=arc_load)
         self._note(_Tried(length, self.softness, load), exact)
+        # The gradient of the sum of distances is the load of the flow that follows them: one pass
+        # gives a bound from above and a flow that proves one from below.
         gradient = length * (load - room * (length @ load) / total_room)
         return -soft * self.scale, -gradient * self.scale
 
@@ -133,6 +137,8 @@ class _Search:
 
     def mix(self) -> None:
         """The mixture of the flows tried that loads the arcs most evenly, by a linear program."""
+        # No single flow along soft distances loads all arcs evenly, but their mixtures do (as
+        # columns of the primal program, weighted by a small linear program).
         tried = self.tried[-_MIXED:]
         loads = np.array([each.load / self.room for each in tried])
         unit = loads.mean()
@@ -266,6 +272,8 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
             soft[u] = _split(in_ptr, in_arc, tails, length, softness, u, distance, soft, part)
             total += weight[i] * soft[u]
             exact += weight[i] * distance[u]
+        # A vertex that lies nearer passes on what all vertices behind it draw, as in Brandes'
+        # accumulation of betweenness (2001).
         # From far to near: all that flows through a vertex has been added when its turn comes.
         flow[:] = 1.0
         for j in range(size - 1, 0, -1):

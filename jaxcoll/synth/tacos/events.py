@@ -101,6 +101,8 @@ def expand(
     sends, size, count = at[SENDS], at[UNDER_WAY], at[WAITING]
     room, looks = np.int64(0), np.int64(0)
     while wanted > 0:
+        # The columns are large enough before anything is matched, so that a call can end here and
+        # be repeated: in the middle of a match there is no way back.
         room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
         if room > len(slot) or looks >= _AT_ONCE:
             break
@@ -125,6 +127,8 @@ def expand(
             for i in range(first[link], last[link]):
                 b, word, bit = place(slot[i], WORDS)
                 if moves:
+                    # Arrived at its target, a point-to-point chunk goes no further: v does not
+                    # offer it to others.
                     if v == target[slot[i]]:
                         wanted -= 1
                         continue
@@ -237,6 +241,8 @@ def _match(net, now, direct, costs, work, goal, event, columns):
         for j in range(idle):
             load[j], number[j], head[j] = alpha[links[j]], 0, -1
         while True:
+            # "TACOS prioritizes the link with the lowest cost" (Sec. IV-F). Where a message may
+            # carry several chunks, that is the link that would be done first with one more.
             chosen, soonest = _done_first(links, load, number, serial, idle, most)
             if chosen < 0 or time + soonest >= goal.limit:
                 break
@@ -260,6 +266,8 @@ def _match(net, now, direct, costs, work, goal, event, columns):
             random[0] = next_random(random[0])
             s = draw_bit(candidates, WORDS, random[0]) + block * BLOCK
             block, word, bit = place(s, WORDS)
+            # A point-to-point chunk is in one place: it leaves its source as it is sent. A copied
+            # chunk is marked at once as no longer lacked, so that no other link brings it too.
             if moves:
                 have[block, src[link], word] &= ~bit
             else:  # "Mark link-chunk match"

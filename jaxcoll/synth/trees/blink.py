@@ -130,12 +130,16 @@ class Blink(Synthesizer):
         if collective.kind == "broadcast":
             root = collective.groups[0][collective.root or 0]
             return self._broadcast(topology, root, collective, hops)
+        # An all_reduce through one root: the trees reversed bring the sums to it, the trees
+        # themselves bring the result back.
         root = self._root_on(topology)
         simple = Collective(
             "broadcast", topology.num_ranks, collective.num_chunks, collective.groups,
             collective.groups[0].index(root),
         )  # fmt: skip
         down = self._broadcast(topology, root, simple, hops)
+        # Sums flow over the reversed links, so that where links differ by direction they need trees
+        # of their own.
         back = topology.transpose()
         up = (down if back == topology else self._broadcast(back, root, simple, hops)).reverse()
         return _one_after_another(up, down, collective)

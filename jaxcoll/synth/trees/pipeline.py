@@ -98,6 +98,7 @@ def all_reduce(
             continue
         ranks = np.asarray(group)
         chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+        # Chunks are dealt to the trees in rotation; a tree that is listed twice gets two of them.
         share = trees(len(group))
         count = -(-len(chunks) // len(share))
         count = count if pieces is None else min(pieces, count)
@@ -169,6 +170,7 @@ def by_arrival(
         edges.path_link[edges.path_ptr[e] : edges.path_ptr[e + 1]].tolist()
         for e in range(len(edges))
     ]
+    # A message waits for those that brought its source the data, whatever the steps say.
     waits = _waits(src[first].tolist(), dst[first].tolist(), chunk[first].tolist())
     routes = [(int(topology.src[path[0]]), *topology.dst[path].tolist()) for path in paths]
     share = nbytes / collective.num_chunks
@@ -247,11 +249,7 @@ class CCube(_Trees):
     idle, and no link twice. Every rank is a leaf of one and inside the other, both are 3 high, and
     a symmetry of the network maps one onto the other. Results go down while sums come up.
 
-    Attributes:
-        pieces: see ``all_reduce``.
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``DoubleBinaryTree``.
     """
 
     name: ClassVar[str] = "c_cube"
@@ -331,11 +329,7 @@ class Tto(_AnySize):
 
     Defined on meshes and tori of two dimensions, for all ranks at once.
 
-    Attributes:
-        pieces: see ``all_reduce``.
-
-    Raises:
-        CollectiveError: ``pieces`` is less than 1.
+    Its field ``pieces`` is that of ``DoubleBinaryTree``.
     """
 
     name: ClassVar[str] = "tto"

@@ -57,3 +57,32 @@ def test_the_page_has_a_line_for_each_model():
     (line,) = [line for line in text.splitlines() if line.startswith("| mlp")]
     assert "8, 2x4" in line
     assert "1.25" in line
+    failed = {**row, "mesh": "2x2x2", "search s": None, "error": "search", "bytes b": None}
+    (line,) = [x for x in plan_routes.page_table([failed]).splitlines() if x.startswith("| mlp")]
+    assert line.count("fails") == 2
+
+
+def test_rows_measured_one_by_one_are_one_table(tmp_path, monkeypatch):
+    """A run measures what is missing or failed, or is asked for again, and keeps the others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_routes, "PAGE", tmp_path / "page.md")
+    plan_routes.PAGE.write_text(f"before\n{plan_routes.BEGIN}old\n{plan_routes.END}after\n")
+    figures = {f"{f} {w}": 1.0 for f in ("differs", "bytes", "time", "memory") for w in "abc"}
+    measured: list[int] = []
+
+    def measure(script, graph, sizes):
+        measured.append(len(sizes))
+        failed = {"error": "no plan"} if len(measured) == 1 else {"error": ""}
+        return {"operators": len(measured), "search s": 0.5, **figures, **failed}
+
+    monkeypatch.setattr(plan_routes, "measure", measure)
+    one = ["--models", "LSTM, scan", "--meshes"]
+    for arguments in ([*one, "2x4"], [*one, "8"], [*one, "8", "2x4"], [*one, "8", "--again"]):
+        plan_routes.main(arguments)
+    assert measured == [2, 1, 2, 1]
+    plan_routes.main(["--page"])
+    text = plan_routes.PAGE.read_text()
+    assert "| LSTM, scan | 8, 2x4 | 4 |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text

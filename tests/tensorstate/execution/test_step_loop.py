@@ -289,6 +289,72 @@ def test_programs_do_not_grow_with_depth(more):
     assert sizes[1][3] <= 1.1 * sizes[0][3]
 
 
+def counted(params, x):
+    """Layers from the last to the first, that leave a stack of sums and one of a constant."""
+
+    def layer(h, w):
+        return jnp.tanh(h @ w), (h.sum(), jnp.ones(2))
+
+    h, (sums, ones) = lax.scan(layer, x, params, reverse=True)
+    return jnp.square(h).mean() + sums[1] + ones.sum() * sums.mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "shapes", "runs", "lengths"),
+    [
+        (remat, (s(7, 8, 8), s(16, 8)), 3, [2, 2, 3]),
+        (counted, (s(5, 8, 8), s(16, 8)), 9, [3, 2]),
+        pytest.param(layers, (W, s(16, 8)), 2, [3], marks=slow),
+        pytest.param(nested, (s(4, 3, 8, 8), s(16, 8)), 2, [2, 2], marks=slow),
+    ],
+    ids=["remat", "counted", "layers", "nested"],
+)
+@pytest.mark.parametrize("form", ["keep", "pair"])
+def test_scans_in_runs_are_the_step(loss, shapes, runs, lengths, form):
+    """Runs of any length, in either direction; every run of the backward pass mirrors its own."""
+    graph = ts.trace(sgd(loss), shapes, loops=form, runs=runs)
+    outer = [o.loops[0] for o in graph.operators if o.loops and o.phase == "forward"]
+    assert [graph.loops[number].length for number in dict.fromkeys(outer)] == lengths
+    mirrors = [loop.mirrors for loop in graph.loops if loop.mirrors is not None]
+    assert mirrors == (sorted(dict.fromkeys(outer), reverse=True) if form == "pair" else [])
+    assert_same(graph, sgd(loss), tuple(arguments(shapes)))
+
+
+def test_runs_of_layers_differ_where_the_limit_falls_between_two_uniform_plans():
+    """One run saves what another recomputes, in less time than where all layers recompute."""
+
+    def loss(params, x):
+        return jnp.square(lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, params)[0]).mean()
+
+    step, shapes = sgd(loss), (s(8, 64, 64), s(2048, 64))
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e11,))
+    more: dict[str, Any] = {"mesh": LINE, "network": network, "hardware": "CPU"}
+    more |= {"recompute": True, "objective": "sum", "solver": ts.Auto(gap=1e-3)}
+    graphs = [ts.trace(step, shapes, loops="pair", runs=runs) for runs in (1, 2)]
+    limit = 0.9 * ts.search(graphs[0], **more).cost.memory.peak
+    whole, split = [ts.search(graph, memory_limit=limit, **more) for graph in graphs]
+    assert split.cost.memory.peak <= limit
+    assert split.result.objective < 0.95 * whole.result.objective
+    applied, args = split.apply(devices(LINE), collectives=ts.lax_collectives), arguments(shapes)
+    found = jitted(applied)(*jax.device_put(tuple(args), applied.in_shardings))
+    assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
+    report = split.check(mesh=devices(LINE))
+    assert report.agrees, str(report)
+    assert report.compiled_temporaries <= 1.2 * report.predicted_temporaries
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runs": 0}, "runs must be an integer of at least 1, got 0"),
+        ({"runs": 2, "loops": "unroll"}, "runs=2 splits scans that stay loops"),
+    ],
+)
+def test_runs_that_are_none_are_refused(options, message):
+    with pytest.raises(PlanError, match=message):
+        ts.trace(sgd(remat), (s(3, 8, 8), s(16, 8)), **options)
+
+
 def recomputing(plan: ts.Plan) -> Decisions:
     """The decisions of a plan, and all recomputed that can be."""
     problem = plan.problem

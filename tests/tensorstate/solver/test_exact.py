@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost.cost import SearchResult, estimate_cost
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
+from tensorstate.solver import exact
+from tensorstate.solver.exact import Milp
+from tensorstate.solver.linear_program import Solution
 from tests.tensorstate.exhaustive import Every
-from tests.tensorstate.solvers import coordinate_descent, solve_milp
+from tests.tensorstate.solvers import coordinate_descent, formulation_of, solve_milp
 from tests.tensorstate.tiny import LINES, MESHES, SPLITTABLE, graph, problems, some_strategies
 
 CPU = HARDWARE["CPU"]
@@ -175,6 +179,33 @@ def test_less_memory_is_never_quicker():
     names = re.findall(r"(?:are|,) ([^,:]+): \d+ bytes", refused)
     assert len(names) == 3
     solve_milp(problem, candidates, recompute=True, memory_limit=least)
+
+
+def test_the_least_memory_is_not_searched_again_for_the_message(monkeypatch):
+    problem = Problem(graph("twice"), AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,)), CPU)
+    candidates = [strategies.all for strategies in problem.strategies]
+    options = SearchOptions(memory_limit=100.0)
+    late = Solution("limit", np.zeros(0), math.inf, 0.0)
+    full = formulation_of(problem, candidates, memory_limit=100.0)
+    monkeypatch.setattr(exact, "solve_by_size", lambda *_args: (full, late))
+    monkeypatch.setattr(exact, "minimize_memory", lambda *_args, **_options: (None, 120.0))
+    searched = exact.solve_within_limit(problem, candidates, options, Milp())
+    assert isinstance(searched, Infeasible)
+    assert (searched.proven, searched.least_memory, searched.least_bytes) == (False, None, 120.0)
+    monkeypatch.delattr(exact, "minimize_memory")
+    told = exact.infeasible_message(problem, candidates, searched, options)
+    assert "could not be determined in time, at least 120 bytes" in told
+
+
+def test_a_plan_that_the_message_finds_is_not_called_more_than_the_limit():
+    problem = Problem(graph("twice"), AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,)), CPU)
+    candidates = [strategies.all for strategies in problem.strategies]
+    limit = solve_milp(problem, candidates).cost.memory.peak
+    told = exact.infeasible_message(
+        problem, candidates, Infeasible(proven=False), SearchOptions(memory_limit=limit)
+    )
+    assert told.startswith("no plan was found that fits")
+    assert told.endswith("allow more time")
 
 
 def test_saved_copies_come_from_the_produced_tensor():

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
+from jaxcoll.numerics import highs
 from jaxcoll.progress import Progress
-from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.solver.linear_program import FEW_ROWS, LinearProgram
 
 
 def small() -> LinearProgram:
@@ -143,3 +144,39 @@ def test_without_time_the_values_are_those_of_the_rows_so_far():
     assert found.status == "limit"
     assert -40 <= found.bound <= -20
     assert program.solve(relax=True).objective == pytest.approx(-20)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_few_rows_are_not_lazy(extra):
+    program = LinearProgram()
+    program.add_variable(cost=-1.0, high=1.0)
+    rows = FEW_ROWS + extra
+    program.set_lazy(csr_matrix(np.ones((rows, 1))))
+    assert program.num_rows == (0 if extra else rows)
+    assert program.solve(relax=True).objective == pytest.approx(0, abs=1e-6)
+
+
+class Unsure(highs._Silent):
+    """Ends without a status from a basis, as HiGHS does for some programs that nothing meets."""
+
+    starts_from_basis = False
+
+    def setBasis(self, *given):
+        self.starts_from_basis = True
+        return super().setBasis(*given)
+
+    def clearSolver(self):
+        self.starts_from_basis = False
+        return super().clearSolver()
+
+    def getModelStatus(self):
+        unknown = highspy.HighsModelStatus.kUnknown
+        return unknown if self.starts_from_basis else super().getModelStatus()
+
+
+def test_what_no_basis_decides_is_solved_without(monkeypatch):
+    monkeypatch.setattr(highs, "_Silent", Unsure)
+    program = LinearProgram()
+    program.add_variable(cost=-1.0, low=0.5, high=1.0)
+    program.set_lazy(csr_matrix(np.ones((FEW_ROWS + 1, 1))))
+    assert program.solve(relax=True).status == "infeasible"

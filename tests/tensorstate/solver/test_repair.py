@@ -17,7 +17,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.repair import repair
+from tensorstate.solver.repair import MAX_AGAIN, repair
 from tests.tensorstate.solvers import solve_milp
 from tests.tensorstate.tiny import MESHES, graph
 
@@ -49,21 +49,24 @@ def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
 
 
 def test_what_a_plan_takes_beyond_its_program_is_reserved():
-    """The program takes slower steps of fewer bytes, which a plan of these strategies does not."""
+    """The program takes slower steps of fewer bytes, which a plan of these strategies does not.
+
+    Steps at another point may do the same in the next program, so that several attempts add up.
+    """
     network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9, 3e8))
     problem = Problem(graph("tanh"), network, HARDWARE["CPU"])
     draw = random.Random(15)
     strategies = tuple(draw.choice(each.all) for each in problem.strategies)
     limit = 0.9 * estimate_cost(problem, Decisions(strategies)).memory.peak
-    options, reserved = SearchOptions(recompute=True, memory_limit=limit), None
+    options, reserved = SearchOptions(recompute=True, memory_limit=limit), np.zeros(1)
     excesses = []
-    for _ in range(2):
+    for attempt in range(MAX_AGAIN):
         program = Formulation(
             problem,
             [[strategy] for strategy in strategies],
             options,
             prune_placements=True,
-            reserved=reserved,
+            reserved=reserved if attempt else None,
         )
         excess = program.make_limit_elastic(1.0)
         solution = program.program.solve()
@@ -74,9 +77,10 @@ def test_what_a_plan_takes_beyond_its_program_is_reserved():
         )
         nbytes = sum((inputs + others.sum(0) for _, inputs, others in parts), start=np.zeros(()))
         assert nbytes.max() == plan.cost.memory.peak > limit
-        reserved = np.clip((nbytes - memory.bytes_at_points(solution.values)) / limit, 0, None)
+        beyond = (nbytes - memory.bytes_at_points(solution.values)) / limit
+        reserved = np.maximum(reserved, beyond)
         excesses.append(program.nbytes(solution.values[excess]))
-    assert excesses[0] < 1e-3 * limit < excesses[1]
+    assert excesses[0] < 1e-3 * limit < excesses[-1]
 
 
 def test_below_the_least_memory_nothing_fits_and_the_least_is_found(searched):
