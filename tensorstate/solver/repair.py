@@ -41,8 +41,9 @@ PRICE = 0.1
 
 # The program may take slower steps of less memory to reshard a tensor, or several at once; a plan
 # takes the fastest. So where the program fits and its plan does not, the difference at every
-# program point is reserved in the next programs, up to this part of the limit.
-MOST_RESERVED = 0.2
+# program point is reserved in the next programs, and a little at all: the next plan differs too. In
+# parts of the limit, the most and the least that is reserved then.
+MOST_RESERVED, LEAST_RESERVED = 0.2, 0.003
 
 # Attempts to fit with more reserved before strategies change.
 MAX_AGAIN = 6
@@ -107,7 +108,7 @@ def repair(
                 now, found = result, _with(found, result, limit)
             is_missed = not result.cost.memory.fits(limit) and excess < MIN_IMPROVEMENT * limit
             if is_missed:
-                beyond = np.clip(beyond / limit, 0.0, MOST_RESERVED)
+                beyond = np.clip(beyond / limit + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
                 reserved = beyond if reserved is None else np.maximum(reserved, beyond)
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
             break
