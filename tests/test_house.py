@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -37,6 +39,17 @@ def test_scripts_are_valid_bash(script):
 def test_every_script_is_tested_here():
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
     assert scripts == {*COMMANDS, "scripts/_env", "scripts/words"} - {".ci/run"}
+
+
+def test_the_files_of_mutants_and_of_their_tests_exist():
+    """Their module itself needs the mutation tool, which only ``scripts/mutants`` installs."""
+    module = ast.parse((ROOT / "tests/mutation/mutants.py").read_text(encoding="utf-8"))
+    (targets,) = [
+        ast.literal_eval(line.value)
+        for line in module.body
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "TARGETS"
+    ]
+    assert all((ROOT / path).exists() for path in [*targets, *itertools.chain(*targets.values())])
 
 
 def words(*paths: Path) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from experiments.benchmarks.default import default
+from experiments.benchmarks import default
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -15,11 +16,13 @@ import tensorstate as ts
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
+from tensorstate.execution import sharded_step
 from tensorstate.execution.sharded_step import apply
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
 from tensorstate.ir.graph import LOOP_BOUNDARY
 from tensorstate.problem.microbatching import split_microbatches
+from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import CUBE, LINE, PLANE, devices, drawn
 from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted
@@ -239,6 +242,31 @@ def deep(count: int):
         jax.tree.map(lambda x: s(count, *x.shape[1:]) if len(x.shape) == 3 else x, W),
         s(16, 8),
     )
+
+
+@pytest.mark.parametrize(("loops", "unroll"), [("keep", 2), ("pair", 3)])
+def test_scans_that_are_unrolled_have_the_values_and_bytes_of_the_plan(monkeypatch, loops, unroll):
+    """As on devices that overlap; of seven layers one is left behind the last body."""
+    overlapping = sharded_step.LocalExecutor
+    monkeypatch.setattr(
+        sharded_step, "LocalExecutor", lambda *args, **_: overlapping(*args, overlap=True)
+    )
+    step, *shapes = deep(7)
+    mesh = ts.MeshShape.of(PLANE)
+    network = ts.AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9,) * 2)
+    problem = Problem(ts.trace(step, shapes, loops=loops), network, ts.HARDWARE["CPU"])
+    plan = ts.solve_baseline(problem, "fsdp")
+    counts = dict.fromkeys(range(len(plan.graph.loops)), unroll)
+    timeline = dataclasses.replace(plan.timeline, unrolled=counts)
+    applied = apply(
+        problem, plan.decisions, plan.cost, devices(PLANE), ts.lax_collectives, timeline
+    )
+    args = tuple(arguments(shapes))
+    placed = jax.device_put(args, applied.in_shardings)
+    compiled = jitted(applied).lower(*placed).compile()
+    report = compare_with_hlo(compiled, mesh, plan.cost)
+    assert report.agrees, str(report)
+    assert_alike(jax.device_get(compiled(*placed)), jax.jit(step)(*args), 1e-4)
 
 
 @pytest.mark.parametrize("more", [{}, {"recompute": True, "microbatches": 2}], ids=["", "both"])
