@@ -35,8 +35,9 @@ from tensorstate.errors import PlanError
 # Below every score: the maximum of no scores is a number, so that exp never sees inf - inf.
 LOWEST = -1e30
 # Places in the sequence, and elements of other labels, where a function is tried: enough of the
-# first to see a window.
-TRIED_PLACES, TRIED = 256, 2
+# first to see most windows. Others are seen at the ends of the whole sequence, of which a function
+# is given as much as has so many elements: its last query with some keys, its first with all.
+TRIED_PLACES, TRIED, FAR_ELEMENTS = 256, 2, 1 << 24
 
 Names = tuple[str, ...]
 
@@ -371,12 +372,49 @@ def found(
         one = a._replace(scale=scale, causal=causal)
         ours = jax.jit(lambda *x, one=one: attend(one, x, Blocks(places)))(*arrays)
         if np.allclose(ours, returned, tolerance, tolerance):
+            if _has_window(one, function, dict(sizes), arrays, tolerance):
+                break
             return one
     raise PlanError(
         f"{name}, declared with ring={a.queries + ' ' + a.keys!r}, does not return softmax "
         "attention to all keys, or to all that are not later, as with a bias, a window, a cap or "
         "dropout: declare it without ring="
     )
+
+
+def _has_window(
+    a: Attention,
+    function: Callable[..., tuple[Any, ...]],
+    sizes: dict[str, int],
+    tried: Sequence[jax.Array],
+    tolerance: float,
+) -> bool:
+    """Whether the last query misses the first keys, or the first query, unless causal, the last.
+
+    Functions that do not take fewer keys than queries, or fewer queries, show nothing.
+    """
+    draw = np.random.default_rng(1)
+    for many, few, end in ((a.queries, a.keys, -1), (a.keys, a.queries, 0)):
+        if sizes[many] <= TRIED_PLACES or (end == 0 and a.causal):
+            continue
+        arrays = []
+        for names, x in zip(a.operands, tried, strict=True):
+            tried_sizes = dict(zip(names, x.shape, strict=True))
+            rest = math.prod(size for n, size in tried_sizes.items() if n not in (many, few))
+            places = {many: min(sizes[many], max(1, FAR_ELEMENTS // rest)), few: TRIED}
+            shape = [places.get(n, size) for n, size in tried_sizes.items()]
+            arrays.append(jnp.asarray(draw.normal(size=shape), x.dtype))
+        try:
+            returned = np.asarray(function(*arrays)[0], np.float64)
+        except Exception:  # whatever a kernel raises for these sizes
+            continue
+        q, k, v = arrays
+        q = jnp.take(q, jnp.array([end]), a.operands[0].index(a.queries))
+        expected = attend(a._replace(causal=False), [q, k, v], Blocks(jnp.arange(1)))
+        found_there = np.take(returned, [end], a.result.index(a.queries))
+        if not np.allclose(expected, found_there, tolerance, tolerance):
+            return True
+    return False
 
 
 def _scale(

@@ -48,8 +48,7 @@ def trace(
     unknown: Literal["replicate", "refuse"] = "replicate",
     checkpoints: Literal["keep", "drop"] = "keep",
     constraints: Literal["keep", "drop"] = "keep",
-    loops: LoopForm = "keep",
-    runs: int = 1,
+    loops: LoopForm | int = "keep",
     pad_to: Mapping[int, int] | None = None,
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
@@ -72,13 +71,11 @@ def trace(
         loops: the treatment of ``lax.scan`` and ``lax.while_loop``: "keep" them, so that a body is
             traced and decided once; "pair" them too, so that the scan of the backward pass reads
             the tensors of the forward scan's body, which the search may save or recompute; or
-            "unroll" scans, so that every iteration can be recomputed for itself. Scans over whole
-            steps, with a backward pass in their body, and all scans with ``checkpoints="drop"`` are
-            unrolled.
-        runs: loops into which every scan is split, one after the other, each decided as one: where
-            a memory limit falls between two plans of all layers, some runs are recomputed and
-            others saved. Programs grow with the runs, not with the layers; parameters of scans and
-            their gradients are copied once, from and into whole stacks.
+            "unroll" scans, so that every iteration can be recomputed for itself. An integer pairs
+            and splits them, each into so many runs of iterations that are decided as one: where a
+            memory limit falls between two plans of all layers, some runs are recomputed. Stacked
+            parameters and gradients are copied once then. Scans over whole steps, with a backward
+            pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
             zeros, so that mesh axes divide them: ``{50257: 50264}`` for a vocabulary on 8 devices.
             Added rows are masked wherever they would change a result.
@@ -92,13 +89,12 @@ def trace(
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
     checks.choice(constraints, ("keep", "drop"), "constraints", PlanError)
-    checks.choice(loops, ("keep", "pair", "unroll"), "loops", PlanError)
+    runs = checks.integer(loops, "loops", PlanError, least=2) if isinstance(loops, int) else 1
+    form = "pair" if isinstance(loops, int) else loops
+    checks.choice(form, ("keep", "pair", "unroll"), "loops", PlanError)
     checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
-    checks.integer(runs, "runs", PlanError, least=1)
-    if runs > 1 and loops == "unroll":
-        raise PlanError(f"runs={runs} splits scans that stay loops, got loops='unroll'")
     sizes = checked_sizes(pad_to)
-    options = _Options(updates, unknown, checkpoints, constraints, loops, runs, sizes, strict=True)
+    options = _Options(updates, unknown, checkpoints, constraints, form, runs, sizes, strict=True)
     return _trace(step_fn, abstract_args, options)
 
 

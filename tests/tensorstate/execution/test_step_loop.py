@@ -309,14 +309,13 @@ def counted(params, x):
     ],
     ids=["remat", "counted", "layers", "nested"],
 )
-@pytest.mark.parametrize("form", ["keep", "pair"])
-def test_scans_in_runs_are_the_step(loss, shapes, runs, lengths, form):
+def test_scans_in_runs_are_the_step(loss, shapes, runs, lengths):
     """Runs of any length, in either direction; every run of the backward pass mirrors its own."""
-    graph = ts.trace(sgd(loss), shapes, loops=form, runs=runs)
+    graph = ts.trace(sgd(loss), shapes, loops=runs)
     outer = [o.loops[0] for o in graph.operators if o.loops and o.phase == "forward"]
     assert [graph.loops[number].length for number in dict.fromkeys(outer)] == lengths
     mirrors = [loop.mirrors for loop in graph.loops if loop.mirrors is not None]
-    assert mirrors == (sorted(dict.fromkeys(outer), reverse=True) if form == "pair" else [])
+    assert mirrors == sorted(dict.fromkeys(outer), reverse=True)
     assert_same(graph, sgd(loss), tuple(arguments(shapes)))
 
 
@@ -330,7 +329,8 @@ def test_runs_of_layers_differ_where_the_limit_falls_between_two_uniform_plans()
     network = ts.AlphaBetaCosts(ts.MeshShape.of(LINE), (1e-6,), (1e11,))
     more: dict[str, Any] = {"mesh": LINE, "network": network, "hardware": "CPU"}
     more |= {"recompute": True, "objective": "sum", "solver": ts.Auto(gap=1e-3)}
-    graphs = [ts.trace(step, shapes, loops="pair", runs=runs) for runs in (1, 2)]
+    forms: tuple[Any, ...] = ("pair", 2)
+    graphs = [ts.trace(step, shapes, loops=form) for form in forms]
     limit = 0.9 * ts.search(graphs[0], **more).cost.memory.peak
     whole, split = [ts.search(graph, memory_limit=limit, **more) for graph in graphs]
     assert split.cost.memory.peak <= limit
@@ -343,16 +343,10 @@ def test_runs_of_layers_differ_where_the_limit_falls_between_two_uniform_plans()
     assert report.compiled_temporaries <= 1.2 * report.predicted_temporaries
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"runs": 0}, "runs must be an integer of at least 1, got 0"),
-        ({"runs": 2, "loops": "unroll"}, "runs=2 splits scans that stay loops"),
-    ],
-)
-def test_runs_that_are_none_are_refused(options, message):
-    with pytest.raises(PlanError, match=message):
-        ts.trace(sgd(remat), (s(3, 8, 8), s(16, 8)), **options)
+@pytest.mark.parametrize("loops", [0, 1, True])
+def test_fewer_than_two_runs_are_refused(loops):
+    with pytest.raises(PlanError, match="loops must be an integer"):
+        ts.trace(sgd(remat), (s(3, 8, 8), s(16, 8)), loops=loops)
 
 
 def recomputing(plan: ts.Plan) -> Decisions:

@@ -187,6 +187,27 @@ def windowed(q, k, v):
 
 
 @pytest.mark.parametrize(
+    ("window", "length"), [((299, 0), 512), ((2000, 0), 4096), ((4096, 300), 512), (None, 4096)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_wider_than_the_tried_sequence_are_refused(window, length, causal):
+    """At the ends of a long sequence, in memory that grows with its length."""
+
+    def local(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, local_window_size=window)
+
+    def traced():
+        return ts.trace(ts.declare(local, HEADS, ring="q k"), (s(1, length, 2, 4),) * 3)
+
+    sees_all = window is None or (window[0] >= length and causal)
+    if sees_all:
+        traced()
+        return
+    with pytest.raises(PlanError, match="does not return softmax attention"):
+        traced()
+
+
+@pytest.mark.parametrize(
     ("function", "labels", "options", "message"),
     [
         pytest.param(
