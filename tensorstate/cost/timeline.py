@@ -174,11 +174,14 @@ def _room(problem: Problem, live: np.ndarray, memory_limit: float | None) -> Roo
 
 
 def _worth_trying(step: StepTasks) -> Iterator[int]:
-    """Sizes of buckets, up to the first that is larger than all there is to join."""
+    """Sizes of buckets that join some, and of those that join the same ones the smallest."""
     joinable = [d.nbytes for d in step.tasks if d.axis >= 0 and (d.ahead or d.behind)]
+    last, count = 0, 0
     for nbytes in BUCKETS if step.problem.hardware.overlaps else ():
-        if sum(n < nbytes for n in joinable) > 1:
+        smaller = [n for n in joinable if n < nbytes]
+        if len(smaller) > 1 and (len(smaller) > count or sum(smaller) > last):
             yield nbytes
+        last, count = nbytes, len(smaller)
 
 
 class Run(NamedTuple):
@@ -211,11 +214,7 @@ def _scheduled(
     step: StepTasks, bucket_bytes: int, room: Room, unrolled: Mapping[int, int] | None = None
 ) -> _Schedule:
     """The schedule with buckets of a size, and some scans unrolled."""
-    tasks: list[StepTask] = step.tasks
-    before: list[list[int]] = [task.before for task in tasks]
-    carries = step.carries
-    if bucket_bytes:
-        tasks, before, carries = _joined(step, bucket_bytes)
+    tasks, before, carries = _joined(step, bucket_bytes)
     loops = _Loops(tasks, before, _resources(step.problem), room, carries, unrolled or {})
     return _Schedule(tasks, before, *loops.schedule(), bucket_bytes, unrolled or {})
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.synth import Ring
+from tensorstate.cost import timeline
 from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.list_schedule import COMPUTE, WHOLE, Task, list_schedule
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.step_tasks import StepTasks
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
@@ -281,6 +283,24 @@ def test_buckets_leave_something_to_hide_under():
     plan = solve_baseline(problem, "fsdp")
     assert 1 < max(len(bucket) for bucket in plan.timeline.buckets) < LAYERS
     check_bounds(problem, plan.cost)
+
+
+@pytest.mark.parametrize(("side", "tried"), [(64, 2), (256, 3), (4096, 0)])
+def test_sizes_of_buckets_that_join_the_same_are_not_tried(side, tried):
+    graph = trace(layered, ([s(side, side)] * LAYERS, s(4096, side)))
+    network = AlphaBetaCosts(MeshShape.of({"data": 4}), (5e-6,), (2e10,))
+    problem = Problem(graph, network, HARDWARE["H100"])
+    plan = solve_baseline(problem, "fsdp")
+    step = StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset())
+    sizes = [*timeline._worth_trying(step)]
+    assert len(sizes) == tried
+    known = [0, *sizes]
+    for nbytes in set(timeline.BUCKETS) - set(sizes):
+        joined = [
+            [task.sent for task in timeline._joined(step, tried_bytes)[0]]
+            for tried_bytes in (nbytes, max(size for size in known if size <= nbytes))
+        ]
+        assert joined[0] == joined[1]
 
 
 def test_axes_that_share_links_share_their_time():
