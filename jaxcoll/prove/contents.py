@@ -1,13 +1,7 @@
-"""Contents of buffers while a file is replayed, and which uses of them are ordered.
-
-A cell holds a chunk, and the set of its contributions as bits. Happens-before is told by vector
-clocks: a clock tells of every thread how many of its operations have ended for certain. Two uses of
-a cell, of which one writes, must be ordered whatever the speed of the threads.
-"""
+"""What buffers hold while a file is replayed: a chunk, and the set of its contributions as bits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import NamedTuple
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -167,51 +161,3 @@ def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:
             f"lacks the contribution of rank {(lacks & -lacks).bit_length() - 1} to chunk {chunk}"
         )
     raise NotProved(f"rank {rank} {text}", rank, chunk)
-
-
-Clock = tuple[int, ...]
-
-
-class Race(NotProved):
-    """Two uses of a cell that nothing orders."""
-
-
-class Order:
-    """The clocks of some threads, and the last uses of every cell."""
-
-    def __init__(self, names: list[str]):
-        self.names = names
-        self.done = [0] * len(names)  # operations of each thread, the one under way included
-        self.known: list[Clock] = [(0,) * len(names)] * len(names)
-        self.written: dict[Cell, tuple[int, int]] = {}
-        self.read: defaultdict[Cell, dict[int, int]] = defaultdict(dict)
-
-    def now(self, thread: int) -> Clock:
-        """The clock of anyone who has seen the thread's present operation end."""
-        known = self.known[thread]
-        return (*known[:thread], self.done[thread], *known[thread + 1 :])
-
-    def join(self, thread: int, seen: Clock) -> None:
-        """A thread goes on after what another one saw."""
-        self.known[thread] = tuple(map(max, self.known[thread], seen))
-
-    def use(self, thread: int, cell: Cell, writes: bool) -> None:
-        """The operation under way reads or writes a cell.
-
-        Raises:
-            Race: another thread's use of it may come before or after.
-        """
-        known = self.known[thread]
-        before = dict(self.read[cell]) if writes else {}
-        if cell in self.written:
-            before.setdefault(*self.written[cell])
-        for other, count in before.items():
-            if other != thread and known[other] < count:
-                rank, buffer, at = cell
-                raise Race(f"{self.names[other]} and {self.names[thread]} use chunk {at} of buffer "
-                           f"{buffer!r} of rank {rank} in no certain order", rank, at)  # fmt: skip
-        if writes:
-            self.written[cell] = (thread, self.done[thread])
-            self.read[cell] = {}
-        else:
-            self.read[cell][thread] = self.done[thread]

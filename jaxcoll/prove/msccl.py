@@ -13,18 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import (
-    Asked,
-    Buffers,
-    Clock,
-    NotProved,
-    NotRead,
-    Order,
-    Proof,
-    Race,
-    Value,
-    summed,
-)
+from jaxcoll.prove.contents import Asked, Buffers, NotProved, NotRead, Proof, Value, summed
+from jaxcoll.prove.order import Clock, Order, Race
 
 COLLECTIVES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",

@@ -14,19 +14,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import (
-    Asked,
-    Buffers,
-    Cell,
-    Clock,
-    NotProved,
-    NotRead,
-    Order,
-    Proof,
-    Value,
-    summed,
-)
+from jaxcoll.prove.contents import Asked, Buffers, Cell, NotProved, NotRead, Proof, Value, summed
 from jaxcoll.prove.native import column, whole
+from jaxcoll.prove.order import Clock, Order
 
 COLLECTIVES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",

@@ -76,6 +76,8 @@ def test_rows_measured_one_by_one_are_one_table(tmp_path, monkeypatch):
         return {"operators": len(measured), "search s": 0.5, **figures, **failed}
 
     monkeypatch.setattr(plan_routes, "measure", measure)
+    # Its process sets the number of devices; that of this one is fixed once JAX has run.
+    monkeypatch.setattr(plan_routes.jax.config, "update", lambda _name, _value: None)
     one = ["--models", "LSTM, scan", "--meshes"]
     for arguments in ([*one, "2x4"], [*one, "8"], [*one, "8", "2x4"], [*one, "8", "--again"]):
         plan_routes.main(arguments)
