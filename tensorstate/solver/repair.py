@@ -106,8 +106,8 @@ def repair(
             is_better = _is_better(result, found, limit)
             if is_better:
                 now, found = result, _with(found, result, limit)
-            is_missed = not result.cost.memory.fits(limit) and excess < MIN_IMPROVEMENT * limit
-            if is_missed:
+            if beyond is not None and excess < MIN_IMPROVEMENT * limit:
+                is_missed = True
                 beyond = np.clip(beyond / limit + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
                 reserved = beyond if reserved is None else np.maximum(reserved, beyond)
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
@@ -188,10 +188,10 @@ def _solve(
     price: float,
     gap: float,
     until: float,
-) -> tuple[SearchResult, float, np.ndarray] | None:
+) -> tuple[SearchResult, float, np.ndarray | None] | None:
     """The best plan of a neighbourhood, and the bytes by which its program exceeds the limit.
 
-    Also, at every program point, the bytes by which the plan exceeds the program.
+    Also, of a plan that does not fit, the bytes at every program point beyond its program.
     """
     formulation = Formulation(problem, choices, options, prune_placements=True, reserved=reserved)
     excess = formulation.make_limit_elastic(price)
@@ -200,13 +200,14 @@ def _solve(
     solution = formulation.program.solve(gap=gap, time_limit=seconds)
     if not len(solution.values) or formulation.memory_constraints is None:
         return None
-    found = formulation.result(solution, options)
+    found, over = formulation.result(solution, options), formulation.nbytes(solution.values[excess])
+    if found.cost.memory.fits(options.memory_limit):
+        return found, over, None
     planned = sum(
         (inputs + others.sum(0) for _, inputs, others in _parts(problem, found)),
         start=np.zeros(()),
     )
-    beyond = planned - formulation.memory_constraints.bytes_at_points(solution.values)
-    return found, formulation.nbytes(solution.values[excess]), beyond
+    return found, over, planned - formulation.memory_constraints.bytes_at_points(solution.values)
 
 
 def _parts(problem: Problem, plan: SearchResult) -> Iterator[tuple[int, float, np.ndarray]]:
