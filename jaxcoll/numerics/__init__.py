@@ -1,6 +1,7 @@
 """Numbers and arguments, below everything else.
 
 ``rational`` and ``connectivity`` are exact; ``compiled`` decorates kernels, and runs them as Python
-on small problems; ``heap`` is the one binary heap of compiled kernels; ``highs`` runs linear and
-integer programs; ``checks`` validates arguments; ``ragged`` holds rows of unequal lengths.
+on small problems; ``heap`` is the one binary heap of compiled kernels, ``list_schedule`` schedules
+tasks that overlap; ``highs`` runs linear and integer programs; ``checks`` validates arguments;
+``ragged`` holds rows of unequal lengths.
 """

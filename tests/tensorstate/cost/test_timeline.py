@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxcoll import topologies
+from jaxcoll.numerics import list_schedule as scheduling
+from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, Room, Tasks
 from jaxcoll.synth import Ring
 from tensorstate.cost import timeline
 from tensorstate.cost.cost import Cost, estimate_cost
-from tensorstate.cost.list_schedule import COMPUTE, WHOLE, Task, list_schedule
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.step_tasks import StepTasks
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
@@ -29,6 +32,34 @@ from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import problems
 
 LINKS = 1
+
+
+class Task(NamedTuple):
+    """One row of ``Tasks``."""
+
+    seconds: float
+    resource: int
+    order: float
+    before: tuple[int, ...] = ()
+    ahead: int = 0
+    behind: int = 0
+    is_patient: bool = False
+
+
+def list_schedule(
+    tasks: list[Task], num_resources: int, room: float = math.inf
+) -> tuple[list[float], float]:
+    kinds = (float, np.int64, float, np.int64, np.int64, bool)
+    names = ("seconds", "resource", "order", "ahead", "behind", "is_patient")
+    columns = [
+        np.array([getattr(task, name) for task in tasks], kind)
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    waits = [(n, k) for n, task in enumerate(tasks) for k in task.before]
+    columns += list(np.array(waits, np.int64).reshape(-1, 2).T)
+    free = Room.of((), (), room)
+    starts, held = scheduling.list_schedule(Tasks(*columns), num_resources, free)
+    return starts.tolist(), held
 
 
 def longest_path(tasks: list[Task]) -> float:
@@ -118,7 +149,7 @@ def test_gathers_are_ahead_as_far_as_there_is_room():
     free, held = list_schedule(tasks, 2)
     assert makespan(tasks, free) == 5.0  # only the first gather is exposed
     assert held == 8  # one layer is read while the next is gathered
-    none, held = list_schedule(tasks, 2, lambda first, last: 7)
+    none, held = list_schedule(tasks, 2, 7)
     assert makespan(tasks, none) == 8.0
     assert held == 0
 
@@ -132,7 +163,7 @@ def test_a_gather_that_is_not_read_yet_leaves_the_links_to_others():
         Task(1.0, COMPUTE, 1.0, (2,)),
         Task(1.0, COMPUTE, 9.0, (1, 3)),
     ]
-    full, _ = list_schedule(tasks, 2, lambda first, last: 0)
+    full, _ = list_schedule(tasks, 2, 0)
     assert full[2] == 1.0
     assert full[1] == 3.0
 
@@ -146,7 +177,7 @@ def test_computation_waits_where_gradients_would_take_too_much():
     free, held = list_schedule(tasks, 2)
     assert [free[0], free[2], free[4]] == [0.0, 1.0, 2.0]
     assert held == 12
-    tight, held = list_schedule(tasks, 2, lambda first, last: 4)
+    tight, held = list_schedule(tasks, 2, 4)
     assert held <= 8  # what just ends is held as well
     assert tight[4] >= 4.0
 
@@ -155,6 +186,21 @@ def test_nothing_runs_beside_a_loop():
     tasks = [Task(1.0, COMPUTE, 0.0), Task(5.0, LINKS, 7.0, (0,)), Task(2.0, WHOLE, 1.0, (0,))]
     starts, _ = list_schedule(tasks, 2)
     assert sorted(starts[1:]) in ([1.0, 3.0], [1.0, 6.0])
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.data())
+@settings(deadline=None, max_examples=50)
+def test_the_room_between_two_places_is_the_least_of_the_points_between(left, data):
+    """As ``min`` says, from the first point that is not before a place; none is beyond the last."""
+    points = sorted(data.draw(st.lists(st.integers(0, 30), min_size=len(left), max_size=len(left))))
+    room = Room.of(points, left, 8)
+    first, last = sorted(data.draw(st.tuples(st.integers(-1, 31), st.integers(-1, 31))))
+    start, end = (
+        next((k for k, p in enumerate(points) if p >= x), len(left)) for x in (first, last)
+    )
+    expected = min([8, *left[start : end + 1]])
+    assert room.between(first, last) == expected
+    assert scheduling._least(room.least, start, end) == expected
 
 
 def test_a_circle_is_refused():
@@ -291,13 +337,13 @@ def test_sizes_of_buckets_that_join_the_same_are_not_tried(side, tried):
     network = AlphaBetaCosts(MeshShape.of({"data": 4}), (5e-6,), (2e10,))
     problem = Problem(graph, network, HARDWARE["H100"])
     plan = solve_baseline(problem, "fsdp")
-    step = StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset())
-    sizes = [*timeline._worth_trying(step)]
+    step = timeline._Step(StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset()))
+    sizes = [*step.worth_trying()]
     assert len(sizes) == tried
     known = [0, *sizes]
     for nbytes in set(timeline.BUCKETS) - set(sizes):
         joined = [
-            [task.sent for task in timeline._joined(step, tried_bytes)[0]]
+            step.joined(tried_bytes)
             for tried_bytes in (nbytes, max(size for size in known if size <= nbytes))
         ]
         assert joined[0] == joined[1]
