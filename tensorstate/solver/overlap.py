@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.memory import is_gradient
@@ -97,7 +97,7 @@ class _Overlap:
     ):
         self.problem, self.candidates, self.options = problem, candidates, options
         self.solver, self.progress = solver, progress
-        self.linear = options.linear
+        self.linear, self.baselines = options.linear, Baselines(problem)
         self.start = time.perf_counter()
 
     def run(self) -> SearchResult:
@@ -120,8 +120,9 @@ class _Overlap:
             if corrected == shares:
                 break
             shares = corrected
-        for named in self._named():
-            if named.cost.compute < best.objective:  # no schedule takes less
+        for name in NAMED:
+            named = self._named(name, best.objective)
+            if named is not None and named.cost.compute < best.objective:
                 best = self._better(best, self._timed(named))
         seconds = time.perf_counter() - self.start
         return dataclasses.replace(best, bound=min(first.bound, best.objective), seconds=seconds)
@@ -216,27 +217,26 @@ class _Overlap:
 
     # ------------------------------------------------------------------ named strategies
 
-    def _named(self) -> Iterator[SearchResult]:
-        """The named strategies, of those that the candidates allow."""
-        baselines = Baselines(self.problem)
-        limited = self.options.memory_limit is not None
-        for name in NAMED:
-            left = self.solver.time_limit - (time.perf_counter() - self.start)
-            if left <= 0:
-                return
-            both = baselines.among(name, self.candidates)
-            if both is None:
-                continue
-            milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
-            free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
-            for options in (free, self.linear) if limited else (free,):
-                try:
-                    found = solve_within_limit(
-                        self.problem, both, options, milp, prune_placements=True, fall_back=False
-                    )
-                except PlanError:
-                    break
-                limit = self.options.memory_limit
-                if isinstance(found, SearchResult) and found.cost.memory.fits(limit):
-                    yield found
-                    break
+    def _named(self, name: str, most: float) -> SearchResult | None:
+        """A named strategy, if the candidates allow it, it fits, and may take less than ``most``.
+
+        No schedule takes less than what computes; of most strategies that is more than the best
+        plan takes, so that their programs need not be solved.
+        """
+        left = self.solver.time_limit - (time.perf_counter() - self.start)
+        both = self.baselines.among(name, self.candidates) if left > 0 else None
+        if both is None or _least_compute(self.problem, both) >= most:
+            return None
+        limit = self.options.memory_limit
+        milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
+        free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
+        for options in (free,) if limit is None else (free, self.linear):
+            try:
+                found = solve_within_limit(
+                    self.problem, both, options, milp, prune_placements=True, fall_back=False
+                )
+            except PlanError:
+                return None
+            if isinstance(found, SearchResult) and found.cost.memory.fits(limit):
+                return found
+        return None
