@@ -154,6 +154,32 @@ def test_named_strategies_are_taken_where_no_search_has_a_plan_in_time(
     assert (found.objective, found.bound) == (2 * free.objective, -math.inf)
 
 
+@pytest.mark.parametrize("memory_limit", [None, 1e12])
+def test_no_named_strategy_and_no_descent_is_better_where_time_ends_the_search(
+    monkeypatch, problem, candidates, free, memory_limit
+):
+    """An exact search that time ended has a plan of replicated tensors, far from its bound."""
+    late = dataclasses.replace(free, objective=9 * free.objective)
+    named = dataclasses.replace(free, objective=3 * free.objective, bound=-math.inf)
+    descended = dataclasses.replace(free, objective=2 * free.objective, bound=-math.inf)
+
+    def solve(*_args, prune_placements=False, **_options):
+        return named if prune_placements else late
+
+    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    for answer, best in ((descended, 2), (PlanError("none in time"), 3)):
+
+        def descend(*args, answer=answer, **_options):
+            assert {late.objective, named.objective} == {start.objective for start in args[4]}
+            if isinstance(answer, PlanError):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(CoordinateDescent, "descend", descend)
+        found = solve_auto(problem, candidates, memory_limit=memory_limit)
+        assert (found.objective, found.bound) == (best * free.objective, free.bound)
+
+
 def test_what_is_proved_is_not_tried_again(problem, candidates):
     with pytest.raises(PlanError, match=r"no plan fits into 1 bytes .* the least is about"):
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
