@@ -67,7 +67,8 @@ class SavedPlan:
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content
-        graph = graph_of(step, abstract_args, content.loop_form, content.pad_to)
+        traced = content.loop_form, content.pad_to
+        graph = graph_of(step, abstract_args, *traced, context=content.context)
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
         if network is None or hardware is None:

@@ -22,6 +22,7 @@ from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, LoopForm, Phase
 from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.problem.pipeline import Schedule
 from tensorstate.problem.problem import Problem
 
@@ -67,6 +68,7 @@ class PlanFile:
         predicted: seconds and bytes of a step, to be read by people.
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
         has_pairs: whether scans of the backward pass read the bodies of those that they mirror.
+        context: where the step was traced; by default outside of any mesh.
     """
 
     mesh: MeshShape
@@ -86,6 +88,7 @@ class PlanFile:
     schedule: Schedule = "gpipe"
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
     has_pairs: bool = False
+    context: TraceContext = OUTSIDE
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -214,6 +217,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         problem.schedule,
         {} if padding is None else padding.sizes,
         problem.graph.loop_form == "pair",
+        problem.traced.context,
     )
 
 
