@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
@@ -152,6 +152,30 @@ class PlanFile:
         for tensor, placements in copies:
             if not _is_possible(problem, tensor, placements):
                 raise PlanError(f"tensor {tensor} of the step has no copy in {placements}")
+
+    def result(self, problem: Problem) -> SearchResult:
+        """The decisions on their problem, priced as the problem prices them.
+
+        The bound stays only where the price is the one that the search found: another one is of
+        another network, of a later version, or of decisions that were edited.
+
+        Raises:
+            PlanError: the file shards an argument or a result in another way than its decisions do.
+        """
+        cost = estimate_cost(problem, self.decisions)
+        specs = partition_specs(PlacementTable(problem, self.decisions, cost))
+        pairs = zip((self.inputs, self.outputs), _leaves(problem.traced, *specs), strict=True)
+        for written, decided in pairs:
+            for leaf, again in zip(written, decided, strict=True):
+                if leaf.spec != again.spec:
+                    raise PlanError(
+                        f"the file has {leaf.name} as {leaf.spec}, its decisions as {again.spec}: "
+                        "it was edited or cut short; save the plan again"
+                    )
+        found = {**self.found, "objective": self.options.value(cost)}
+        if not math.isclose(found["objective"], self.found["objective"], rel_tol=1e-6):
+            found["bound"] = -math.inf
+        return SearchResult(self.decisions, cost, **found)
 
 
 def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) -> str | None:

@@ -193,6 +193,14 @@ def loads(text: str) -> PlanFile:
 _whole = readers.whole(0, MOST)
 
 
+def _amount(value: object, where: str) -> float:
+    """Seconds or bytes."""
+    read = readers.number(value, where)
+    if read < 0:
+        raise FormatError(f"{where} must not be negative, got {shown(value)}")
+    return read
+
+
 def _read(fields: readers.Fields) -> PlanFile:
     fields.take("format", readers.text)
     mesh = fields.take("mesh", _read_mesh)
@@ -278,7 +286,7 @@ def _type_reader(mesh: MeshShape) -> Callable[[object, str], PartitionSpec | Non
 def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
     def read(value: object, where: str) -> dict[str, float]:
         fields = readers.Fields(value, where)
-        numbers = {name: fields.take(name, readers.number) for name in names}
+        numbers = {name: fields.take(name, _amount) for name in names}
         fields.end()
         return numbers
 
@@ -302,10 +310,10 @@ def _read_found(value: object, where: str) -> dict[str, Any]:
     fields = readers.Fields(value, where)
     bound = fields.optional("bound", readers.number)
     found = {
-        "objective": fields.take("objective", readers.number),
+        "objective": fields.take("objective", _amount),
         "bound": -math.inf if bound is None else bound,
         "method": fields.take("method", readers.text),
-        "seconds": fields.take("seconds", readers.number),
+        "seconds": fields.take("seconds", _amount),
     }
     fields.end()
     return found

@@ -32,7 +32,7 @@ from tensorstate.ir.graph import (
     Tensor,
     View,
 )
-from tensorstate.ir.trace_context import TraceContext
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
@@ -124,10 +124,12 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
     def traced() -> Graph:
         step = step_jaxpr(step_fn, abstract_args, options.context)
         loops = options.loops if options.checkpoints == "keep" else "unroll"
-        program = inline(step.closed, options.constraints == "keep", loops, options.runs)
-        program = drop_remat(program) if options.checkpoints == "drop" else program
-        names = _argument_names(step_fn, len(abstract_args))
-        return _graph_of(step, names, options, program)
+        # Constants are computed on this machine, whatever devices the step is traced for.
+        with OUTSIDE.entered():
+            program = inline(step.closed, options.constraints == "keep", loops, options.runs)
+            program = drop_remat(program) if options.checkpoints == "drop" else program
+            names = _argument_names(step_fn, len(abstract_args))
+            return _graph_of(step, names, options, program)
 
     # A call of its own, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():

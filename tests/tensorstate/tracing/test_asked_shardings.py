@@ -143,6 +143,20 @@ def test_a_reshard_to_the_sharding_by_type_is_asked_for():
     assert asked(plan) == {"forward": [(("data",), ())]}
 
 
+def test_steps_are_planned_for_devices_that_are_not_attached():
+    """Constants are computed where the step is traced, not on the mesh."""
+    kinds = (AxisType.Explicit,) * 2
+    mesh = jax.sharding.AbstractMesh((64, 2), ("data", "model"), axis_types=kinds)
+
+    def lookup(table, rows):
+        return (table.at[rows].get(out_sharding=P("data", None)) / jnp.sqrt(8.0)).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        graph = ts.trace(lookup, (s(128, 4), jax.ShapeDtypeStruct((64,), jnp.int32)))
+    network = ts.AlphaBetaCosts(ts.MeshShape(("data", "model"), (64, 2)), (1e-6,) * 2, (1e9,) * 2)
+    assert asked(ts.search(graph, mesh=mesh, network=network))["forward"] == [(("data",), ())]
+
+
 @pytest.mark.parametrize("kind", ["by type", "by type alone", "set", "Auto", "outside"])
 def test_a_step_is_the_same_wherever_it_is_given(kind, tmp_path):
     """It is traced where it was planned: pins depend on types, and types on the mesh."""
