@@ -262,7 +262,8 @@ class Plan:
         content = plan_file(self.problem, self.result, self.options)
         loops, padding = self.graph.loop_form, self.graph.padding
         sizes = {} if padding is None else padding.sizes
-        graph = graph_of(step_fn, abstract_args(self.graph, padded=False), loops, sizes)
+        args = abstract_args(self.graph, padded=False)
+        graph = graph_of(step_fn, args, loops, sizes, context=self.graph.context)
         difference = content.leaf_difference(graph) or content.operator_difference(graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 
 from jaxcoll.io.files import MAX_BYTES, load_text
 from jaxcoll.numerics import checks
-from tensorstate.cost.cost import SearchResult, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.export.plan_file import PlanFile
 from tensorstate.export.plan_json import loads
@@ -62,12 +61,14 @@ class SavedPlan:
 
         Raises:
             PlanError: another step, with the first difference; decisions that the step does not
-                have; a network that is not given, or of another mesh.
+                have, or that are not the file's shardings; a network that is not given, or of
+                another mesh.
         """
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content
-        graph = graph_of(step, abstract_args, content.loop_form, content.pad_to)
+        traced = content.loop_form, content.pad_to
+        graph = graph_of(step, abstract_args, *traced, context=content.context)
         network = content.network if network is None else network
         hardware = content.hardware if hardware is None else hardware
         if network is None or hardware is None:
@@ -95,10 +96,7 @@ class SavedPlan:
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")
         content.check_decisions(problem)
-        cost = estimate_cost(problem, content.decisions)
-        return Plan(
-            problem, SearchResult(content.decisions, cost, **content.found), content.options
-        )
+        return Plan(problem, content.result(problem), content.options)
 
     def __str__(self) -> str:
         content, predicted = self.content, self.content.predicted

@@ -296,11 +296,16 @@ def sharded_step(
     """A function of global leaves as the step of a plan, with its shardings."""
     graph, (in_specs, out_specs) = table.graph, partition_specs(table)
 
+    def on_mesh(*leaves):
+        # The caller may have set a mesh of other axis types, as ``jax.make_mesh`` gives.
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return body(*leaves)
+
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
     return ShardedStep(
-        _on_trees(table.traced, body),
+        _on_trees(table.traced, on_mesh),
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _donatable_args(graph),

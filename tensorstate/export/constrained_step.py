@@ -59,8 +59,7 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
     auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
     def whole(*leaves):
-        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
-            return GlobalExecutor(table, auto).run(leaves)
+        return GlobalExecutor(table, auto).run(leaves)
 
     return sharded_step(table, auto, whole)
 

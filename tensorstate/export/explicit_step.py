@@ -36,8 +36,7 @@ def explicit_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh
     table = PlacementTable(problem, decisions, cost)
 
     def whole(*leaves):
-        with jax.sharding.use_abstract_mesh(explicit.abstract_mesh):
-            return ExplicitExecutor(table, explicit).run(leaves)
+        return ExplicitExecutor(table, explicit).run(leaves)
 
     return sharded_step(table, explicit, whole)
 

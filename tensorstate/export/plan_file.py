@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
@@ -22,6 +22,7 @@ from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, LoopForm, Phase
 from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.problem.pipeline import Schedule
 from tensorstate.problem.problem import Problem
 
@@ -67,6 +68,7 @@ class PlanFile:
         predicted: seconds and bytes of a step, to be read by people.
         pad_to: sizes of dimensions of arguments that the plan pads, with the larger ones.
         has_pairs: whether scans of the backward pass read the bodies of those that they mirror.
+        context: where the step was traced; by default outside of any mesh.
     """
 
     mesh: MeshShape
@@ -86,6 +88,7 @@ class PlanFile:
     schedule: Schedule = "gpipe"
     pad_to: Mapping[int, int] = dataclasses.field(default_factory=dict)
     has_pairs: bool = False
+    context: TraceContext = OUTSIDE
 
     def leaf_difference(self, graph: Graph) -> str | None:
         """The first argument or result in which another step differs, or ``None``."""
@@ -149,6 +152,30 @@ class PlanFile:
         for tensor, placements in copies:
             if not _is_possible(problem, tensor, placements):
                 raise PlanError(f"tensor {tensor} of the step has no copy in {placements}")
+
+    def result(self, problem: Problem) -> SearchResult:
+        """The decisions on their problem, priced as the problem prices them.
+
+        The bound stays only where the price is the one that the search found: another one is of
+        another network, of a later version, or of decisions that were edited.
+
+        Raises:
+            PlanError: the file shards an argument or a result in another way than its decisions do.
+        """
+        cost = estimate_cost(problem, self.decisions)
+        specs = partition_specs(PlacementTable(problem, self.decisions, cost))
+        pairs = zip((self.inputs, self.outputs), _leaves(problem.traced, *specs), strict=True)
+        for written, decided in pairs:
+            for leaf, again in zip(written, decided, strict=True):
+                if leaf.spec != again.spec:
+                    raise PlanError(
+                        f"the file has {leaf.name} as {leaf.spec}, its decisions as {again.spec}: "
+                        "it was edited or cut short; save the plan again"
+                    )
+        found = {**self.found, "objective": self.options.value(cost)}
+        if not math.isclose(found["objective"], self.found["objective"], rel_tol=1e-6):
+            found["bound"] = -math.inf
+        return SearchResult(self.decisions, cost, **found)
 
 
 def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) -> str | None:
@@ -214,6 +241,7 @@ def plan_file(problem: Problem, result: SearchResult, options: SearchOptions) ->
         problem.schedule,
         {} if padding is None else padding.sizes,
         problem.graph.loop_form == "pair",
+        problem.traced.context,
     )
 
 

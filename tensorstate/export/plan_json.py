@@ -12,9 +12,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, JaxcollError, shown
@@ -34,12 +34,15 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Phase
 from tensorstate.ir.placements import MeshShape, Placements
-from tensorstate.problem.pipeline import SCHEDULES, Schedule
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
+from tensorstate.problem.pipeline import SCHEDULES
 
 FORMAT = "tensorstate.plan/1"
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 # Mesh axes of a plan that is read; and microbatches, sizes and numbers of tensors.
 MOST_AXES, MOST = 16, 2**40
+
+T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- writing
@@ -63,11 +66,12 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        # Without padding, stages and pairs the same bytes as before there were any.
+        # Without padding, stages, pairs and meshes the same bytes as before there were any.
         **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
         **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
         **({"paired_loops": True} if content.has_pairs else {}),
+        **({} if content.context.mesh.empty else {"traced": _write_context(content.context)}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
         "inputs": [_write_leaf(leaf) for leaf in content.inputs],
@@ -95,8 +99,20 @@ def _finite(value: float | None) -> float | None:
 
 
 def _write_leaf(leaf: Leaf) -> list:
-    spec = None if leaf.spec is None else [_names(axes) for axes in leaf.spec]
-    return [leaf.name, leaf.dtype, leaf.shape, spec]
+    return [leaf.name, leaf.dtype, leaf.shape, _write_spec(leaf.spec)]
+
+
+def _write_context(context: TraceContext) -> dict:
+    return {
+        "mesh": {"names": context.mesh.axis_names, "sizes": context.mesh.axis_sizes},
+        "kinds": [kind.name for kind in context.mesh.axis_types],
+        "set": context.is_set,
+        "types": [_write_spec(spec) for spec in context.types],
+    }
+
+
+def _write_spec(spec: PartitionSpec | None) -> list | None:
+    return None if spec is None else [_names(axes) for axes in spec]
 
 
 def _names(axes) -> list[str]:
@@ -177,6 +193,14 @@ def loads(text: str) -> PlanFile:
 _whole = readers.whole(0, MOST)
 
 
+def _amount(value: object, where: str) -> float:
+    """Seconds or bytes."""
+    read = readers.number(value, where)
+    if read < 0:
+        raise FormatError(f"{where} must not be negative, got {shown(value)}")
+    return read
+
+
 def _read(fields: readers.Fields) -> PlanFile:
     fields.take("format", readers.text)
     mesh = fields.take("mesh", _read_mesh)
@@ -205,8 +229,9 @@ def _read(fields: readers.Fields) -> PlanFile:
         ),
         pad_to=fields.optional("pad_to", _read_padding) or {},
         stages=fields.optional("stages", readers.text),
-        schedule=fields.optional("schedule", _read_schedule) or "gpipe",
+        schedule=fields.optional("schedule", _one_of(SCHEDULES)) or "gpipe",
         has_pairs=fields.optional("paired_loops", readers.flag) or False,
+        context=fields.optional("traced", _read_context) or OUTSIDE,
     )
     fields.end()
     if content.stages is not None and content.stages not in mesh.names:
@@ -214,11 +239,16 @@ def _read(fields: readers.Fields) -> PlanFile:
     return content
 
 
-def _read_schedule(value: object, where: str) -> Schedule:
-    for schedule in SCHEDULES:
-        if value == schedule:
-            return schedule
-    raise FormatError(f"{where} must be one of {', '.join(SCHEDULES)}, got {shown(value)}")
+def _one_of(choices: Sequence[T]) -> Callable[[object, str], T]:
+    def read(value: object, where: str) -> T:
+        for choice in choices:
+            if value == choice:
+                return choice
+        raise FormatError(
+            f"{where} must be one of {', '.join(map(str, choices))}, got {shown(value)}"
+        )
+
+    return read
 
 
 def _read_mesh(value: object, where: str) -> MeshShape:
@@ -231,10 +261,32 @@ def _read_mesh(value: object, where: str) -> MeshShape:
     return MeshShape.of(dict(zip(names, sizes, strict=True)))
 
 
+def _read_context(value: object, where: str) -> TraceContext:
+    fields = readers.Fields(value, where)
+    mesh = fields.take("mesh", _read_mesh)
+    kinds = fields.take("kinds", readers.list_of(_one_of([kind.name for kind in AxisType])))
+    is_set = fields.take("set", readers.flag)
+    types = fields.take("types", readers.list_of(_type_reader(mesh)))
+    fields.end()
+    if len(kinds) != len(mesh.names):
+        raise FormatError(f"{where}.kinds must have one of each of {len(mesh.names)} axes")
+    typed = tuple(AxisType[kind] for kind in kinds)
+    return TraceContext(AbstractMesh(mesh.sizes, mesh.names, axis_types=typed), is_set, types)
+
+
+def _type_reader(mesh: MeshShape) -> Callable[[object, str], PartitionSpec | None]:
+    def read(value: object, where: str) -> PartitionSpec | None:
+        if value is None:
+            return None
+        return _read_spec(value, where, mesh, dims=len(readers.items(value, where)))
+
+    return read
+
+
 def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
     def read(value: object, where: str) -> dict[str, float]:
         fields = readers.Fields(value, where)
-        numbers = {name: fields.take(name, readers.number) for name in names}
+        numbers = {name: fields.take(name, _amount) for name in names}
         fields.end()
         return numbers
 
@@ -258,10 +310,10 @@ def _read_found(value: object, where: str) -> dict[str, Any]:
     fields = readers.Fields(value, where)
     bound = fields.optional("bound", readers.number)
     found = {
-        "objective": fields.take("objective", readers.number),
+        "objective": fields.take("objective", _amount),
         "bound": -math.inf if bound is None else bound,
         "method": fields.take("method", readers.text),
-        "seconds": fields.take("seconds", readers.number),
+        "seconds": fields.take("seconds", _amount),
     }
     fields.end()
     return found

@@ -30,6 +30,7 @@ import numpy as np
 
 from tensorstate.ir.padded import Padding
 from tensorstate.ir.placements import PinnedDim, Ring
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 
 Phase = Literal["forward", "backward", "optimizer"]
 Role = Literal[
@@ -328,6 +329,7 @@ class Graph:
             ``flax.nnx`` models do: their new values are the first results.
         loops: the loops of the step, which operators name by their numbers.
         padding: the dimensions that are longer than in the traced function; ``None`` if none are.
+        context: where it was traced.
     """
 
     tensors: tuple[Tensor, ...]
@@ -344,6 +346,7 @@ class Graph:
     changed: tuple[str, ...] = ()
     loops: tuple[Loop, ...] = ()
     padding: Padding | None = None
+    context: TraceContext = OUTSIDE
 
     @property
     def flops(self) -> int:

@@ -17,7 +17,7 @@ from jax._src.interpreters import batching, mlir
 from jax._src.pjit import sharding_constraint_p
 from jax.extend import core
 from jax.extend import source_info_util as info
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tensorstate.errors import PlanError
 
@@ -301,11 +301,11 @@ def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
         free = params["unconstrained_dims"]
         spec = _spec(params["sharding"], eqn.outvars[0].aval.ndim)
         return spec and tuple(None if d in free else axes for d, axes in enumerate(spec))
-    before = _spec(eqn.invars[0].aval.sharding, eqn.outvars[0].aval.ndim)
-    asked = _spec(params["dst_sharding"], eqn.outvars[0].aval.ndim)
-    if asked == before:  # JAX's own, around indexing
+    asking = eqn.invars[0].aval.sharding if transposed else params["dst_sharding"]
+    if AxisType.Explicit not in asking.mesh.axis_types:  # ``auto_axes``, in which JAX indexes
         return None
-    return before if transposed else asked
+    rest = None if AxisType.Auto in asking.mesh.axis_types else ()  # the compiler's to choose
+    return tuple(axes or rest for axes in _spec(asking, eqn.outvars[0].aval.ndim) or ())
 
 
 def asked_of(eqn: Any) -> PinSpec | None:

@@ -115,7 +115,10 @@ class _Inliner:
 
         def read(atom) -> FlatAtom:
             if isinstance(atom, core.Literal):
-                return SplatConstant((), _dtype(atom.aval), atom.val)
+                # Literals of JAX 0.10 remember the mesh in which they were first used.
+                dtype = _dtype(atom.aval)
+                value = np.asarray(atom.val) if isinstance(dtype, np.dtype) else atom.val
+                return SplatConstant((), dtype, value)
             return atoms[atom]
 
         stacks: dict[int, Scope] = {}

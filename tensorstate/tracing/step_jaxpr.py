@@ -20,6 +20,7 @@ from jax.sharding import AxisType
 
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
+from tensorstate.ir.trace_context import TraceContext
 from tensorstate.tracing.held_values import held_tracers
 
 _DATA_DEPENDENT = (
@@ -39,16 +40,24 @@ class StepJaxpr(NamedTuple):
         shapes: the abstract arguments, with ``jax.ShapeDtypeStruct`` for arrays.
         out_shape: the result likewise; a tuple that starts with the arguments changed in place.
         changed: numbers of the arguments that the function changes in place.
+        context: where it was traced.
     """
 
     closed: Any
     shapes: tuple[Any, ...]
     out_shape: Any
     changed: tuple[int, ...]
+    context: TraceContext
 
 
-def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
+def step_jaxpr(
+    step_fn: Callable[..., Any], args: Sequence[Any], context: TraceContext | None = None
+) -> StepJaxpr:
     """The jaxpr of a function of abstract arguments.
+
+    Args:
+        context: where the function is traced, with the types of its arguments; by default where
+            the caller is.
 
     Raises:
         PlanError: arguments that are not arrays or do not fit; a function that returns nothing,
@@ -56,6 +65,10 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
             shapes.
     """
     shapes = tuple(jax.tree.map_with_path(_shape, arg) for arg in args)
+    if context is None:
+        context = TraceContext.here(shapes)
+    else:
+        shapes = context.typed(shapes)
     changed: list[int] = []
 
     def pure(*given):
@@ -69,7 +82,8 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
 
     before = held_tracers(step_fn)
     known = frozenset(map(id, before.values()))
-    closed, out_shape = _jaxpr(pure, shapes)
+    with context.entered():
+        closed, out_shape = _jaxpr(pure, shapes)
     for name, tracer in held_tracers(step_fn).items():
         if id(tracer) not in known:
             raise PlanError(
@@ -84,7 +98,7 @@ def step_jaxpr(step_fn: Callable[..., Any], args: Sequence[Any]) -> StepJaxpr:
             "loss. With nnx: def pure(state, batch): model, optimizer = nnx.merge(graphdef, "
             "state); step(model, optimizer, batch); return nnx.state((model, optimizer))"
         )
-    return StepJaxpr(closed, shapes, out_shape, tuple(changed))
+    return StepJaxpr(closed, shapes, out_shape, tuple(changed), context)
 
 
 # ---------------------------------------------------------------------- arguments

@@ -32,6 +32,7 @@ from tensorstate.ir.graph import (
     Tensor,
     View,
 )
+from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat import drop_remat
 from tensorstate.tracing.inline import inline
@@ -99,7 +100,7 @@ def trace(
 
 
 class _Options(NamedTuple):
-    """The options of ``trace``; ``strict`` if a dimension that cannot be padded is refused."""
+    """The options of ``trace``; and whether a dimension that cannot be padded is refused."""
 
     updates: Mapping[int, int] | None = None
     unknown: str = "replicate"
@@ -109,6 +110,7 @@ class _Options(NamedTuple):
     runs: int = 1
     pad_to: Mapping[int, int] = MappingProxyType({})
     strict: bool = False
+    context: TraceContext | None = None
 
 
 def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _Options) -> Graph:
@@ -120,12 +122,14 @@ def _trace(step_fn: Callable[..., Any], abstract_args: Sequence[Any], options: _
         )
 
     def traced() -> Graph:
-        step = step_jaxpr(step_fn, abstract_args)
+        step = step_jaxpr(step_fn, abstract_args, options.context)
         loops = options.loops if options.checkpoints == "keep" else "unroll"
-        program = inline(step.closed, options.constraints == "keep", loops, options.runs)
-        program = drop_remat(program) if options.checkpoints == "drop" else program
-        names = _argument_names(step_fn, len(abstract_args))
-        return _graph_of(step, names, options, program)
+        # Constants are computed on this machine, whatever devices the step is traced for.
+        with OUTSIDE.entered():
+            program = inline(step.closed, options.constraints == "keep", loops, options.runs)
+            program = drop_remat(program) if options.checkpoints == "drop" else program
+            names = _argument_names(step_fn, len(abstract_args))
+            return _graph_of(step, names, options, program)
 
     # A call of its own, whose garbage is freed before the collection that follows the pause.
     with _gc_paused():
@@ -138,13 +142,15 @@ def graph_of(
     loops: LoopForm = "keep",
     pad_to: Mapping[int, int] = MappingProxyType({}),
     strict: bool = False,
+    context: TraceContext | None = None,
 ) -> Graph:
-    """The graph of a step that was traced before, or is traced here.
+    """The graph of a step that was traced before, or is traced now.
 
     Args:
-        loops: as for ``trace``, of a step that is traced here.
-        pad_to: as for ``trace``, of a step that is traced here.
+        loops: as for ``trace``, of a step that is traced now.
+        pad_to: as for ``trace``, of a step that is traced now.
         strict: whether a dimension that cannot be padded is refused, and does not stay as it is.
+        context: where it is traced, and with which types of its arguments; by default here.
 
     Raises:
         PlanError: arguments beside a graph, a function without them, or as for ``trace``.
@@ -155,7 +161,8 @@ def graph_of(
         return step
     if abstract_args is None:
         raise PlanError("abstract_args must be given with a function")
-    return _trace(step, abstract_args, _Options(loops=loops, pad_to=pad_to, strict=strict))
+    options = _Options(loops=loops, pad_to=pad_to, strict=strict, context=context)
+    return _trace(step, abstract_args, options)
 
 
 @contextlib.contextmanager
@@ -313,6 +320,7 @@ def _graph(
         out_tree=jax.tree.structure(step.out_shape),
         changed=changed,
         loops=parts.loops,
+        context=step.context,
     )
 
 

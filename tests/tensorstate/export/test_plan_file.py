@@ -195,8 +195,37 @@ test_files_that_no_search_wrote = refuses(
         ('"hardware": "CPU"', '"hardware": "H1000"', "H1000"),
         ('"method":"milp"', '"method":"milp","extra":1', "has no field 'extra'"),
         ('[["data"],[]]', '[["rows"],[]]', "along axes of the mesh"),
+        ('[["data"],[]]', '[[],["data"]]', "has x as .*'data'.*its decisions as"),
+        ('["data","model"],"sizes"', '["model","data"],"sizes"', "has .* its decisions as"),
+        ('"seconds":', '"seconds":-', "seconds must not be negative"),
+        ('"memory":', '"memory":-', "memory must not be negative"),
     ],
 )
+
+
+def test_figures_of_edited_files_are_those_of_their_decisions():
+    """Decisions that a step may have are a plan; their cost is not read from the file."""
+    plan = searched()
+    planned = plan_file(plan.problem, plan.result, plan.options)
+    free = next(
+        (class_id, other)
+        for class_id, strategy in enumerate(planned.decisions.strategies)
+        for other in plan.problem.strategies[class_id].all
+        if other != strategy and plan.graph.nodes[plan.graph.node_classes[class_id][0]].members
+    )
+    strategies = [*planned.decisions.strategies]
+    strategies[free[0]] = free[1]
+    decisions = dataclasses.replace(planned.decisions, strategies=tuple(strategies))
+    edited = loads(dumps(dataclasses.replace(planned, decisions=decisions)))
+    again = ts.SavedPlan(edited).on(GRAPH)
+    assert again.result.objective == again.timeline.seconds > plan.result.objective
+    assert math.isinf(again.result.bound)
+    assert not math.isinf(plan.result.bound)
+    cheaper = dataclasses.replace(planned, found={**planned.found, "objective": 1e-9})
+    again = ts.SavedPlan(loads(dumps(cheaper))).on(GRAPH)
+    assert again.result.objective == plan.result.objective
+    slower = ts.AlphaBetaCosts(MESH, (1e-3, 1e-3), (1e9, 2e9))
+    assert math.isinf(ts.SavedPlan(planned).on(GRAPH, network=slower).result.bound)
 
 
 # ---------------------------------------------------------------------- shardings and devices

@@ -108,12 +108,12 @@ def test_a_free_dimension_is_the_searchs():
     assert asked(plan)["forward"] == [(("data",), None), (None, ())]
 
 
+def typed(*spec, shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(EXPLICIT, P(*spec)))
+
+
 def test_arguments_keep_the_types_of_explicit_axes():
     """Under which an ambiguous product needs an ``out_sharding``, as the user wrote."""
-
-    def typed(*spec, shape):
-        sharding = NamedSharding(EXPLICIT, P(*spec))
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
     def contracted(x, w):
         return jnp.matmul(x, w, out_sharding=P("data", None)).sum()
@@ -122,6 +122,81 @@ def test_arguments_keep_the_types_of_explicit_axes():
     assert asked(searched(contracted, args))["forward"] == [(("data",), ())]
     with jax.set_mesh(EXPLICIT), pytest.raises(PlanError, match="ambiguous how the output"):
         ts.trace(lambda x, w: (x @ w).sum(), args)
+
+
+def test_indexing_asks_for_its_result_alone():
+    """JAX replicates the types of its operands, by ``auto_axes``, within which XLA shards them."""
+
+    def lookup(table, rows):
+        return (table.at[rows].get(out_sharding=P("data", None)) ** 2).sum()
+
+    args = typed("model", "data", shape=(8, 4)), typed("data", shape=(4,), dtype=jnp.int32)
+    plan = searched(jax.grad(lookup), args)
+    assert asked(plan) == {"forward": [(("data",), ())], "backward": [(("data",), ())]}
+
+
+def test_a_reshard_to_the_sharding_by_type_is_asked_for():
+    def kept(x):
+        return jax.sharding.reshard(jnp.tanh(x), P("data", None)).sum()
+
+    plan = searched(kept, [typed("data", None, shape=(4, 8))])
+    assert asked(plan) == {"forward": [(("data",), ())]}
+
+
+def test_steps_are_planned_for_devices_that_are_not_attached():
+    """Constants are computed where the step is traced, not on the mesh."""
+    kinds = (AxisType.Explicit,) * 2
+    mesh = jax.sharding.AbstractMesh((64, 2), ("data", "model"), axis_types=kinds)
+
+    def lookup(table, rows):
+        return (table.at[rows].get(out_sharding=P("data", None)) / jnp.sqrt(8.0)).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        graph = ts.trace(lookup, (s(128, 4), jax.ShapeDtypeStruct((64,), jnp.int32)))
+    network = ts.AlphaBetaCosts(ts.MeshShape(("data", "model"), (64, 2)), (1e-6,) * 2, (1e9,) * 2)
+    assert asked(ts.search(graph, mesh=mesh, network=network))["forward"] == [(("data",), ())]
+
+
+@pytest.mark.parametrize("kind", ["by type", "by type alone", "set", "Auto", "outside"])
+def test_a_step_is_the_same_wherever_it_is_given(kind, tmp_path):
+    """It is traced where it was planned: pins depend on types, and types on the mesh."""
+    mesh = AUTO if kind == "Auto" else EXPLICIT
+    inside = jax.set_mesh(mesh) if kind in ("by type", "set", "Auto") else contextlib.nullcontext()
+    args = typed("data", "model", shape=(4, 8)), typed(None, "model", shape=(4, 8))
+    plain = s(4, 8), s(4, 8)
+
+    def loss(x, y):
+        x = jnp.where(x > 0, x, jnp.ones(8)) * y
+        if kind == "set":
+            x = jax.sharding.reshard(x, P("model"))
+        if kind == "Auto":
+            x = jax.lax.with_sharding_constraint(x, P("model"))
+        return jnp.sum(jnp.tanh(x) ** 2)
+
+    with inside:
+        given = args if kind.startswith("by type") else plain
+        graph = ts.trace(jax.grad(loss), given)
+    plan = ts.search(graph, mesh=SIZES, network=NETWORK, hardware="CPU")
+    plan.save(tmp_path / "plan.json")
+    saved = ts.load(tmp_path / "plan.json")
+    for here in (None, EXPLICIT, AUTO):
+        with contextlib.nullcontext() if here is None else jax.set_mesh(here):
+            plan.explicit(jax.grad(loss))
+            for given in (args, plain):
+                assert str(saved.on(jax.grad(loss), given)) == str(plan)
+
+
+@pytest.mark.parametrize("form", ["apply", "constrain", "explicit"])
+@pytest.mark.parametrize("inside", [EXPLICIT, AUTO])
+def test_every_form_runs_inside_of_any_mesh(form, inside):
+    plan = searched(by_constraint(P("data", "model"), P("model", None)), auto=True)
+    keys = iter(jax.random.split(jax.random.key(0), 3))
+    args = jax.tree.map(lambda shape: jax.random.normal(next(keys), shape.shape), ARGS)
+    expected = jax.jit(step(lambda h, k: h, jnp.matmul))(*args)
+    with jax.set_mesh(inside):
+        made = getattr(plan, form)()
+        found = made.jit()(*jax.device_put(args, made.in_shardings))
+    assert_alike(jax.device_get(found), jax.device_get(expected), 1e-5)
 
 
 def test_layers_with_other_pins_are_of_other_classes():

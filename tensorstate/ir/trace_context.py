@@ -1,0 +1,88 @@
+"""Where a step was traced: what JAX's types of its arrays depend on, beside the step.
+
+Under Explicit axes arrays have shardings by type, from those of the arguments, and shardings that a
+step asks for need ``jax.set_mesh``. Traced elsewhere the same step has other pins. So a plan keeps
+where it was traced, and its step is traced there again, wherever it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceContext:
+    """The mesh and the types of the arguments.
+
+    Attributes:
+        mesh: that of ``jax.set_mesh``, or else of the arguments; empty without any.
+        is_set: whether it is that of ``jax.set_mesh``.
+        types: sharding of every leaf of the arguments by type, ``None`` where it has none.
+    """
+
+    mesh: AbstractMesh
+    is_set: bool
+    types: tuple[PartitionSpec | None, ...]
+
+    @classmethod
+    def here(cls, args: Any) -> TraceContext:
+        """The context that the caller is in, with arguments as ``jax.ShapeDtypeStruct``."""
+        shardings = [leaf.sharding for leaf in jax.tree.leaves(args)]
+        types = tuple(None if sharding is None else sharding.spec for sharding in shardings)
+        mesh: Any = jax.sharding.get_abstract_mesh()
+        if not mesh.empty:
+            return cls(mesh, True, types)
+        given = (getattr(s.mesh, "abstract_mesh", s.mesh) for s in shardings if s is not None)
+        return cls(next(given, mesh), False, types)
+
+    def typed(self, args: Any) -> Any:
+        """Arguments with these types, whatever theirs are; other arguments without any."""
+        leaves, tree = jax.tree.flatten(args)
+        types = self.types if len(self.types) == len(leaves) else (None,) * len(leaves)
+        pairs = zip(leaves, types, strict=True)
+        return tree.unflatten([self._typed(leaf, spec) for leaf, spec in pairs])
+
+    def _typed(self, leaf: jax.ShapeDtypeStruct, spec: PartitionSpec | None):
+        untyped = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        if spec is None:
+            return untyped
+        sharding = NamedSharding(self.mesh_here, spec)
+        try:
+            sharding.shard_shape(leaf.shape)
+        except ValueError:  # an argument of another step
+            return untyped
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    @property
+    def mesh_here(self) -> AbstractMesh:
+        """The mesh; that of the caller's ``jax.set_mesh`` if it is the same on other devices.
+
+        For JAX abstract meshes of other kinds of devices differ, so that a sharding of the user's
+        own mesh does not fit one that comes from a file.
+        """
+        here: Any = jax.sharding.get_abstract_mesh()
+        return here if _axes(here) == _axes(self.mesh) else self.mesh
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Trace where the step was traced."""
+        mesh = self.mesh_here if self.is_set else AbstractMesh((), ())
+        if mesh == jax.sharding.get_abstract_mesh():
+            yield
+            return
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+
+
+OUTSIDE = TraceContext(AbstractMesh((), ()), False, ())
+"""Outside of any mesh, with arguments of no sharding by type."""
+
+
+def _axes(mesh: AbstractMesh) -> tuple[tuple[str, int, AxisType], ...]:
+    return tuple(zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True))
