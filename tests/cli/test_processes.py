@@ -15,8 +15,9 @@ from tests.cli.calls import ROOT, WITHOUT_JAX, process, refused
 
 
 def test_commands_that_need_no_jax_run_without_it(tmp_path):
+    """One after the other in one process: each alone would import for most of its time."""
     path = str(tmp_path / "schedule.json")
-    for arguments in (
+    commands = [
         ["synth", "torus:2x2", "-s", "bucket", "-o", path],
         ["verify", path],
         ["simulate", path],
@@ -25,9 +26,19 @@ def test_commands_that_need_no_jax_run_without_it(tmp_path):
         ["find", "8", "2", "--no-rates"],
         ["show", "v5e:4x8"],
         ["convert", path, str(tmp_path / "program.xml")],
-    ):
-        done = process(*arguments, first=WITHOUT_JAX)
-        assert (done.returncode, done.stderr) == (0, ""), arguments
+    ]
+    program = (
+        f"{WITHOUT_JAX}import json\nfrom jaxcoll.cli import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n    assert main(arguments) == 0, arguments"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_doctor_says_what_is_missing():
