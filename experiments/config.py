@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import math
 import types
@@ -334,6 +335,13 @@ def configure(arguments: Sequence[str]) -> tuple[str, Any]:
     Raises:
         ConfigError: no such experiment, key, size or value.
     """
+    return _configured(tuple(arguments))
+
+
+# Hydra reads some twenty files for a configuration, and the pages and records of the studies ask
+# for each of them several times.
+@functools.lru_cache(maxsize=512)
+def _configured(arguments: tuple[str, ...]) -> tuple[str, Any]:
     name, size = "", SIZES[0]
     for argument in arguments:
         key, equals, value = argument.partition("=")

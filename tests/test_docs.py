@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import importlib.util
 import os
@@ -20,6 +22,7 @@ from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program
 from jaxcoll.tune import table_file
 from tests.execute.meshes.xla_flags import cpu_devices
+from tests.forked import Forking
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -35,21 +38,35 @@ def run_page(page: str, blocks: int, folder: Path) -> list[str]:
     return run_code(code, folder)
 
 
-def run_code(code: list[str], folder: Path) -> list[str]:
-    """The lines that blocks of code print on 8 devices, one after the other in one process."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": cpu_devices(8),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(code)],
-        cwd=folder,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": cpu_devices(8)}
+
+
+@functools.cache
+def forking() -> Forking:
+    """Processes of 8 devices."""
+    made = Forking(ENVIRONMENT)
+    atexit.register(made.close)
+    return made
+
+
+def run_code(code: list[str], folder: Path, *, imported: bool = True) -> list[str]:
+    """The lines that blocks of code print on 8 devices, one after the other in one process.
+
+    Args:
+        imported: begin where the libraries are imported already.
+    """
+    program = "\n".join(code)
+    if imported:
+        done = forking().run(program, folder)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env=ENVIRONMENT,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -72,6 +89,10 @@ WITH_CODE = sorted(path.name for path in DOCS.glob("*.md") if blocks_of(path.nam
 SLOW = {"tuner-online.md", "direct-connect.md"}
 
 
+# Says what it imports.
+IMPORTING = {"install.md"}
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -81,7 +102,7 @@ SLOW = {"tuner-online.md", "direct-connect.md"}
     ],
 )
 def test_the_code_of_a_page_runs(page, tmp_path):
-    run_code(blocks_of(page)[: RUN_BLOCKS.get(page)], tmp_path)
+    run_code(blocks_of(page)[: RUN_BLOCKS.get(page)], tmp_path, imported=page not in IMPORTING)
 
 
 def test_the_training_page_trains(tmp_path):

@@ -46,6 +46,7 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
+from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
 
@@ -176,10 +177,17 @@ def _is_valid(task: Task, backend: str, config: Config) -> bool:
         )
     except (CollectiveError, TopologyError):
         return False
-    program = permute_program(schedule)
-    if transport == "cliques" and clique_conflict([program]) is not None:
+    if transport == "cliques" and _deadlocks(schedule):
         return False
-    return config["lowering"] != "ssa" or parts * program.num_permutes <= MOST_STRAIGHT_PERMUTES
+    permutes = permute_program(schedule).num_permutes
+    return config["lowering"] != "ssa" or parts * permutes <= MOST_STRAIGHT_PERMUTES
+
+
+# A space asks for every number of parts and flights, 16 times for one schedule.
+@functools.lru_cache(maxsize=256)
+def _deadlocks(schedule: Schedule) -> bool:
+    """Whether the permutes of a schedule wait for each other for ever in cliques."""
+    return clique_conflict([permute_program(schedule)]) is not None
 
 
 # ---------------------------------------------------------------------- candidates

@@ -46,7 +46,7 @@ def _every(x):
     )
 
 
-@pytest.mark.parametrize("vma", [True, False])
+@pytest.mark.parametrize("vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_collective_by_every_configuration_is_the_same(vma):
     specs = (P(), P(), P("x"), P("x"), P("x"), P("x"))
     step = sharded(_every, mesh_of(8), P("x"), specs, check_vma=vma)

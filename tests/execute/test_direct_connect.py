@@ -26,8 +26,15 @@ from tests.execute.meshes.xla_flags import cpu_devices
 NETWORKS = {"torus": torus(4, 4), "circulant": GroupNetwork.circulant(16, (3, 4)).topology()}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+@pytest.mark.parametrize(
+    ("network", "dtype"),
+    [
+        ("torus", jnp.float32),
+        ("circulant", jnp.int32),
+        pytest.param("torus", jnp.int32, marks=pytest.mark.slow),
+        pytest.param("circulant", jnp.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_psum_and_its_halves_equal_those_of_lax(network, dtype):
     topology, mesh = NETWORKS[network], mesh_of(16)
     schedules = {

@@ -21,7 +21,7 @@ from experiments.study import ConfigError
 
 # Studies whose small run takes longer than four seconds, but for one of each kind.
 SLOW = (
-    *("autoccl-fig-9", "forestcoll-fig-4-12a"),
+    *("autoccl-fig-9", "forestcoll-fig-4-11", "forestcoll-fig-4-12a"),
     *("tensorstate-rediscovery", "tensorstate-quickstart"),
     *("autoccl-fig-11", "forestcoll-fig-4-12b"),
 )

@@ -15,7 +15,7 @@ from tests.io.kinds import RING, kinds
 from tests.io.mutants import try_mutants
 from tests.io.mutations import TEXTS
 
-MANY, VERY_MANY = 150, 10_000
+MANY, VERY_MANY = 100, 10_000
 NAMES = (
     *("schedule", "topology", "collective", "compact", "msccl", "multitree", "tuner table"),
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
@@ -27,13 +27,19 @@ NAMES = (
 )
 
 
-def test_every_kind_is_tried(tmp_path):
-    assert set(NAMES) == set(kinds(tmp_path))
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """All kinds by name, whose samples take a third of a second to make."""
+    return kinds(tmp_path_factory.mktemp("samples"))
+
+
+def test_every_kind_is_tried(samples):
+    assert set(NAMES) == set(samples)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mutants_are_refused_by_name_or_can_be_used(name, tmp_path):
-    outcome = try_mutants(kinds(tmp_path)[name], MANY, tmp_path)
+def test_mutants_are_refused_by_name_or_can_be_used(name, samples, tmp_path):
+    outcome = try_mutants(samples[name], MANY, tmp_path)
     assert outcome.wrong == []
     assert 0 < outcome.read < MANY
 
@@ -48,8 +54,8 @@ def test_very_many_mutants(name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_reader_that_fails_is_seen(tmp_path):
-    kind = kinds(tmp_path)["nccl conf"]
+def test_a_reader_that_fails_is_seen(samples, tmp_path):
+    kind = samples["nccl conf"]
     raises_others = try_mutants(dataclasses.replace(kind, refused=()), MANY, tmp_path)
     assert raises_others.wrong
 

@@ -137,7 +137,7 @@ def stepped(step, state, specs, check_vma: bool):
     return state, found
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_train_state_is_created_as_ever(check_vma):
     params, apply = linen_problem()
     state = TrainState.create(apply_fn=apply, params=params, tx=zero_adam())
@@ -154,7 +154,7 @@ def test_a_train_state_is_created_as_ever(check_vma):
     np.testing.assert_allclose(found, native_losses(linen_problem, check_vma), rtol=1e-5)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_nnx_optimizer_is_made_as_ever(check_vma):
     model = NnxModel(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, zero_adam(), wrt=nnx.Param)
@@ -202,8 +202,16 @@ class Normalized(linen.Module):
         return linen.Dense(1)(linen.LayerNorm()(jax.nn.relu(x)))
 
 
-@pytest.mark.parametrize("model", [Recurrent(), Normalized()], ids=["rnn", "batch norm, dropout"])
-@pytest.mark.parametrize("kind", ["all_reduce", "zero"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (Recurrent(), "all_reduce"),
+        (Normalized(), "zero"),
+        pytest.param(Recurrent(), "zero", marks=pytest.mark.slow),
+        pytest.param(Normalized(), "all_reduce", marks=pytest.mark.slow),
+    ],
+    ids=["rnn", "batch norm, dropout, zero", "rnn, zero", "batch norm, dropout"],
+)
 def test_models_of_many_kinds(model, kind):
     x, y = data()
     x = x.reshape(4 * N, 3, 2) if isinstance(model, Recurrent) else x

@@ -66,8 +66,16 @@ def batches(params, steps: int):
     return [jax.tree.map(functools.partial(of, t=t), params) for t in range(steps)]
 
 
+# The others have states of the same forms.
+SLOW = ("sgd", "lion on a schedule")
+
+
 @pytest.mark.parametrize(
-    ("name", "check_vma"), [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS)]
+    ("name", "check_vma"),
+    [
+        pytest.param(name, i % 2 == 0, marks=[pytest.mark.slow] * (name in SLOW))
+        for i, name in enumerate(OPTIMIZERS)
+    ],
 )
 def test_zero_is_the_optimizer_it_wraps(name, check_vma):
     mesh, params = mesh_of(4), jax.tree.map(jnp.asarray, weights())
@@ -259,7 +267,11 @@ CONVERTIBLE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "to"), [(name, to) for name, to in zip(CONVERTIBLE, (4, 3, 1, 5), strict=True)]
+    ("name", "to"),
+    [
+        pytest.param(name, to, marks=[pytest.mark.slow] * (to in (4, 1)))
+        for name, to in zip(CONVERTIBLE, (4, 3, 1, 5), strict=True)
+    ],
 )
 def test_training_goes_on_on_another_number_of_ranks(name, to):
     ours, params = jc.optax.zero("x", CONVERTIBLE[name]()), with_tiny_leaves()

@@ -32,8 +32,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
@@ -133,10 +131,14 @@ def clique_conflict(programs: Iterable[PermuteProgram]) -> frozenset[int] | None
 
 def _cliques(pairs: Iterable[tuple[int, int]], ranks: int) -> frozenset[frozenset[int]]:
     """The connected components of the ranks, joined by who sends to whom."""
-    src, dst = np.array(list(pairs), int).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(src)), (src, dst)), shape=(ranks, ranks))
-    count, labels = connected_components(graph, directed=False)
-    return frozenset(frozenset(np.flatnonzero(labels == i).tolist()) for i in range(count))
+    component = [{rank} for rank in range(ranks)]  # of each rank; one object for all its ranks
+    for src, dst in pairs:
+        few, many = sorted((component[src], component[dst]), key=len)
+        if few is not many:
+            many |= few
+            for rank in few:
+                component[rank] = many
+    return frozenset(map(frozenset, component))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,11 +31,25 @@ CASES = [
 # Trailing dimensions of a rank's operand: none, those of whole tiles, and tiles that would be cut.
 # Only the form for TPU depends on them.
 TRAILING = {"tpu": [(), (128,), (8, 128), (5, 128), (24, 3)], "gpu": [(), (24, 3)]}
+# Of every collective one without tiles and one that is cut; all of two.
+QUICK = {"tpu": [(), (5, 128)], "gpu": [(24, 3)]}
+ALL = [("all_gather", "mesh", "tacos", 2), ("reduce_scatter", "ring", "ring", 1)]
 
 
 @pytest.mark.parametrize("target", TRAILING)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_same_values(case, target):
+    check_same_values(case, target, (TRAILING if case in ALL else QUICK)[target])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TRAILING)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_same_values_of_all_tiles(case, target):
+    check_same_values(case, target, TRAILING[target])
+
+
+def check_same_values(case, target, trailing_dims):
     kind, network, synthesizer, chunks = case
     root = 1 if kind in ("broadcast", "gather") else None
     schedule = schedule_of(network, 8, kind, synthesizer, chunks, None, root)
@@ -43,7 +57,7 @@ def test_same_values(case, target):
     run = functools.partial(
         primitives.run, axes=AXES, schedule=schedule, invarying=False, target=target
     )
-    for trailing in TRAILING[target]:
+    for trailing in trailing_dims:
         x = integers((8, lead, *trailing), jnp.float32, seed=2)
 
         def body(v):

@@ -7,19 +7,13 @@ from fractions import Fraction
 import pytest
 
 import jaxcoll as jc
-from experiments.config import EXPERIMENTS, configure
 from experiments.tacos.training_time import groups_of, ideal_of_groups
+from tests.experiments.runs import small_run
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-
-    def run(name: str):
-        _, config = configure([f"experiment={name}", f"results={folder}"])
-        return EXPERIMENTS[name].load()(config)
-
-    return {name: run(name) for name in ("tacos-fig-20", "tacos-fig-21")}
+def rows():
+    return {name: small_run(name).rows for name in ("tacos-fig-20", "tacos-fig-21")}
 
 
 def test_groups_part_the_ranks_both_ways():

@@ -48,7 +48,7 @@ def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) 
 
 @pytest.mark.parametrize(
     ("axes", "seed", "num_repeats"),
-    [pytest.param(LINE, 1, 4, marks=slow), (PLANE, 0, 2), (CUBE, 1, 4)],
+    [pytest.param(LINE, 1, 4, marks=slow), pytest.param(PLANE, 0, 2, marks=slow), (CUBE, 1, 4)],
     ids=["8", "2x4", "2x2x2"],
 )
 def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
@@ -134,7 +134,7 @@ def test_the_more_microbatches_the_less_memory():
     graph, mesh = trace(model.step, model.abstract_args), MeshShape.of({"data": 2})
     two = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     measured, predicted = [], []
-    for num_repeats in (1, 2, 4, 8):
+    for num_repeats in (1, 2, 4):
         problem = Problem(graph, AlphaBetaCosts(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
         found = solve_baseline(problem, "ddp")
         applied = apply(problem, found.decisions, found.cost, two, lax_collectives)
@@ -161,7 +161,7 @@ def _step(w, x, key):
     return w - 0.1 * gradient, value, y.max(), y
 
 
-@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), (1, 4), (3, 4)])
+@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), pytest.param(1, 4, marks=slow), (3, 4)])
 def test_microbatched_results_and_maxima_are_returned(seed, num_repeats):
     """From batches sharded in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY

@@ -193,15 +193,18 @@ def planned(name: str, axes: tuple[tuple[str, int], ...]) -> ts.Plan:
     return ts.search(step, shapes, mesh=dict(axes), network=network, hardware="CPU")
 
 
-def same(name: str, applied: ts.ShardedStep) -> None:
+def same(name: str, applied: ts.ShardedStep):
+    """The compiled step, which has the values of one device."""
     step, *shapes = ALL[name]
     args, rtol = tuple(arguments(shapes)), 3e-2 if name == "dropped" else 1e-4
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
-    assert_alike(jax.device_get(found), jax.jit(step)(*args), rtol)
+    placed = jax.device_put(args, applied.in_shardings)
+    compiled = jitted(applied).lower(*placed).compile()
+    assert_alike(jax.device_get(compiled(*placed)), jax.jit(step)(*args), rtol)
+    return compiled
 
 
-def same_on_devices(name: str, axes: dict[str, int], plan: ts.Plan) -> None:
-    same(name, plan.apply(devices(axes), collectives=ts.lax_collectives))
+def same_on_devices(name: str, axes: dict[str, int], plan: ts.Plan):
+    return same(name, plan.apply(devices(axes), collectives=ts.lax_collectives))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -216,8 +219,8 @@ def test_the_graph_is_the_step(name):
 @pytest.mark.parametrize("name", STEPS)
 def test_a_plan_runs_the_loops_of_its_step(name):
     plan = planned(name, tuple(PLANE.items()))
-    same_on_devices(name, PLANE, plan)
-    report = plan.check(mesh=devices(PLANE))
+    compiled = same_on_devices(name, PLANE, plan)
+    report = compare_with_hlo(compiled, plan.problem.mesh, plan.cost)
     assert report.agrees, str(report)
     assert (report.unknown_loops > 0) == (name == "newton")
     assert ("per iteration" in str(report)) == (name == "newton")
@@ -227,12 +230,9 @@ def test_a_plan_runs_the_loops_of_its_step(name):
 @pytest.mark.parametrize("name", ["layers", "recurrent"])
 def test_loops_are_loops_in_other_forms(name, form):
     """As sharding constraints, and under Explicit axes; the layers leave stacks of open sums."""
-    step, *shapes = STEPS[name]
-    plan, args = planned(name, tuple(LINE.items())), tuple(arguments(shapes))
-    other = getattr(plan, form)()
-    assert plan.check(step=other).agrees
-    found = jitted(other)(*jax.device_put(args, other.in_shardings))
-    assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
+    plan = planned(name, tuple(LINE.items()))
+    compiled = same(name, getattr(plan, form)())
+    assert compare_with_hlo(compiled, plan.problem.mesh, plan.cost).agrees
 
 
 def deep(count: int):

@@ -12,6 +12,7 @@ from tests.tensorstate.oracle import assert_same, check_operator, distinct
 TINY = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 VARIANTS = {
     **{name: (name, {}) for name in TINY},
+    "a layer of moe": ("moe", {"layers": 1}),
     "mlp accumulated": ("mlp", {"grad_accumulation": 4}),
     "gpt dropout": ("gpt", {"dropout": 0.1, "layers": 1}),
     "gpt bfloat16": ("gpt", {"dtype": "bfloat16", "layers": 1}),
@@ -22,7 +23,7 @@ VARIANTS = {
 
 
 # Each stands for another that does the same in more layers, or at another place.
-QUICK = ("mlp", "mlp accumulated", "gpt_scan", "moe")
+QUICK = ("mlp accumulated", "gpt_scan", "a layer of moe")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_candidates_are_settled_within_the_promised_steps(number):
     assert good >= 19
 
 
+@pytest.mark.slow  # as the benchmark of the online tuner, whose test runs on made-up times too
 def test_three_tasks_take_at_most_half_as_many_steps_again_as_one_may():
     good = 0
     for seed in range(20):

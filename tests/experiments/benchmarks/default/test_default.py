@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -24,8 +25,17 @@ SMALL = ("torus-2x4", "switch-2d-2x3", "mesh-2x3-unequal", "a100-x1")
 KINDS = ("all_gather", "all_reduce", "all_to_all")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SMALL)
+# Several seconds each; the other of the two is taken.
+SLOW = {("switch-2d-2x3", "all_gather"), ("mesh-2x3-unequal", "all_reduce")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] * ((name, kind) in SLOW))
+        for name, kind in itertools.product(SMALL, KINDS)
+    ],
+)
 def test_the_default_is_near_the_best_of_all(name, kind):
     topology, best = default.NETWORKS[name](), recorded()[name]["best"][kind]
     for size, nbytes in SIZES.items():
