@@ -268,10 +268,7 @@ class LinearProgram:
                 ]  # fmt: skip
                 solver.setBasis(basis)
             elif relax and self.easier is not None:
-                columns = np.arange(self.num_variables, dtype=np.int32)
-                solver.changeColsCost(len(columns), columns, self.easier)
-                highs.run(solver)
-                solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
+                bound = max(bound, self._start_from_easier(solver, left))
             solution = self._run(solver, relax, left, progress)
             if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
                 solver.clearSolver()  # from a basis an infeasible program may end so
@@ -287,6 +284,24 @@ class LinearProgram:
                 return dataclasses.replace(solution, status="limit")
             values = solution.values if relax else values
             basis = solver.getBasis() if relax else None
+
+    def _start_from_easier(self, solver: highspy.Highs, left: float) -> float:
+        """Solve with the easier costs first, in half of the time; the bound that this proves.
+
+        Where it takes all its time, as of a ViT on 2x4 devices, its duals bound the program within
+        one percent, and those of its basis with the true costs do not.
+        """
+        columns = np.arange(self.num_variables, dtype=np.int32)
+        solver.changeColsCost(len(columns), columns, self.easier)
+        if np.isfinite(left):
+            solver.setOptionValue("time_limit", left / 2)
+        highs.run(solver)
+        found = solver.getSolution()
+        bound = self._bound_of(np.asarray(found.row_dual)) if found.dual_valid else -np.inf
+        solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
+        if np.isfinite(left):
+            solver.setOptionValue("time_limit", left)  # of both runs
+        return bound
 
     def _run(
         self, solver: highspy.Highs, relax: bool, time_limit: float, progress: Progress | None

@@ -48,6 +48,44 @@ def test_the_relaxation_is_a_bound():
     assert relaxed.bound == relaxed.objective == pytest.approx(-4)
 
 
+def covering(rows: int = 12, columns: int = 20) -> LinearProgram:
+    """Rows that random columns cover, of random costs."""
+    rng = np.random.default_rng(0)
+    program = LinearProgram()
+    for _ in range(columns):
+        program.add_variable(cost=float(rng.integers(1, 9)), implied_upper=100.0)
+    for _ in range(rows):
+        part = rng.choice(columns, 5, replace=False).tolist()
+        program.add_constraint([(v, float(rng.integers(1, 5))) for v in part], 3.0, math.inf)
+    return program
+
+
+def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
+    """Those of the easier program's duals, whatever is left for the program itself."""
+    program, optimum = covering(), covering().solve(relax=True).objective
+    program.easier = np.maximum(1.0, 0.9 * np.frombuffer(program._costs))
+    whole = program.solve(relax=True, presolve=False)
+    assert whole.bound == whole.objective == pytest.approx(optimum)
+    easier = covering()
+    easier._costs[:] = type(easier._costs)("d", program.easier.tolist())
+    proved = easier.solve(relax=True, presolve=False)
+
+    ended = []
+    run = highs.run
+
+    def first_only(solver: highspy.Highs) -> None:
+        if ended:
+            solver.setOptionValue("simplex_iteration_limit", 0)
+        run(solver)
+        ended.append(solver.getModelStatus())
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(highs, "run", first_only)
+        early = program.solve(relax=True, presolve=False)
+    assert len(ended) == 2
+    assert proved.objective - 1e-9 <= early.bound <= optimum + 1e-9
+
+
 def test_any_duals_prove_a_bound():
     """None is above the optimum, and the optimal dual variables reach it."""
     program = LinearProgram()
