@@ -105,7 +105,7 @@ def test_no_tensor_is_split_between_reshardings_to_fit():
 
 
 @given(st.data())
-@settings(max_examples=5)
+@settings(max_examples=8)
 def test_no_recomputation_that_fits_is_better(data):
     """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
@@ -113,7 +113,7 @@ def test_no_recomputation_that_fits_is_better(data):
 
 
 @given(st.data())
-@settings(max_examples=4)
+@settings(max_examples=6)
 def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
     problem = data.draw(problems(("slope",), LINES))
     (number,) = (n for n, group in enumerate(problem.tensor_groups) if not group.consumer_classes)
@@ -140,7 +140,7 @@ def test_in_microbatches_nothing_that_fits_is_better(data):
 
 
 @given(st.data(), st.booleans(), OBJECTIVES)
-@settings(max_examples=4)
+@settings(max_examples=6)
 def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recompute, objective):
     """Descent is not better than the exact search, its bound no higher, and it keeps limits."""
     problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))
