@@ -335,13 +335,6 @@ def configure(arguments: Sequence[str]) -> tuple[str, Any]:
     Raises:
         ConfigError: no such experiment, key, size or value.
     """
-    return _configured(tuple(arguments))
-
-
-# Hydra reads some twenty files for a configuration, and the pages and records of the studies ask
-# for each of them several times.
-@functools.lru_cache(maxsize=512)
-def _configured(arguments: tuple[str, ...]) -> tuple[str, Any]:
     name, size = "", SIZES[0]
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -363,6 +356,14 @@ def _configured(arguments: tuple[str, ...]) -> tuple[str, Any]:
     except (HydraException, OmegaConfBaseException) as error:
         text, _, _ = str(error).partition("Config search path")
         raise ConfigError(" ".join(text.split())) from error
+
+
+# Hydra reads some twenty files for a configuration, and pages and records ask for each of them
+# several times.
+@functools.lru_cache(maxsize=512)
+def configuration(name: str, size: str) -> Any:
+    """The configuration of a study in one of its sizes, as it was when a process first asked."""
+    return configure([f"experiment={name}", f"size={size}"])[1]
 
 
 def presets(name: str) -> list[str]:

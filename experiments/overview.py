@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments import recording
 from experiments.__main__ import main as run_experiment
-from experiments.config import CONFIGS, EXPERIMENTS, configure, presets
+from experiments.config import CONFIGS, EXPERIMENTS, configuration, presets
 from experiments.recording import PAPER, SMALL, Run, Study
 from experiments.study import ConfigError, filled
 from experiments.tacos.measure import ATTEMPTS
@@ -122,7 +122,7 @@ def _run(name: str, size: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [*chosen, f"results={folder}"]
         # A process has one number of JAX devices, and the sizes of a study may differ in theirs.
-        if hasattr(configure(chosen)[1], "devices"):
+        if hasattr(configuration(name, size), "devices"):
             failed = subprocess.run([sys.executable, "-m", "experiments", *command]).returncode
         else:
             failed = run_experiment(command)
@@ -173,7 +173,7 @@ def line(name: str, size: str, run: Run) -> str:
 
 def sentences(name: str, size: str, run: Run) -> list[str]:
     """Differences from the paper: notes filled from the recorded rows, and the run's remarks."""
-    _, config = configure([f"experiment={name}", f"size={size}"])
+    config = configuration(name, size)
     notes = filled(getattr(config, "notes", ()), run.rows)
     told = [r for r in run.remarks if not r.startswith(_USUAL) and not _REFUSAL.search(r)]
     return [*notes, *told]

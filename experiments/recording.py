@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.config import EXPERIMENTS, SIZES, configure
+from experiments.config import EXPERIMENTS, SIZES, configuration
 from experiments.study import describe_machine
 from jaxcoll.io.files import write_text
 
@@ -212,7 +212,7 @@ def _matches(text: object, patterns: Sequence[str]) -> bool:
 
 def settings(name: str, size: str) -> str:
     """Digest of a study's settings at a size, wording aside."""
-    _, config = configure([f"experiment={name}", f"size={size}"])
+    config = configuration(name, size)
     return digest({k: v for k, v in _plain(config).items() if k not in WORDING})
 
 

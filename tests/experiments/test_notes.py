@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from experiments.config import EXPERIMENTS, configure
+from experiments.config import EXPERIMENTS, configuration
 from experiments.recording import load
 from experiments.study import ConfigError, NoRow, fill, filled
 
@@ -60,7 +60,7 @@ def test_what_names_no_figure_is_refused(note, message):
 def test_every_note_can_be_filled_from_the_rows_of_a_size(name):
     """A column or row that was renamed would silently drop the note otherwise."""
     study = load(name)
-    _, config = configure([f"experiment={name}", "size=paper"])
+    config = configuration(name, "paper")
     for note in getattr(config, "notes", ()):
         rows = [run.rows for run in study.values()]
         said = [text for each in rows for text in filled([note], each)]
