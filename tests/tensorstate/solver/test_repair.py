@@ -26,7 +26,7 @@ from tests.tensorstate.tiny import MESHES, graph
 def searched(request):
     """A problem with its strategies, the fastest plan without a limit, and the least memory."""
     network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
-    problem = Problem(graph("tanh"), network, HARDWARE["CPU"])
+    problem = Problem(graph("slope"), network, HARDWARE["CPU"])
     candidates = [strategies.all for strategies in problem.strategies]
     options = SearchOptions(recompute=request.param)
     free = solve_milp(problem, candidates, gap=1e-7)
@@ -54,7 +54,7 @@ def test_what_a_plan_takes_beyond_its_program_is_reserved():
     Steps at another point may do the same in the next program, so that several attempts add up.
     """
     network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9, 3e8))
-    problem = Problem(graph("tanh"), network, HARDWARE["CPU"])
+    problem = Problem(graph("slope"), network, HARDWARE["CPU"])
     draw = random.Random(15)
     strategies = tuple(draw.choice(each.all) for each in problem.strategies)
     limit = 0.9 * estimate_cost(problem, Decisions(strategies)).memory.peak
