@@ -27,7 +27,7 @@ def draw_problem(case: Case, data):
 
 # Half as many examples as of other properties: there are 137 cases.
 @every_case
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())
 def test_schedules_are_sound_and_no_faster_than_the_bounds(case, data):
     topology, collective = draw_problem(case, data)
