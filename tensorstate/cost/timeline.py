@@ -197,6 +197,7 @@ class _Step:
     def __init__(self, made: StepTasks):
         self.problem, self.graph = made.problem, made.graph
         self.tasks, self.carries, self.end = made.tasks, made.carries, made.end
+        self.resources = _resources(self.problem)
         self.bodies = Bodies([task.where for task in self.tasks])
         self.columns = TaskColumns.of(self.tasks, self.bodies)
         self.nbytes = np.array([task.nbytes for task in self.tasks], np.int64)
@@ -275,9 +276,8 @@ class _Step:
             for loop, pairs in self.carries.items()
         }
         is_kept = taken == np.arange(len(taken))
-        resources = _resources(self.problem)
         loops = LoopSchedule(
-            columns, is_kept, self.bodies, resources, room, carries, unrolled or {}
+            columns, is_kept, self.bodies, self.resources, room, carries, unrolled or {}
         )
         return _Schedule(self, joined, loops, bucket_bytes, unrolled or {})
 

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -111,7 +110,7 @@ class _Search:
             found += self._named(self.options)
         has_time = not found or self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
         if has_time and not self._is_close(found, bound):
-            descended = self._descent([free, *found])
+            descended = self._descent([free, *found], self.options, DESCENT_UNTIL)
             if descended is not None:
                 bound, found = max(bound, descended.bound), [*found, descended]
         if not found:
@@ -172,11 +171,9 @@ class _Search:
         found = [exact, *self._named(options)]
         best = min(found, key=lambda result: result.objective)
         if exact.bound < best.objective * (1 - enough):
-            solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
-            starts = (self.problem, self.candidates, options, found, self.progress)
-            with contextlib.suppress(PlanError):  # nothing in time
-                found.append(solver.descend(*starts, bounded=False))
-        best = min(found, key=lambda result: result.objective)
+            descended = self._descent(found, options, share)
+            if descended is not None and descended.objective < best.objective:
+                best = descended
         return dataclasses.replace(best, bound=min(exact.bound, best.objective))
 
     def _exactly_without_limit(
@@ -249,15 +246,20 @@ class _Search:
             if isinstance(found, SearchResult):
                 yield dataclasses.replace(found, bound=-math.inf)
 
-    def _descent(self, starts: list[SearchResult]) -> SearchResult | None:
-        """Coordinate descent from the best plan so far; ``None`` if nothing fits in time."""
-        solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(DESCENT_UNTIL))
+    def _descent(
+        self, starts: list[SearchResult], options: SearchOptions, share: float
+    ) -> SearchResult | None:
+        """Coordinate descent from the best plan so far, until a part of the time limit.
+
+        ``None`` if nothing fits in time.
+        """
+        solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
             # The relaxation of two axes is that of the exact search, which was tried already.
             return solver.descend(
                 self.problem,
                 self.candidates,
-                self.options,
+                options,
                 starts,
                 self.progress,
                 bounded=not self._is_exact,
