@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
+from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
@@ -197,6 +198,12 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
+        shares_a_host = problem.execution is not None and costs_of(problem.execution).shared
+        copies = None if shares_a_host else Copies.of(problem.topology, problem.collective.groups)
+        if copies is not None:
+            part = copies.part(problem.collective)
+            one = dataclasses.replace(problem, topology=copies.one, collective=part)
+            return copies.on_all(self.answer(one, report))
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)
