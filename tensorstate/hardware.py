@@ -341,7 +341,7 @@ class ScheduleCosts(CollectiveCostModel):
         return self._send(axis, nbytes, around)
 
     def _find_network(self, axis: int) -> tuple[Topology, np.ndarray, Copies | None]:
-        """What is simulated for an axis: the network and its groups, of one copy or of all."""
+        """The network and the groups to simulate for an axis: one group where all are copies."""
         groups = self.mesh.replica_groups((axis,))
         # On a host whose ranks share its cores every rank is charged for the work of all.
         shares_a_host = self.execution is not None and self.execution.shared

@@ -198,8 +198,10 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
-        shares_a_host = problem.execution is not None and costs_of(problem.execution).shared
-        copies = None if shares_a_host else Copies.of(problem.topology, problem.collective.groups)
+        execution, groups = costs_of(problem.execution), problem.collective.groups
+        # On a host whose ranks share its cores every rank is charged for the work of all.
+        shares_a_host = execution is not None and execution.shared
+        copies = None if shares_a_host else Copies.of(problem.topology, groups)
         if copies is not None:
             part = copies.part(problem.collective)
             one = dataclasses.replace(problem, topology=copies.one, collective=part)
