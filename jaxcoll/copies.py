@@ -122,7 +122,7 @@ class Copies:
 
 
 def _copies_and_places(topology: Topology, ranks: np.ndarray) -> np.ndarray | None:
-    """The copy and the place of every vertex, int64 of shape (2, vertices), or None if one has none.
+    """The copy and the place of every vertex, int64 (2, vertices), or None where one has none.
 
     Switches that join ranks of a copy stand behind its ranks in the order of their numbers; those
     that join ranks of a place are of no copy, -1.
