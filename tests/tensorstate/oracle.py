@@ -54,6 +54,14 @@ def jitted(applied: ShardedStep, options: Mapping = QUICK, donate: bool = False)
     )
 
 
+def on_devices(args, applied: ShardedStep):
+    """Arguments laid out as a step takes them.
+
+    From the host: XLA compiles a program for each shape that it cuts on one device.
+    """
+    return jax.device_put(jax.device_get(args), applied.in_shardings)
+
+
 def report_of(
     applied: ShardedStep, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
 ) -> HloComparison:
