@@ -66,9 +66,13 @@ def modules() -> list[Path]:
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+    blocks: list[ast.AST] = [tree]
+    while blocks:  # of statements alone: expressions hold no function, and most of the nodes
+        node = blocks.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            blocks += getattr(node, part, ())
 
 
 def num_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

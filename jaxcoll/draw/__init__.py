@@ -184,7 +184,8 @@ class _Sheet:
             joinstyle="miter",
             **style,
         )
-        self.axes.add_patch(patch)
+        # Not add_patch, which cuts each arrow at its vertices to widen limits that ``finish`` sets.
+        self.axes.add_artist(patch)
         return patch
 
     def colour_bar(self, of: ScalarMappable, label: str):

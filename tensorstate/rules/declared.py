@@ -312,12 +312,11 @@ def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> froz
     """The labels of all results along which halves do not give the halves of the results."""
     draw = np.random.default_rng(0)
     arrays = [
-        jnp.asarray(
+        (
             draw.integers(0, 2, [TRIED] * len(names))
             if dtype.kind in "biu"
-            else draw.normal(size=[TRIED] * len(names)),
-            dtype,
-        )
+            else draw.normal(size=[TRIED] * len(names))
+        ).astype(dtype)
         for names, dtype in zip(declaration.operands, dtypes, strict=True)
     ]
     everywhere = set(declaration.results[0]).intersection(*declaration.results)
@@ -326,8 +325,9 @@ def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> froz
     grouped = frozenset(attention.heads or ()) if attention is not None else frozenset[str]()
     everywhere -= grouped
     try:
-        full = declaration.function(*arrays)
-        found = {n for n in everywhere if not _independent(declaration, arrays, full, n)}
+        run = jax.jit(declaration.function)  # one program: an operation alone compiles as long
+        full = run(*arrays)
+        found = {n for n in everywhere if not _independent(declaration, run, arrays, full, n)}
         return grouped | found
     except Exception as error:  # of a kernel: sizes or devices that it does not take
         name = getattr(declaration.function, "__name__", "the function")
@@ -339,14 +339,18 @@ def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> froz
 
 
 def _independent(
-    declaration: Declaration, arrays: Sequence[Any], full: Collection[Any], name: str
+    declaration: Declaration,
+    run: Callable[..., Collection[Any]],
+    arrays: Sequence[np.ndarray],
+    full: Collection[Any],
+    name: str,
 ) -> bool:
     """Whether halves along a label give the halves of all results."""
     parts = []
     for half in (slice(None, TRIED // 2), slice(TRIED // 2, None)):
         pairs = zip(arrays, declaration.operands, strict=True)
         mine = [x[tuple(half if n == name else slice(None) for n in names)] for x, names in pairs]
-        parts.append(declaration.function(*mine))
+        parts.append(run(*mine))
     for names, whole, *halves in zip(declaration.results, full, *parts, strict=True):
         joined = np.concatenate(halves, axis=names.index(name)).astype(np.float64)
         if not np.allclose(joined, np.asarray(whole, np.float64), rtol=1e-2, atol=1e-3):

@@ -354,10 +354,10 @@ def found(
     shapes = [[{**tried, **of_places}[n] for n in names] for names in a.operands]
     draw = np.random.default_rng(0)
     arrays = [
-        jnp.asarray(draw.normal(size=shape), dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
+        draw.normal(size=shape).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     name = getattr(function, "__name__", "the function")
+    function = jax.jit(function)  # one program: an operation by itself compiles as long
     try:
         scale = _scale(a, function, arrays) if a.scale is None else a.scale
         returned = np.asarray(function(*arrays)[0], np.float64)
@@ -366,11 +366,11 @@ def found(
             f"{name}, declared with ring=, does not run on arrays of {shapes}, by which its scale "
             f"and its mask are found: give scale= and causal= ({error})"
         ) from error
-    places = jnp.arange(of_places[a.queries])
+    places = np.arange(of_places[a.queries])
     tolerance = 0.05 if min(dtype.itemsize for dtype in dtypes) < 4 else 1e-3
     for causal in (False, True) if a.causal is None else (a.causal,):
         one = a._replace(scale=scale, causal=causal)
-        ours = jax.jit(lambda *x, one=one: attend(one, x, Blocks(places)))(*arrays)
+        ours = _attended(one, arrays, places)
         if np.allclose(ours, returned, tolerance, tolerance):
             if _has_window(one, function, dict(sizes), arrays, tolerance):
                 break
@@ -382,11 +382,16 @@ def found(
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)  # one program for all functions of such labels
+def _attended(a: Attention, arrays: Sequence[Any], places: Any) -> jax.Array:
+    return attend(a, arrays, Blocks(places))
+
+
 def _has_window(
     a: Attention,
     function: Callable[..., tuple[Any, ...]],
     sizes: dict[str, int],
-    tried: Sequence[jax.Array],
+    tried: Sequence[np.ndarray],
     tolerance: float,
 ) -> bool:
     """Whether the last query misses the first keys, or the first query, unless causal, the last.
@@ -399,18 +404,18 @@ def _has_window(
             continue
         arrays = []
         for names, x in zip(a.operands, tried, strict=True):
-            tried_sizes = dict(zip(names, x.shape, strict=True))
+            tried_sizes: dict[str, int] = dict(zip(names, x.shape, strict=True))
             rest = math.prod(size for n, size in tried_sizes.items() if n not in (many, few))
             places = {many: min(sizes[many], max(1, FAR_ELEMENTS // rest)), few: TRIED}
             shape = [places.get(n, size) for n, size in tried_sizes.items()]
-            arrays.append(jnp.asarray(draw.normal(size=shape), x.dtype))
+            arrays.append(draw.normal(size=shape).astype(x.dtype))
         try:
             returned = np.asarray(function(*arrays)[0], np.float64)
         except Exception:  # whatever a kernel raises for these sizes
             continue
         q, k, v = arrays
-        q = jnp.take(q, jnp.array([end]), a.operands[0].index(a.queries))
-        expected = attend(a._replace(causal=False), [q, k, v], Blocks(jnp.arange(1)))
+        q = np.take(q, [end], a.operands[0].index(a.queries))
+        expected = _attended(a._replace(causal=False), [q, k, v], np.arange(1))
         found_there = np.take(returned, [end], a.result.index(a.queries))
         if not np.allclose(expected, found_there, tolerance, tolerance):
             return True
@@ -418,14 +423,13 @@ def _has_window(
 
 
 def _scale(
-    a: Attention, function: Callable[..., tuple[Any, ...]], arrays: Sequence[jax.Array]
+    a: Attention, function: Callable[..., tuple[Any, ...]], arrays: Sequence[np.ndarray]
 ) -> float:
     """The factor of scores: of two keys one is multiplied with queries, the other gives 0."""
-    q, k, v = (jnp.zeros_like(x) for x in arrays)
-    q = q.at[..., 0].set(1)
-    first = tuple(0 if n in (a.keys, a.width) else slice(None) for n in a.k)
-    k = k.at[first].set(1)
-    v = v.at[tuple(0 if n == a.keys else slice(None) for n in a.operands[2])].set(1)
+    q, k, v = (np.zeros_like(x) for x in arrays)
+    q[..., 0] = 1
+    k[tuple(0 if n in (a.keys, a.width) else slice(None) for n in a.k)] = 1
+    v[tuple(0 if n == a.keys else slice(None) for n in a.operands[2])] = 1
     last = tuple(-1 if n == a.queries else 0 for n in a.result)
     share = float(np.asarray(function(q, k, v)[0], np.float64)[last])
     num_keys = k.shape[a.k.index(a.keys)]

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from experiments import recording
-from experiments.config import EXPERIMENTS, configure
+from experiments.config import EXPERIMENTS, configuration, configure
 from experiments.study import ConfigError, Rows, publish
 from tests.experiments.runs import marked, small_run
 
@@ -29,8 +29,7 @@ def test_a_study_runs_and_prints_what_is_recorded(name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_has_the_size_of_the_paper(name):
-    _, config = configure([f"experiment={name}", "size=paper"])
-    assert config.size == "paper"
+    assert configuration(name, "paper").size == "paper"  # which the records have asked for too
     with pytest.raises(ConfigError, match="unknown size 'huge'; known: ci, paper"):
         configure([f"experiment={name}", "size=huge"])
 

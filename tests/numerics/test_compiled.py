@@ -134,20 +134,44 @@ def test_after_a_call_its_rate_decides_about_larger_ones(monkeypatch):
         made(True)(np.arange(1000))
 
 
-# Calls a kernel twice in a process that imports Numba, where each call takes half the seconds that
-# the argument says, and prints how many versions of it are compiled then.
-SEASON = """
-import sys, time
+# Calls a kernel twice in processes that have imported Numba, one after another, where each call
+# takes a quarter of a second, and prints how many versions of it are compiled at the end of each.
+# After four of them the file of seconds holds nonsense, of which a process makes nothing.
+SEASONS = """
+import os, pathlib, sys, time
 from jaxcoll.numerics import compiled
-import kept
 
 compiled.numba()
 compiled._COMPILE, compiled._PER_INSTRUCTION = 1.0, 0.0
-clock, seconds = [0.0], float(sys.argv[1])
-time.thread_time = lambda: clock.append(clock[-1] + seconds / 2) or clock[-1]
-for _ in range(2):
-    assert kept.one(1) == 2
-print(len(kept.one.signatures))
+
+
+def season():
+    import kept
+
+    clock = [0.0]
+    time.thread_time = lambda: clock.append(clock[-1] + 0.25) or clock[-1]
+    for _ in range(2):
+        assert kept.one(1) == 2
+    print(len(kept.one.signatures), flush=True)
+
+
+def elsewhere():
+    child = os.fork()
+    if not child:
+        try:
+            season()
+        finally:
+            os._exit(sys.exc_info()[0] is not None)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+for _ in range(4):
+    elsewhere()
+(kept,) = pathlib.Path(sys.argv[1]).rglob("*.seconds")
+print(kept.read_text(), flush=True)
+for nonsense in ("", "nan"):
+    kept.write_text(nonsense)
+    elsewhere()
 """
 
 
@@ -160,24 +184,14 @@ def test_seconds_of_python_are_kept_for_later_processes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop(compiled.COMPILED_AT_ONCE, None)
-    found = []
-    for _ in range(4):
-        process = subprocess.run(
-            [sys.executable, "-c", SEASON, "0.5"],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found.append(int(process.stdout))
-    assert found == [0, 0, 1, 1]
-    (kept,) = (tmp_path / "cache").rglob("*.seconds")
-    assert float(kept.read_text()) == 1.0
-    for nonsense in ("", "nan"):
-        kept.write_text(nonsense)
-        assert subprocess.run(
-            [sys.executable, "-c", SEASON, "0.5"], env=environment, check=True, capture_output=True
-        )
+    printed = subprocess.run(
+        [sys.executable, "-c", SEASONS, tmp_path / "cache"],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert printed == ["0", "0", "1", "1", "1.0", "1", "1"]
 
 
 def test_versions_on_disk_of_types_that_have_moved_are_compiled_again(tmp_path, monkeypatch):

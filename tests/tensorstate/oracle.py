@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,14 @@ def jitted(applied: ShardedStep, options: Mapping = QUICK, donate: bool = False)
     )
 
 
+def on_devices(args, applied: ShardedStep):
+    """Arguments laid out as a step takes them.
+
+    From the host: XLA compiles a program for each shape that it cuts on one device.
+    """
+    return jax.device_put(jax.device_get(args), applied.in_shardings)
+
+
 def report_of(
     applied: ShardedStep, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
 ) -> HloComparison:
@@ -63,9 +71,13 @@ def report_of(
 
 
 def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
-    """The graph, run on one device, returns the function's results."""
-    found = jax.jit(interpret(graph), compiler_options=QUICK)(*args)
-    assert_alike(found, jax.jit(function, compiler_options=QUICK)(*args), rtol)
+    """The graph, run on one device, returns the function's results.
+
+    By one program: XLA compiles once what is the same in both.
+    """
+    run = interpret(graph)
+    found, expected = jax.jit(lambda *x: (run(*x), function(*x)), compiler_options=QUICK)(*args)
+    assert_alike(found, expected, rtol)
 
 
 def assert_alike(found, expected, rtol: float = 2e-5) -> None:
@@ -124,30 +136,74 @@ def distinct(graph: Graph) -> list[Operator]:
 
 
 def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=None) -> int:
-    """Sharded by each label, and given partial sums, an operator equals the full operator.
+    """``check_operators`` of one."""
+    return check_operators(graph, [operator], parts, None if operands is None else [operands])
+
+
+def check_operators(
+    graph: Graph, operators: Sequence[Operator], parts: int = 2, operands=None
+) -> int:
+    """Sharded by each label, and given partial sums, operators equal the full operators.
+
+    All of them run in one program: XLA's seconds per program are more than those of the operators.
 
     Args:
-        operands: to run it on; by default small normal floats, which not every primitive takes.
+        operands: for every operator those to run it on; by default small normal floats, which not
+            every primitive takes.
 
     Returns:
         The number of checked strategies.
     """
-    given = [graph.tensors[use.tensor] for use in operator.operands]
-    shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
-    operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
-    labels = [
+    given = [None] * len(operators) if operands is None else operands
+    plans = [
+        _runs(graph, operator, parts, own) for operator, own in zip(operators, given, strict=True)
+    ]
+
+    def run(arrays):
+        pairs = zip(operators, plans, arrays, strict=True)
+        return [
+            [[*run_operator(o, x, shard)] for x, (_, shard) in zip(own, plan, strict=True)]
+            for o, plan, own in pairs
+        ]
+
+    arrays = [[x for x, _ in plan] for plan in plans]
+    found = jax.jit(run, compiler_options=QUICK)(arrays)
+    for operator, results in zip(operators, found, strict=True):
+        try:
+            _compare(operator, [[*map(_plain, one)] for one in results], parts)
+        except AssertionError as error:
+            error.add_note(f"of {operator.primitive} with labels of {operator.sizes}")
+            raise
+    return sum(len(_labels(o, parts)) + len(o.linear) for o in operators)
+
+
+def _labels(operator: Operator, parts: int) -> list[int]:
+    """Those along which an operator can be sharded in so many parts."""
+    return [
         label
         for label, size in enumerate(operator.sizes)
         if label not in operator.need_replication and size % parts == 0
     ]
+
+
+def _runs(graph: Graph, operator: Operator, parts: int, operands=None):
+    """Operands and shards: full, every part along every label, and each of two partial sums."""
+    given = [graph.tensors[use.tensor] for use in operator.operands]
+    shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
+    operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
     full = LocalShard.full(operator.sizes)
     runs = [(operands, full)]
-    for label in labels:
+    for label in _labels(operator, parts):
         runs += _by_label(operator, operands, label, parts)
     for linear in operator.linear:
         runs += [(part, full) for part in _by_sums(operands, linear)]
-    expected, *results = _results(operator, runs)
-    for label in labels:
+    return runs
+
+
+def _compare(operator: Operator, results: list[list[Any]], parts: int) -> None:
+    """The results of all runs against those of the full operator, the first of them."""
+    expected, *results = results
+    for label in _labels(operator, parts):
         found, results = _joined(operator, results[:parts], label), results[parts:]
         for x, y in zip(found, expected, strict=True):
             close(x, y)
@@ -155,21 +211,6 @@ def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=No
         first, second, *results = results
         for x, y, z in zip(first, second, expected, strict=True):
             close(x + y, z, 1e-4)
-    return len(labels) + len(operator.linear)
-
-
-def _results(operator: Operator, runs) -> list[list[Any]]:
-    """The results of all runs, of operands and the shard they belong to, by one program.
-
-    XLA's seconds per program are more than those of the operators in it.
-    """
-
-    def run(given):
-        pairs = zip(given, runs, strict=True)
-        return [[*run_operator(operator, operands, shard)] for operands, (_, shard) in pairs]
-
-    found = jax.jit(run, compiler_options=QUICK)([operands for operands, _ in runs])
-    return [[*map(_plain, results)] for results in found]
 
 
 COMBINE = {"sum": np.sum, "max": np.max, "min": np.min}

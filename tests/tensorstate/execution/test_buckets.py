@@ -22,7 +22,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.report.hlo_check import compare_with_hlo
 from tensorstate.tracing.trace_step import trace
-from tests.tensorstate.oracle import assert_alike
+from tests.tensorstate.oracle import assert_alike, on_devices
 
 MESH = MeshShape.of({"data": 2, "model": 4})
 ALL = P(("data", "model"))
@@ -100,7 +100,7 @@ def test_a_step_with_buckets_is_the_step(how):
         applied = sharded_step.apply(
             problem, plan.decisions, plan.cost, mesh, functools.partial(lax_collectives), timeline
         )
-        placed = jax.device_put(jax.device_get(args), applied.in_shardings)
+        placed = on_devices(args, applied)
         lowered = applied.jit(donate=False).lower(*placed)
         found[name] = len(COLLECTIVES.findall(lowered.as_text()))
         assert_alike(lowered.compile()(*placed), jax.jit(model.step)(*args))
@@ -133,7 +133,7 @@ def test_an_unrolled_scan_is_the_scan_with_the_same_bytes():
     counts = []
     for timeline in (None, plan.timeline):
         applied = sharded_step.apply(*decided, timeline)
-        placed = jax.device_put(jax.device_get(args), applied.in_shardings)
+        placed = on_devices(args, applied)
         compiled = applied.jit(donate=False).lower(*placed).compile()
         counts.append(len(re.findall(r" all-(?:gather|reduce)\(", compiled.as_text())))
         assert compare_with_hlo(compiled, problem.mesh, plan.cost).agrees

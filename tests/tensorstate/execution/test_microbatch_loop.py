@@ -32,7 +32,7 @@ from tests.tensorstate.execution.test_sharded_step import (
     drawn,
     traced,
 )
-from tests.tensorstate.oracle import LEVEL_0, arguments, assert_alike, jitted, report_of
+from tests.tensorstate.oracle import LEVEL_0, arguments, assert_alike, jitted, on_devices, report_of
 from tests.tensorstate.steps import KEY, s
 
 slow = pytest.mark.slow
@@ -175,7 +175,7 @@ def test_microbatched_results_and_maxima_are_returned(seed, num_repeats):
     )
     args = arguments(shapes)
     run = jitted(applied, LEVEL_0)
-    found = jax.device_get(run(*jax.device_put(args, applied.in_shardings)))
+    found = jax.device_get(run(*on_devices(args, applied)))
     assert_alike(found, jax.jit(_step)(*args), 1e-5)
 
 

@@ -28,7 +28,7 @@ from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
-from tests.tensorstate.oracle import QUICK, assert_alike, jitted
+from tests.tensorstate.oracle import QUICK, assert_alike, jitted, on_devices
 
 LINE = {"data": 8}
 PLANE = {"data": 2, "model": 4}
@@ -73,7 +73,7 @@ def check(name: str, applied: ShardedStep, steps: int = 1) -> jax.stages.Compile
     alone = jax.jit(model.step, compiler_options=QUICK)
     params, state, batch = expected = model.init(0)
     for _ in range(steps):
-        params, state, loss = run(*jax.device_put((params, state, batch), applied.in_shardings))
+        params, state, loss = run(*on_devices((params, state, batch), applied))
         expected = alone(expected[0], expected[1], batch)
         assert_alike(jax.device_get((params, state, loss)), expected, 1e-4)
     return run
@@ -219,7 +219,7 @@ def test_recomputed_tensors_are_not_saved():
         )
         compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
-        results.append(compiled(*jax.device_put(model.init(0), applied.in_shardings)))
+        results.append(compiled(*on_devices(model.init(0), applied)))
     assert_alike(results[1], results[0])
     assert temporary[1] < 0.5 * temporary[0]
 
@@ -290,10 +290,10 @@ def test_donated_arrays_that_are_passed_again_are_named():
     plan = search(step, jax.eval_shape(lambda: args), mesh=mesh, network=network, hardware="CPU")
     applied = plan.apply()
     run = applied.jit()
-    params, x = jax.device_put(args, applied.in_shardings)
+    params, x = on_devices(args, applied)
     with pytest.raises(PlanError, match=r"0\['embed'\] and 0\['head'\] are one array.*jnp.copy"):
         run({"embed": params["head"], "head": params["head"]}, x)
-    params, x = jax.device_put(args, applied.in_shardings)
+    params, x = on_devices(args, applied)
     again, _ = run(params, x)
     with pytest.raises(PlanError, match=r"0\['\w+'\] was donated to an earlier call.*donate=False"):
         run(params, x)
@@ -321,7 +321,7 @@ def test_tied_arguments_have_their_own_placements():
         pin={"params/embed": ("model", None), "params/head": (None, "model")},
     )
     for applied in (plan.apply(collectives=lax_collectives), plan.constrain()):
-        placed = jax.device_put(args, applied.in_shardings)
+        placed = on_devices(args, applied)
         specs = [placed[0][name].sharding.spec for name in ("embed", "head")]
         assert specs == [PartitionSpec("model", None), PartitionSpec(None, "model")]
         assert_alike(jax.device_get(jitted(applied)(*placed)), jax.jit(step)(*args), 1e-5)

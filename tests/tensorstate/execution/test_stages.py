@@ -18,7 +18,7 @@ from tensorstate.execution.sharded_step import apply
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.execution.test_sharded_step import check, devices, drawn
 from tests.tensorstate.execution.test_step_loop import KEY, dropped, layers, remat, sgd
-from tests.tensorstate.oracle import QUICK, arguments, assert_alike, jitted
+from tests.tensorstate.oracle import QUICK, arguments, assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s
 
 BF16 = jnp.bfloat16
@@ -136,7 +136,7 @@ def planned(
 def same(name: str, applied: ts.ShardedStep) -> None:
     step, *shapes = ALL[name]
     args, rtol = tuple(arguments(shapes)), 3e-2 if "keys" in name else 1e-4
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    found = jitted(applied)(*on_devices(args, applied))
     assert_alike(jax.device_get(found), jax.jit(step, compiler_options=QUICK)(*args), rtol)
 
 

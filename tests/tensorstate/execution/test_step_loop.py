@@ -25,7 +25,7 @@ from tensorstate.problem.microbatching import split_microbatches
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import CUBE, LINE, PLANE, devices, drawn
-from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted
+from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted, on_devices
 from tests.tensorstate.steps import s
 
 slow = pytest.mark.slow
@@ -197,7 +197,7 @@ def same(name: str, applied: ts.ShardedStep):
     """The compiled step, which has the values of one device."""
     step, *shapes = ALL[name]
     args, rtol = tuple(arguments(shapes)), 3e-2 if name == "dropped" else 1e-4
-    placed = jax.device_put(args, applied.in_shardings)
+    placed = on_devices(args, applied)
     compiled = jitted(applied).lower(*placed).compile()
     assert_alike(jax.device_get(compiled(*placed)), jax.jit(step)(*args), rtol)
     return compiled
@@ -262,7 +262,7 @@ def test_scans_that_are_unrolled_have_the_values_and_bytes_of_the_plan(monkeypat
         problem, plan.decisions, plan.cost, devices(PLANE), ts.lax_collectives, timeline
     )
     args = tuple(arguments(shapes))
-    placed = jax.device_put(args, applied.in_shardings)
+    placed = on_devices(args, applied)
     compiled = jitted(applied).lower(*placed).compile()
     report = compare_with_hlo(compiled, mesh, plan.cost)
     assert report.agrees, str(report)
@@ -337,7 +337,7 @@ def test_runs_of_layers_differ_where_the_limit_falls_between_two_uniform_plans()
     # 0.87 with JAX 0.12, and 0.96 with JAX 0.10, whose derivative of tanh has other operators.
     assert split.result.objective < 0.97 * whole.result.objective
     applied, args = split.apply(devices(LINE), collectives=ts.lax_collectives), arguments(shapes)
-    found = jitted(applied)(*jax.device_put(tuple(args), applied.in_shardings))
+    found = jitted(applied)(*on_devices(tuple(args), applied))
     assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
     report = split.check(mesh=devices(LINE))
     assert report.agrees, str(report)
@@ -376,7 +376,7 @@ def test_bodies_are_recomputed_in_the_loop_that_mirrors_theirs(name, count):
     for decisions in (plan.decisions, recomputing(plan)):
         cost = estimate_cost(plan.problem, decisions)
         applied = apply(plan.problem, decisions, cost, devices(LINE), ts.lax_collectives)
-        found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+        found = jitted(applied)(*on_devices(args, applied))
         assert_alike(jax.device_get(found), jax.jit(step)(*args), 1e-4)
         compiled = applied.jit().lower(*shapes).compile()
         report = compare_with_hlo(compiled, plan.problem.mesh, cost)

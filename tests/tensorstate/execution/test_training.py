@@ -13,7 +13,7 @@ from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
-from tests.tensorstate.oracle import MODELS, QUICK, jitted
+from tests.tensorstate.oracle import MODELS, QUICK, jitted, on_devices
 from tests.tensorstate.solvers import solve_milp
 
 STEPS, CLOSE = 10, 1e-5
@@ -51,7 +51,7 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     params, state, batch = model.init(0)
     wanted, memory = params, state
     for _ in range(STEPS):
-        params, state, loss = run(*jax.device_put((params, state, batch), applied.in_shardings))
+        params, state, loss = run(*on_devices((params, state, batch), applied))
         wanted, memory, expected = alone(wanted, memory, batch)
         assert float(loss) == pytest.approx(float(expected), rel=CLOSE)
     squares = jax.tree.leaves(optax.tree_utils.tree_get(memory, "nu"))

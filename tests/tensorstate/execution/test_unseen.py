@@ -13,7 +13,7 @@ from tensorstate.cost.cost import estimate_cost
 from tensorstate.execution.placement_table import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tests.tensorstate.execution.test_sharded_step import PLANE, devices, drawn
-from tests.tensorstate.oracle import QUICK, assert_alike, jitted
+from tests.tensorstate.oracle import QUICK, assert_alike, jitted, on_devices
 from tests.tensorstate.unseen import UNSEEN
 
 NETWORK = AlphaBetaCosts(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
@@ -52,9 +52,9 @@ def check(name: str, seeds: tuple[int, ...] = (0,)) -> None:
     ]
     for one in applied:
         run = jitted(one)
-        found = run(*jax.device_put(args, one.in_shardings))
+        found = run(*on_devices(args, one))
         recomputed = (found[0], found[1], *args[2:])
-        found = run(*jax.device_put(recomputed, one.in_shardings))
+        found = run(*on_devices(recomputed, one))
         assert_alike(jax.device_get(found), jax.device_get(expected), unseen.rtol)
 
 

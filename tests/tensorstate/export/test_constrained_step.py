@@ -14,7 +14,7 @@ from tensorstate.errors import PlanError
 from tensorstate.export.constrained_step import constrained_step
 from tensorstate.export.explicit_step import explicit_step
 from tests.tensorstate.execution.test_sharded_step import drawn
-from tests.tensorstate.oracle import assert_alike, jitted
+from tests.tensorstate.oracle import assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s
 
 SIZES = {"data": 2, "model": 2}
@@ -52,7 +52,7 @@ def test_drawn_decisions_give_the_values_of_one_device(way):
     decisions = drawn(problem, 0)
     cost = estimate_cost(problem, decisions)
     step = way(problem, decisions, cost, DEVICES)
-    found = jitted(step)(*jax.device_put(values(), step.in_shardings))
+    found = jitted(step)(*on_devices(values(), step))
     assert_alike(jax.device_get(found), jax.device_get(attention(*values())), 1e-4)
 
 

@@ -23,7 +23,7 @@ from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps, loads
 from tensorstate.hardware import CANDIDATES
 from tests.io.mutations import refuses
-from tests.tensorstate.oracle import assert_alike, jitted
+from tests.tensorstate.oracle import assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s
 
 SIZES = {"data": 2, "model": 2}
@@ -249,7 +249,7 @@ def test_devices_are_in_the_order_that_was_priced():
     plan = searched("links")
     assert [device.id for device in plan.make_mesh().devices.flat] == [*ORDER]
     applied = plan.apply(None, lax_collectives)
-    found = jitted(applied)(*jax.device_put(drawn(), applied.in_shardings))
+    found = jitted(applied)(*on_devices(drawn(), applied))
     assert_alike(jax.device_get(found), jax.device_get(step(*drawn())), 1e-5)
     others = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
     with pytest.warns(match="another order than the plan was priced for"):

@@ -20,7 +20,7 @@ import tensorstate as ts
 from tensorstate.errors import PlanError
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import PLANE, devices
-from tests.tensorstate.oracle import arguments, assert_alike, check_operator, jitted
+from tests.tensorstate.oracle import arguments, assert_alike, check_operator, jitted, on_devices
 from tests.tensorstate.steps import I32, s
 
 
@@ -91,7 +91,7 @@ def test_a_declared_attention_trains_on_devices(pin):
     forms = [plan.apply(devices(PLANE), collectives=ts.lax_collectives)]
     forms += [plan.constrain(), plan.explicit()] if "x" in pin else []
     for applied in forms:
-        placed = jax.device_put(args, applied.in_shardings)
+        placed = on_devices(args, applied)
         compiled = jitted(applied).lower(*placed).compile()
         assert_alike(jax.device_get(compiled(*placed)), expected, 1e-4)
         assert compare_with_hlo(compiled, plan.problem.mesh, plan.cost).agrees
@@ -148,7 +148,7 @@ def test_megablox_is_sharded_by_columns_and_by_terms():
     assert plan.specs.arguments[0]["down"] == jax.P(None, "model", None)
     applied = plan.constrain()
     assert plan.check(step=applied).agrees
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    found = jitted(applied)(*on_devices(args, applied))
     assert_alike(
         jax.device_get(found), experts(jax.lax.ragged_dot, args[0], args[1], args[2]), 1e-4
     )

@@ -11,7 +11,7 @@ import pytest
 
 import tensorstate as ts
 from tensorstate.execution.placement_table import lax_collectives
-from tests.tensorstate.oracle import assert_alike, check_operator, jitted
+from tests.tensorstate.oracle import assert_alike, check_operator, jitted, on_devices
 from tests.tensorstate.steps import I32, s
 
 SIZES = {"data": 2, "model": 2}
@@ -73,7 +73,7 @@ def test_plans_give_the_values_of_one_device(name, pin):
     plan = ts.search(function, shapes, mesh=SIZES, network=NETWORK, hardware="CPU", pin=pin)
     assert not plan.graph.replicated
     applied = plan.apply(None, lax_collectives)
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    found = jitted(applied)(*on_devices(args, applied))
     assert_alike(jax.device_get(found), jax.device_get(function(*args)), 1e-4)
 
 

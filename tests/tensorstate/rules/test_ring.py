@@ -17,7 +17,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, divides_evenly
 from tensorstate.rules.ring import Blocks, attend, attention_of, found, gradients
 from tests.tensorstate.execution.test_sharded_step import devices
-from tests.tensorstate.oracle import QUICK, arguments, assert_alike, jitted
+from tests.tensorstate.oracle import QUICK, arguments, assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s
 
 HEADS = "b q h d, b k h d, b k h d -> b q h d"
@@ -133,7 +133,7 @@ def test_a_long_sequence_is_attended_to_around_a_ring():
     args = tuple(arguments(shapes))
     expected = jax.jit(functools.partial(step, attention))(*args)
     for applied in (plan.apply(devices(mesh)), plan.constrain(), plan.explicit()):
-        found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+        found = jitted(applied)(*on_devices(args, applied))
         assert_alike(jax.device_get(found), expected, 1e-5)
     compared = plan.check(step=applied)
     assert compared.agrees
@@ -178,7 +178,7 @@ def test_queries_alone_are_sharded_under_a_causal_mask():
     assert "context parallel on `seq`" in str(plan)
     args = tuple(arguments(shapes))
     applied = plan.apply(devices(mesh))
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    found = jitted(applied)(*on_devices(args, applied))
     assert_alike(jax.device_get(found), jax.jit(functools.partial(step, attention))(*args), 1e-5)
 
 
@@ -187,9 +187,19 @@ def windowed(q, k, v):
 
 
 @pytest.mark.parametrize(
-    ("window", "length"), [((299, 0), 512), ((2000, 0), 4096), ((4096, 300), 512), (None, 4096)]
+    ("window", "length", "causal"),
+    [
+        ((299, 0), 512, False),
+        ((2000, 0), 4096, True),
+        ((4096, 300), 512, False),
+        (None, 4096, True),
+        # Each window and each mask once more, of which the other cells run the code.
+        pytest.param((299, 0), 512, True, marks=pytest.mark.slow),
+        pytest.param((2000, 0), 4096, False, marks=pytest.mark.slow),
+        pytest.param((4096, 300), 512, True, marks=pytest.mark.slow),
+        pytest.param(None, 4096, False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("causal", [False, True])
 def test_windows_wider_than_the_tried_sequence_are_refused(window, length, causal):
     """At the ends of a long sequence, in memory that grows with its length."""
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import tensorstate as ts
 from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import lax_collectives
-from tests.tensorstate.oracle import assert_alike, jitted
+from tests.tensorstate.oracle import assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s
 
 SIZES = {"data": 2, "model": 2}
@@ -97,7 +97,7 @@ def test_values_and_gradients_are_as_asked(write):
     keys = iter(jax.random.split(jax.random.key(0), 3))
     args = jax.tree.map(lambda shape: jax.random.normal(next(keys), shape.shape), ARGS)
     applied = plan.apply(AUTO, lax_collectives)
-    found = jitted(applied)(*jax.device_put(args, applied.in_shardings))
+    found = jitted(applied)(*on_devices(args, applied))
     expected = jax.jit(step(lambda h, k: h, jnp.matmul))(*args)
     assert_alike(jax.device_get(found), jax.device_get(expected), 1e-5)
     assert plan.check().agrees
@@ -195,7 +195,7 @@ def test_every_form_runs_inside_of_any_mesh(form, inside):
     expected = jax.jit(step(lambda h, k: h, jnp.matmul))(*args)
     with jax.set_mesh(inside):
         made = getattr(plan, form)()
-        found = made.jit()(*jax.device_put(args, made.in_shardings))
+        found = made.jit()(*on_devices(args, made))
     assert_alike(jax.device_get(found), jax.device_get(expected), 1e-5)
 
 
