@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from jaxcoll.io.files import write_text
@@ -31,7 +32,7 @@ def _write(path: Path, begun: Connection) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[multiprocessing.process.BaseProcess]:
+def writing(path: Path) -> Iterator[BaseProcess]:
     """A process in the middle of writing a path; killed in the end."""
     FORKS.set_forkserver_preload([__name__])
     receiver, sender = FORKS.Pipe(duplex=False)
