@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
+from jaxcoll.copies import Copies
 from jaxcoll.errors import JaxcollError
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
@@ -24,6 +25,7 @@ from jaxcoll.simulation import Message, simulate, simulate_messages
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
 from tensorstate.measuring import SIZES, measured
@@ -267,6 +269,9 @@ CANDIDATES: tuple[tuple[Synthesizer, int], ...] = (
 class ScheduleCosts(CollectiveCostModel):
     """Costs of simulated schedules, synthesized for all replica groups of an axis at once.
 
+    Where the groups of an axis have networks that are copies of one another, as the rows of a torus
+    (``jaxcoll.copies``), one of them is simulated for all.
+
     Args:
         topology: the network.
         mesh: the device mesh.
@@ -311,12 +316,13 @@ class ScheduleCosts(CollectiveCostModel):
         self.topology = topology.relabel(np.argsort(device_order))
         self.candidates = _checked_candidates(candidates)
         self.seed = checks.seed(seed, PlanError)
+        self.execution = costs_of(execution, PlanError)
+        self._network_of = functools.cache(self._find_network)
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
         self._in_order = functools.cache(self._around_ranks)
         self._groups = functools.cache(self._find_groups)
         self._send = functools.cache(self._simulate_send)
-        self.execution = costs_of(execution, PlanError)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """The devices of every group along an axis."""
@@ -334,27 +340,42 @@ class ScheduleCosts(CollectiveCostModel):
             return 0.0
         return self._send(axis, nbytes, around)
 
-    def _simulate_send(self, axis: int, nbytes: int, around: bool) -> float:
+    def _find_network(self, axis: int) -> tuple[Topology, np.ndarray, Copies | None]:
+        """The network and the groups to simulate for an axis: one group where all are copies."""
         groups = self.mesh.replica_groups((axis,))
+        # On a host whose ranks share its cores every rank is charged for the work of all.
+        shares_a_host = self.execution is not None and self.execution.shared
+        copies = None if shares_a_host else Copies.of(self.topology, groups.tolist())
+        if copies is None:
+            return self.topology, groups, None
+        return copies.one, np.arange(self.mesh.sizes[axis])[None], copies
+
+    def _simulate_send(self, axis: int, nbytes: int, around: bool) -> float:
+        topology, groups, _ = self._network_of(axis)
         last = groups.shape[1] if around else groups.shape[1] - 1
         source = groups[:, :last].ravel()
         target = np.roll(groups, -1, axis=1)[:, :last].ravel()
-        routes = shortest_routes(self.topology, source, target)
+        routes = shortest_routes(topology, source, target)
         messages = [
-            Message((int(first), *self.topology.dst[list(routes.path(edge))].tolist()), nbytes)
+            Message((int(first), *topology.dst[list(routes.path(edge))].tolist()), nbytes)
             for edge, first in enumerate(source)
         ]
-        charge, ranks = 0.0, self.topology.num_ranks
+        charge = 0.0
         if self.execution is not None:
-            together = ranks if self.execution.shared else 1
+            together = topology.num_ranks if self.execution.shared else 1
             charge = together * (self.execution.permute + self.execution.copied * nbytes)
-        return charge + simulate_messages(self.topology, messages).time
+        return charge + simulate_messages(topology, messages).time
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """See ``CollectiveCostModel``."""
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return None
-        return self._fastest(kind, axis, nbytes)[1]
+        schedule, copies = self._fastest(kind, axis, nbytes)[1], self._network_of(axis)[2]
+        if schedule is None or copies is None:
+            return schedule
+        whole = copies.on_all(schedule)
+        verify(whole)
+        return whole
 
     def link_groups(self) -> tuple[int, ...]:
         """See ``CollectiveCostModel``."""
@@ -375,7 +396,9 @@ class ScheduleCosts(CollectiveCostModel):
         schedule = self._in_order("all_reduce", axis) if schedule is None else schedule
         ptr, links = schedule.edges.path_ptr, schedule.edges.path_link
         used = np.unique(schedule.edge).tolist()
-        return frozenset(link for e in used for link in links[ptr[e] : ptr[e + 1]].tolist())
+        found = frozenset(link for e in used for link in links[ptr[e] : ptr[e + 1]].tolist())
+        copies = self._network_of(axis)[2]
+        return found if copies is None else frozenset(copies.links[:, [*found]].ravel().tolist())
 
     def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule | None]:
         schedules = self._schedules(kind, axis)
@@ -384,7 +407,7 @@ class ScheduleCosts(CollectiveCostModel):
         ]
         best = int(np.argmin(times))
         if self.execution is not None:
-            ranks = self.topology.num_ranks
+            ranks = self._network_of(axis)[0].num_ranks
             charge = self.execution.native_seconds(kind, nbytes, ranks)
             if charge is not None:
                 native = charge + simulate(self._in_order(kind, axis), nbytes).time
@@ -394,17 +417,21 @@ class ScheduleCosts(CollectiveCostModel):
 
     def _around_ranks(self, kind: str, axis: int) -> Schedule:
         """The links that ``jax.lax`` is taken to use: those of a ring of the ranks in order."""
-        collective = Collective(kind, self.topology.num_ranks, 1, self.groups(axis))  # type: ignore[arg-type]
         ring = Ring(bidirectional=False, order="ranks")
-        maker = Direct() if kind == "all_to_all" else ring
-        return synthesize(self.topology, collective, maker, seed=self.seed)
+        return self._made(kind, axis, Direct() if kind == "all_to_all" else ring, 1)
+
+    def _made(self, kind: str, axis: int, synthesizer: Synthesizer, chunks: int) -> Schedule:
+        topology, groups, _ = self._network_of(axis)
+        collective = Collective(
+            kind, topology.num_ranks, chunks, tuple(map(tuple, groups.tolist()))
+        )
+        return synthesize(topology, collective, synthesizer, seed=self.seed)
 
     def _synthesize(self, kind: str, axis: int) -> tuple[Schedule, ...]:
         schedules, reasons = [], []
         for synthesizer, chunks in self.candidates:
             try:
-                collective = Collective(kind, self.topology.num_ranks, chunks, self.groups(axis))  # type: ignore[arg-type]
-                schedules.append(synthesize(self.topology, collective, synthesizer, seed=self.seed))
+                schedules.append(self._made(kind, axis, synthesizer, chunks))
             except JaxcollError as error:
                 reasons.append(f"{synthesizer.name}: {error}")
         if not schedules:

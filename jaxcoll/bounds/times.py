@@ -32,6 +32,7 @@ from jaxcoll.bounds.cuts import (
 from jaxcoll.bounds.distances import transport_bound
 from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
+from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork
@@ -209,7 +210,8 @@ def _bound(
         return found
     if report is not None:
         report(Progress(0, None, "exact bounds", bound=found.time))
-    what, size = as_collective(topology, collective), float(as_size(nbytes))
+    topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
+    size = float(as_size(nbytes))
     if what.kind == "all_reduce":
         others = _exact_of_sums(topology, what, size)
     elif what.is_reducing:
@@ -262,16 +264,32 @@ def lower_bounds(
     - *meeting*: the contributions of an all_reduce, which leave their ranks before the sum is
       complete somewhere and copied to all.
     """
-    what, size = as_collective(topology, collective), as_size(nbytes)
-    latencies = Latencies(topology)
-    if what.kind == "all_reduce":
-        return _bounds_of_sums(latencies, what, float(size))
-    is_backwards = what.is_reducing
+    what, size = as_collective(topology, collective), float(as_size(nbytes))
+    topology, what, is_one = _of_one_group(topology, what)
+    latencies, is_backwards = Latencies(topology), what.is_reducing and what.kind != "all_reduce"
     # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
     # bounds are those, with ingress and egress exchanged.
-    if is_backwards:
-        latencies, what = latencies.transpose(), what.dual()
-    return _bounds_of_copies(latencies, what, float(size), is_backwards)
+    if what.kind == "all_reduce":
+        found = _bounds_of_sums(latencies, what, size)
+    elif is_backwards:
+        found = _bounds_of_copies(latencies.transpose(), what.dual(), size, is_backwards)
+    else:
+        found = _bounds_of_copies(latencies, what, size, is_backwards)
+    if not is_one:
+        return found
+    return tuple(
+        dataclasses.replace(b, reason=f"{b.reason}, as numbered in its group") for b in found
+    )
+
+
+def _of_one_group(topology: Topology, what: Collective) -> tuple[Topology, Collective, bool]:
+    """A collective of groups on copies of a network as that of one group, and whether it is one.
+
+    Bounds here hold for data that are split and coded at will, so one group's hold for all
+    (``jaxcoll.copies``); those of the whole network would give each group the links of the others.
+    """
+    copies = Copies.of(topology, what.groups)
+    return (topology, what, False) if copies is None else (copies.one, copies.part(what), True)
 
 
 def _bounds_of_copies(

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
+from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
@@ -197,6 +198,14 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
+        execution, groups = costs_of(problem.execution), problem.collective.groups
+        # On a host whose ranks share its cores every rank is charged for the work of all.
+        shares_a_host = execution is not None and execution.shared
+        copies = None if shares_a_host else Copies.of(problem.topology, groups)
+        if copies is not None:
+            part = copies.part(problem.collective)
+            one = dataclasses.replace(problem, topology=copies.one, collective=part)
+            return copies.on_all(self.answer(one, report))
         # A race and no list: trying every candidate with every number of chunks takes long, and
         # most of it goes into what a bound or a cheap neighbour rules out.
         race = _Race(self, problem, report)

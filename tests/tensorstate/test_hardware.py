@@ -12,6 +12,7 @@ import pytest
 from jaxcoll import topologies
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
+from jaxcoll.synth import Direct, Ring, Tacos
 from jaxcoll.verifier import verify
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
@@ -22,6 +23,7 @@ from tensorstate.tracing.trace_step import trace
 CPU = cast(ExecutionCosts, costs_of("cpu"))
 MESH = MeshShape.of({"data": 2, "model": 4})
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+FEW = ((Tacos(), 1), (Ring(), 2), (Direct(), 1))
 
 
 def test_alpha_beta_is_the_ring():
@@ -43,6 +45,21 @@ def test_costs_of_schedules_are_simulated_times(kind, axis):
         verify(schedule)
         assert schedule.collective.groups == network.groups(axis)
         assert network.collective_seconds(kind, axis, nbytes) == simulate(schedule, nbytes).time > 0
+
+
+def test_rows_of_a_large_torus_cost_what_one_ring_does():
+    """No price is of 1,024 ranks, whose all_to_all alone takes TACOS a minute."""
+    sizes = {"data": 32, "model": 32}
+    torus = ScheduleCosts(topologies.torus(32, 32), MeshShape.of(sizes), candidates=FEW)
+    ring = ScheduleCosts(topologies.ring(32), MeshShape.of({"model": 32}), candidates=FEW)
+    for kind in KINDS:
+        price = ring.collective_seconds(kind, 0, 1 << 20)
+        assert [torus.collective_seconds(kind, axis, 1 << 20) for axis in (0, 1)] == [price, price]
+    assert torus.send_seconds(0, 1 << 20) == ring.send_seconds(0, 1 << 20)
+    assert torus.link_groups() == (0, 1)
+    schedule = torus.schedule("all_gather", 1, 1 << 20)
+    assert schedule is not None
+    assert schedule.collective.groups == torus.groups(1)
 
 
 def test_the_device_order_determines_the_links_of_an_axis():
