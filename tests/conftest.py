@@ -22,6 +22,12 @@ from hypothesis import HealthCheck, settings
 from tests.execute.meshes.xla_flags import cpu_devices
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Else JAX compares the file of each frame of an exception with its own folders: where refusals are
+# tested, that took more than the refusals.
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
+# NumPy reads it when it is first imported. Its matrices are small here, and threads that wait for
+# another's share of one take as many CPU seconds as the work: the online tuner's leader alone half.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Processes that tests start import the studies too, which no wheel installs.
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])

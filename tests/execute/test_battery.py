@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -136,8 +137,17 @@ def test_as_lax_at_length(case):
     check(case)
 
 
-@pytest.mark.parametrize("schedule", [None, "bucket", "forestcoll", "tacos"])
-@pytest.mark.parametrize("lowering", ["ssa", "scan"])
+# Every schedule by one lowering; by the other where it is slow.
+IN_64_BITS = {(None, "ssa"), ("bucket", "scan"), ("forestcoll", "ssa"), ("tacos", "scan")}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lowering"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in IN_64_BITS))
+        for case in itertools.product([None, "bucket", "forestcoll", "tacos"], ["ssa", "scan"])
+    ],
+)
 def test_in_64_bits(schedule, lowering):
     def both(v):
         ours = {"schedule": schedule, "lowering": lowering}

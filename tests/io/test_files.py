@@ -13,31 +13,19 @@ import pytest
 
 from jaxcoll import compact
 from jaxcoll.io.files import read_text, write_bytes, write_text
-from tests.elsewhere import writing_elsewhere
-
-# Contents that tell whether all of one was written.
-WRITING = """
-import sys
-from jaxcoll.io.files import write_text
-print("writing", flush=True)
-for i in range(10**9):
-    write_text(sys.argv[1], f"{i:09}" * 100_000)
-"""
-
-
-def is_whole(text: str) -> bool:
-    return len(text) == 900_000 and text == text[:9] * 100_000
+from tests.io.writer import content, is_whole, writing
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path, seed):
     path = tmp_path / "x"
-    write_text(path, "000000000" * 100_000)
+    write_text(path, content(0))
     for _ in range(2):
-        with writing_elsewhere(WRITING, path) as child:
+        with writing(path) as child:
             time.sleep(random.Random(seed).uniform(0, 0.05))
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+            child.kill()
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
         assert is_whole(read_text(path))
     write_text(path, "after")
     assert os.listdir(tmp_path) == ["x"]
@@ -57,9 +45,9 @@ def test_drafts_of_the_living_and_of_other_files_stay(tmp_path):
 
 def test_several_writers_of_one_file(tmp_path):
     path = tmp_path / "x"
-    with writing_elsewhere(WRITING, path), writing_elsewhere(WRITING, path):
+    with writing(path), writing(path):
         for _ in range(20):
-            write_text(path, "000000001" * 100_000)
+            write_text(path, content(1))
             assert is_whole(read_text(path))
 
 

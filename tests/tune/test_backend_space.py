@@ -114,7 +114,12 @@ def test_every_algorithm_equals_lax(collective):
     for subspace in space.subspaces:
         if subspace.implementation["lowering"] == "scan" and drawn.random() < 0.7:
             continue  # the lowerings are tested by themselves
-        valid = [c for c in subspace.configs() if c in space and int(c.get("chunks", 1)) <= 4]
+        # Parts of a cut collective are as many programs in one: at most four in all compile fast.
+        valid = [
+            c
+            for c in subspace.configs()
+            if c in space and int(c.get("chunks", 1)) * int(c["parts"]) <= 4
+        ]
         trial.check(trial.compile(valid[drawn.integers(len(valid))]))
 
 

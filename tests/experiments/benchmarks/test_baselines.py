@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from experiments.benchmarks import default
@@ -61,7 +59,12 @@ SMALL = (topologies.torus(4, 4), topologies.mesh(3, 4))
 @pytest.mark.parametrize(
     ("network", "model"),
     [
-        *itertools.product(SMALL, MODELS),
+        *zip(SMALL, MODELS, strict=True),
+        # The other model on each of the two.
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in zip(SMALL, MODELS[::-1], strict=True)
+        ),
         *(
             pytest.param(make(), "astra", marks=pytest.mark.slow)
             for make in default.TABLE_IV.values()

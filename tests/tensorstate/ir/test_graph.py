@@ -123,7 +123,9 @@ def test_nodes_of_a_class_are_identical(name):
         assert len(looks) == 1
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt_scan", "llama", "moe", "vit"])
+@pytest.mark.parametrize(
+    "name", ["gpt", "gpt_scan", "llama", "moe", pytest.param("vit", marks=pytest.mark.slow)]
+)
 def test_layers_are_of_the_same_classes(name):
     """Every further layer adds the same number of nodes, and no classes."""
     graphs = [
