@@ -286,7 +286,8 @@ class Formulation:
         self.program = LinearProgram()
         self.choices = StrategyVariables(self.program, problem, candidates, options.recompute)
         limited = options.memory_limit is not None
-        self.resharding = ReshardConstraints(self.choices, limited, prune_placements)
+        split = options.objective == "sum" and not limited
+        self.resharding = ReshardConstraints(self.choices, limited, prune_placements, split)
         self.memory_constraints = (
             None
             if options.memory_limit is None
@@ -332,7 +333,7 @@ class Formulation:
 
         Where collectives cost little most is decided at once, and little changes with the real.
         """
-        if self.is_of_memory or self.objective != "sum":
+        if self.is_of_memory or self.objective != "sum" or self.resharding.split:
             return None
         variables, seconds = np.array(self.resharding.communication).reshape(-1, 2).T
         less = (1 - EASIER_SHARE) * MICROSECONDS * seconds
@@ -354,6 +355,8 @@ class Formulation:
         if objective == "sum":
             for variable, seconds in (*compute, *communication):
                 self.program.add_cost(variable, MICROSECONDS * seconds)
+            for seconds, flows in self.resharding.shared:
+                self.program.add_shared_costs(MICROSECONDS * seconds, flows)
             return
         upper = math.fsum(MICROSECONDS * s for _, s in (*compute, *communication))
         larger = self.program.add_variable(cost=1.0, implied_upper=upper)

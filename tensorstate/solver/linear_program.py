@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import highspy
@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from jaxcoll import progress as progress_of_calls
 from jaxcoll.numerics import highs
 from jaxcoll.progress import Report
+from tensorstate.solver.shared_costs import SharedCosts, most_lacking
 
 # Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
@@ -38,6 +39,9 @@ MICROSECOND = 1e-6
 # are exceeded together. A row counts as exceeded from the tolerance of HiGHS on.
 ROWS_PER_SOLUTION, NEIGHBOURS = 3, 3
 TOLERANCE = 1e-6
+
+# Of an objective: what splits of shared costs lack less than this, they do not lack.
+EXACT = 1e-9
 
 # So few rows are never lazy: a second branch and bound takes longer than they do in the first.
 FEW_ROWS = 20
@@ -83,15 +87,20 @@ class LinearProgram:
     Attributes:
         easier: other costs, for which a relaxation is solved first, if any: where these leave few
             good solutions, its basis is near, and found in a fraction of the time.
+        accepts: whether a relaxed solution will do though shared costs are still split.
+        allowed: what these may lack at the end of a relaxation, relative to the objective.
     """
 
     def __init__(self) -> None:
         self.easier: np.ndarray | None = None
+        self.accepts: Callable[[Solution], bool] = lambda _: False
+        self.allowed = 0.0
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
         self._implied_upper = array("d")
         self._integer = array("b")
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
+        self._shared: list[SharedCosts] = []
         self._lazy: Any = csr_matrix((0, 0))
         self._is_lazy = np.zeros(0, bool)
 
@@ -137,6 +146,32 @@ class LinearProgram:
         """Add to a variable's cost."""
         self._costs[variable] += cost
 
+    def add_shared_costs(self, costs: np.ndarray, flows: np.ndarray) -> None:
+        """Costs per unit of the largest of some variables, which have no other costs.
+
+        In relaxations they are split among the variables at first (see ``shared_costs``).
+
+        Args:
+            costs: of shape (steps,).
+            flows: the variables, of shape (steps, flows).
+        """
+        self._shared.append(SharedCosts(costs, flows))
+        for cost, variables in zip((costs / flows.shape[1]).tolist(), flows.tolist(), strict=True):
+            for variable in variables:
+                self._costs[variable] = cost
+
+    def _share(self, numbers: Iterable[int]) -> None:
+        """Let the largest of some flows cost what was split among them."""
+        chosen = set(numbers)
+        for number in chosen:
+            costs, flows = self._shared[number]
+            for cost, variables in zip(costs.tolist(), flows.tolist(), strict=True):
+                largest = self.add_variable(cost, implied_upper=1.0)
+                for variable in variables:
+                    self._costs[variable] = 0.0
+                    self.add_constraint([(largest, 1.0), (variable, -1.0)], 0.0, np.inf)
+        self._shared = [each for k, each in enumerate(self._shared) if k not in chosen]
+
     @property
     def costs(self) -> np.ndarray:
         """The costs of all variables so far."""
@@ -150,6 +185,7 @@ class LinearProgram:
 
     def clear_objective(self) -> None:
         """Set all costs to 0."""
+        self._shared = []
         self._costs = array("d", bytes(8 * len(self._costs)))
 
     def add_constraint(self, terms: Terms, low: float, high: float) -> None:
@@ -191,6 +227,13 @@ class LinearProgram:
             if all(abs(int(row) - other) > NEIGHBOURS for other in chosen):
                 chosen.append(int(row))
         self._add_rows(chosen)
+        return len(chosen)
+
+    def _add_lacking(self, solution: Solution) -> int:
+        """Share the costs that lack most, and return how many."""
+        scale = abs(solution.objective)
+        chosen = most_lacking(self._shared, solution.values, self.allowed * scale, EXACT * scale)
+        self._share(chosen)
         return len(chosen)
 
     def add_largest_lazy(self, count: int) -> None:
@@ -236,21 +279,33 @@ class LinearProgram:
         if iterations is not None:
             options["simplex_iteration_limit"] = iterations
         until = time.perf_counter() + time_limit
+        if not relax:
+            self._share(range(len(self._shared)))
         if self._is_lazy.any():
-            relaxed = self._solve_lazily(True, options, until, None)
+            relaxed = self._solve_lazily(True, options, until)
             if relax or relaxed.status != "optimal":
                 no_plan = Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
                 return relaxed if relax else no_plan
         return self._solve_lazily(relax, options, until, progress)
+
+    def _start_from(self, solver: highspy.Highs, basis: highspy.HighsBasis) -> None:
+        """Start from a basis to which variables and rows were added."""
+        status = highspy.HighsBasisStatus
+        columns, rows = list(basis.col_status), list(basis.row_status)
+        basis.col_status = columns + [status.kLower] * (self.num_variables - len(columns))
+        basis.row_status = rows + [status.kBasic] * (self.num_rows - len(rows))
+        solver.setBasis(basis)
 
     def _solve_lazily(
         self,
         relax: bool,
         options: dict[str, float | str | bool],
         until: float,
-        progress: Progress | None,
+        progress: Progress | None = None,
     ) -> Solution:
         """Solve with ever more lazy rows, until none of the others is exceeded.
+
+        And with ever more shared costs, until no others are split wrongly. Bounds rise.
 
         Where time runs out, the values are those of the last program that was solved: they exceed
         some rows, and their shares still say which strategies are likely.
@@ -262,11 +317,7 @@ class LinearProgram:
                 options = {**options, "time_limit": left}
             solver = highs.solver_for(self._model(relax), options)
             if basis is not None:
-                added = self.num_rows - len(basis.row_status)
-                basis.row_status = [
-                    *basis.row_status, *[highspy.HighsBasisStatus.kBasic] * added
-                ]  # fmt: skip
-                solver.setBasis(basis)
+                self._start_from(solver, basis)
             elif relax and self.easier is not None:
                 bound = max(bound, self._start_from_easier(solver, self.easier, left))
             solution = self._run(solver, relax, left, progress)
@@ -278,7 +329,9 @@ class LinearProgram:
             if not len(solution.values):
                 is_late = solution.status == "limit"
                 return dataclasses.replace(solution, values=values) if is_late else solution
-            if not self._add_exceeded(solution.values):
+            if not self._add_exceeded(solution.values) and (
+                not relax or self.accepts(solution) or not self._add_lacking(solution)
+            ):
                 return solution
             if time.perf_counter() > until:
                 return dataclasses.replace(solution, status="limit")
@@ -342,6 +395,7 @@ class LinearProgram:
             threads: of the solver.
         """
         until = time.perf_counter() + time_limit
+        self._share(range(len(self._shared)))  # from no basis several solves take longer than one
         while True:
             left = remaining_time(until)
             solution = self._solve_ipm(left, tolerance, threads)

@@ -170,15 +170,20 @@ class ReshardConstraints:
         limited: whether there is a memory limit; then steps without seconds need variables too,
             and shares stand for whole tensors.
         prune_placements: see ``Formulation``.
+        split: whether the program may split the seconds of a shared step; not with a limit.
 
     Attributes:
         communication: seconds of communication, for all of each variable.
+        shared: seconds of steps, and the flows of which the largest takes them, by route.
     """
 
-    def __init__(self, choices: StrategyVariables, limited: bool, prune_placements: bool):
+    def __init__(
+        self, choices: StrategyVariables, limited: bool, prune_placements: bool, split: bool
+    ):
         self.choices, self.problem, self.program = choices, choices.problem, choices.program
-        self.limited, self.prune_placements = limited, prune_placements
+        self.limited, self.prune_placements, self.split = limited, prune_placements, split
         self.communication: list[tuple[int, float]] = []
+        self.shared: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add_group(self, number: int) -> GroupVariables:
         """Add all passes of a tensor group."""
@@ -296,8 +301,9 @@ class _GroupConstraints:
 
             used[f, p, m] >= flow[f, p, d, m]
 
-        A single flow needs no second variable. Steps without seconds need not be shared, unless
-        their copies take memory.
+        Where seconds may be split the program adds this itself, and ``used`` is empty. A single
+        flow needs no second variable. Steps without seconds need not be shared, unless their copies
+        take memory.
 
         Args:
             num_repeats: executions of the pass per training step.
@@ -305,15 +311,15 @@ class _GroupConstraints:
         Returns:
             used[f, p, m], and flow[f, p, d, m] of every sink d.
         """
-        shared = len(starts) > 1
+        shared, weight = len(starts) > 1, num_repeats * self.group.multiplicity
+        is_split = shared and self.owner.split
         used: dict[ReshardStep, int] = {}
         flows: list[UsedSteps] = []
-        for step, seconds in self.arcs:
+        for step, seconds in () if is_split else self.arcs:
             if starts and (seconds or not shared or self.limited):
                 used[step] = self.program.add_fraction()
                 if seconds:
-                    weight = num_repeats * self.group.multiplicity * seconds
-                    self.owner.communication.append((used[step], weight))
+                    self.owner.communication.append((used[step], weight * seconds))
         for start, sink in zip(starts, sinks, strict=True):
             flow = used
             if shared:
@@ -322,6 +328,10 @@ class _GroupConstraints:
                     self.program.add_constraint([(variable, 1.0), (flow[step], -1.0)], 0.0, np.inf)
             self._conserve_flow(flow, start, sink)
             flows.append(flow)
+        paid = [(step, weight * seconds) for step, seconds in self.arcs if seconds]
+        if is_split and paid:
+            together = np.array([[flow[step] for flow in flows] for step, _ in paid])
+            self.owner.shared.append((np.array([seconds for _, seconds in paid]), together))
         return used, flows
 
     def _conserve_flow(self, flow: UsedSteps, start: ByPlacements, sink: ByPlacements) -> None:

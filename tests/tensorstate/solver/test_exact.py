@@ -46,6 +46,23 @@ def test_no_strategies_are_better(data, objective):
     _check(problem, found, objective, least)
 
 
+@given(st.data())
+@settings(max_examples=15)
+def test_no_strategies_are_better_in_a_large_program(data):
+    """Its relaxation splits the costs of shared steps first."""
+    problem = data.draw(problems())
+    candidates = data.draw(some_strategies(problem, 50_000))
+    least = Every(problem, candidates).best("sum")[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
+        found = solve_milp(problem, candidates, gap=GAP)
+        patched.setattr(exact, "SPLIT_MIN_VARS", 0)
+        near = solve_milp(problem, candidates, gap=0.2)
+    _check(problem, found, "sum", least)
+    assert near.bound <= least * (1 + 1e-6)
+    assert near.objective <= least / (1 - 0.2)
+
+
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=20)
 def test_no_recomputation_is_better(data, objective):

@@ -218,3 +218,52 @@ def test_what_no_basis_decides_is_solved_without(monkeypatch):
     program.add_variable(cost=-1.0, low=0.5, high=1.0)
     program.set_lazy(csr_matrix(np.ones((FEW_ROWS + 1, 1))))
     assert program.solve(relax=True).status == "infeasible"
+
+
+def sharing(seed: int, *, split: bool) -> LinearProgram:
+    """Demands met by steps, each taken by three flows of which the largest is paid for."""
+    rng = np.random.default_rng(seed)
+    program = LinearProgram()
+    for _ in range(4):
+        costs = rng.integers(1, 9, 5).astype(float)
+        flows = np.array([[program.add_fraction() for _ in range(3)] for _ in costs])
+        own = [program.add_variable(cost=float(rng.integers(1, 6)), high=1.0) for _ in range(3)]
+        for each, column in zip(own, flows.T.tolist(), strict=True):
+            part = [column[k] for k in rng.choice(len(costs), 2, replace=False)]
+            program.add_constraint([(v, 1.0) for v in (*part, each)], 1.0, math.inf)
+        if split:
+            program.add_shared_costs(costs, flows)
+            continue
+        for cost, variables in zip(costs.tolist(), flows.tolist(), strict=True):
+            largest = program.add_variable(cost=cost, implied_upper=1.0)
+            for variable in variables:
+                program.add_constraint([(largest, 1.0), (variable, -1.0)], 0.0, math.inf)
+    return program
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_costs_that_are_split_first_are_shared_in_the_end(seed):
+    """Whole solutions and relaxations are those of the program with all of its rows."""
+    best = sharing(seed, split=False).solve(relax=True).objective
+    program = sharing(seed, split=True)
+    relaxed = program.solve(relax=True)
+    assert relaxed.status == "optimal"
+    assert relaxed.objective == pytest.approx(best, rel=1e-9)
+    assert relaxed.bound == pytest.approx(best, rel=1e-9)
+    assert sharing(seed, split=True).solve().objective == pytest.approx(best, rel=1e-9)
+    interior = sharing(seed, split=True).solve_ipm_relaxation(tolerance=1e-6)
+    assert interior.bound == pytest.approx(best, rel=1e-3)
+
+
+def test_split_costs_are_a_bound_and_lack_no_more_than_is_allowed():
+    best = sharing(0, split=False).solve(relax=True).objective
+    program = sharing(0, split=True)
+    program.accepts = lambda _: True
+    split = program.solve(relax=True)
+    assert split.bound < 0.99 * best  # else the costs need not be shared
+    for allowed in (0.1, 0.01):
+        program = sharing(0, split=True)
+        program.allowed = allowed
+        found = program.solve(relax=True)
+        assert split.bound - 1e-9 <= found.bound <= best + 1e-9
+        assert found.bound >= best / (1 + allowed)
