@@ -2,8 +2,8 @@
 
 The device is measured (``Hardware.measure``), every step is planned with its rates, once freely and
 once with recomputation in a part of the memory that the free plan takes, and both plans are
-compiled and run. A row for every plan, as soon as it is there; ``--page`` writes the rows of the
-file to ``docs/tensorstate.md``.
+compiled and run. Every plan's row is printed as soon as it is measured; ``--page`` writes the rows
+of the file to ``docs/tensorstate.md``.
 """
 
 from __future__ import annotations
