@@ -269,6 +269,13 @@ def write() -> list[str]:
     return found
 
 
+def write_block(page: Path, name: str, content: str) -> None:
+    """Replaces what stands on a page between ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    write_text(page, before + begin + content + end + rest.partition(end)[2])
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; floats with one digit behind the point, nothing for None."""
     lines = [header, ["---"] * len(header), *rows]

@@ -47,8 +47,8 @@ _TIMES = (16, 8, 4, 1, 1)
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
 _LONG_ENOUGH = 5e-3
 _SMALLEST_SIDE, _LARGEST_SIDE = 128, 1 << 14
-# Bytes of the vector, and the most of a device's memory. An H200 adds to 256 MiB in 0.1 ms, about
-# what a program takes to start: its bandwidth came out as 0.9 or 4.1 TB/s. 8 GiB take 4 ms.
+# Bytes of the vector, and the most of a device's memory. An H200 adds to 256 MiB in 0.1 ms, no
+# longer than a program takes to start: its bandwidth came out as 0.9 or 4.1 TB/s. 8 GiB take 4 ms.
 _SHORTEST, _LONGEST, _MOST_OF_MEMORY = 1 << 18, 1 << 33, 8
 _MOST_ON_HOST = 1 << 25  # elements of an operand that is made there
 _MOST_BYTES = 1 << 20  # of a file

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.models import Model, load_model
-from experiments.recording import table
+from experiments.recording import table, write_block
 from experiments.study import printed
 from experiments.timing import compare, earlier, report, write
-from jaxcoll.io.files import write_text
 from tensorstate import Hardware, Plan, PlanError, search, trace
 
 _GPT = {"layers": 12, "width": 1024, "heads": 16, "hidden": 4096, "vocabulary": 32000}
@@ -52,7 +51,6 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 LIMITS = (0.6, 0.85)
 CALLS = 7
 PAGE = Path(__file__).parents[2] / "docs" / "tensorstate.md"
-BEGIN, END = "<!-- one device -->\n", "<!-- end of one device -->"
 
 Row = dict[str, Any]
 
@@ -65,9 +63,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--page", action="store_true", help="write the rows there are to the page")
     options = parser.parse_args(argv)
     if options.page:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        made = page_table(earlier("one_device"))
-        write_text(PAGE, before + BEGIN + made + END + rest.partition(END)[2])
+        write_block(PAGE, "one device", page_table(earlier("one_device")))
         return
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     hardware = Hardware.measure(mesh, progress=True)
@@ -109,14 +105,11 @@ def _row(
     arguments: Any,
     others: Mapping[str, Any],
 ) -> Row:
-    applied = plan.apply(mesh)
-    check = applied.jit().lower(*_abstract(arguments, applied.in_shardings)).compile()
-    sizes = check.memory_analysis()
-    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    applied, check = plan.apply(mesh), plan.check(mesh=mesh)
     run, put = applied.jit(donate=False), jax.device_put(arguments, applied.in_shardings)
     taken = compare({**others, "planned": lambda: run(*put)}, CALLS)
     predicted, step = plan.timeline.seconds, taken["planned"].median
-    memory, compiled = plan.cost.memory.peak, held + sizes.temp_size_in_bytes
+    memory, compiled = plan.cost.memory.peak, check.compiled_inputs + check.compiled_temporaries
     return {
         "model": name,
         "memory limit": limit,
@@ -131,13 +124,6 @@ def _row(
     }
 
 
-def _abstract(arguments: Any, shardings: Any) -> Any:
-    def of(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(of, arguments, shardings)
-
-
 def _drawn(leaf: Any) -> Any:
     """Small numbers for a float, zeros for an integer: token 0 is a token of any vocabulary."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -150,7 +136,7 @@ def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = ["predicted ms", "planned ms", "user's ms", "predicted GB", "compiled GB"]
     lines = [
         [row["model"], row["memory limit"]]
-        + ["" if row[each] is None else f"{row[each]:.1f}" for each in columns]
+        + [row[each] for each in columns]
         + [f"{row['time']:.2f}", f"{row['memory']:.2f}"]
         for row in rows
     ]

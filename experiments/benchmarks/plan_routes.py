@@ -20,11 +20,10 @@ from flax import nnx
 
 from experiments.models import load_model
 from experiments.models.scripts import SCRIPTS, Script
-from experiments.recording import table
+from experiments.recording import table, write_block
 from experiments.study import printed
 from experiments.timing import earlier, report, write
 from jaxcoll import topologies
-from jaxcoll.io.files import write_text
 from tensorstate import (
     Auto,
     Graph,
@@ -47,7 +46,6 @@ ALPHA = 1e-9
 # Compiles in half the time; collectives and buffers are the same.
 FAST = {"xla_backend_optimization_level": 0}
 PAGE = Path(__file__).parents[2] / "docs" / "tensorstate.md"
-BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->"
 
 Row = Mapping[str, Any]
 
@@ -67,10 +65,7 @@ def main(argv: Sequence[str]) -> None:
     }
     order = [(model, mesh) for model in every for mesh in MESHES]
     if options.page:
-        text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        made = page_table([found[key] for key in order if key in found])
-        write_text(PAGE, before + BEGIN + made + END + rest.partition(END)[2])
+        write_block(PAGE, "routes", page_table([found[key] for key in order if key in found]))
         return
     done = {} if options.again else {key: row for key, row in found.items() if not row["error"]}
     for row in printed(_measured(options.models, options.meshes, done)):

@@ -66,7 +66,7 @@ def test_rows_measured_one_by_one_are_one_table(tmp_path, monkeypatch):
     """A run measures what is missing or failed, or is asked for again, and keeps the others."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan_routes, "PAGE", tmp_path / "page.md")
-    plan_routes.PAGE.write_text(f"before\n{plan_routes.BEGIN}old\n{plan_routes.END}after\n")
+    plan_routes.PAGE.write_text("before\n<!-- routes -->\nold\n<!-- end of routes -->after\n")
     figures = {f"{f} {w}": 1.0 for f in ("differs", "bytes", "time", "memory") for w in "abc"}
     measured: list[int] = []
 
