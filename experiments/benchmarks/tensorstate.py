@@ -307,7 +307,8 @@ def _three_axes(_layers: int | None) -> Iterator[Row]:
     asked = {"mesh": sizes, "network": costs, "hardware": "CPU"}
     free = search(graph, memory_limit=math.inf, **asked)
     limit = 0.6 * free.cost.memory.peak
-    yield _row(lambda: search(graph, memory_limit=limit, recompute=True, **asked), "gap 10 %")
+    asked |= {"memory_limit": limit, "recompute": True, "solver": Auto(time_limit=120)}
+    yield _row(lambda: search(graph, **asked), "gap 10 %")
 
 
 def _small_limits(_layers: int | None) -> Iterator[Row]:

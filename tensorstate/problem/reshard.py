@@ -162,9 +162,9 @@ class ReshardGraph:
     ) -> ReshardTree:
         """The cheapest steps from any of the sources to all targets: a Steiner tree.
 
-        Where axes send at the same time, of trees that take equally long the one whose steps do too:
-        gathers of many tensors follow each other, and wait for the axis that sends most. From 8
-        shards on axes of 2 and of 4 devices, the longer axis first sends 3/8 and 1/2 of a tensor,
+        Where axes send at the same time, of trees that take equally long the one whose steps do so
+        too: gathers of many tensors follow each other, and wait for the axis that sends most. From
+        8 shards on axes of 2 and of 4 devices, the longer axis first sends 3/8 and 1/2 of a tensor,
         the other order 1/8 and 3/4. Otherwise the one whose copies take the fewest bytes: slices
         along two axes cost nothing in either order, but the copy in between is smaller after the
         longer axis.

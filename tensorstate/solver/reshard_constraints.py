@@ -18,7 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tensorstate.cost.reshard_plan import Pass, ReshardPasses, reshard_passes
-from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import (
+    REPLICATED,
+    SUM,
+    Placements,
+    all_placements,
+    divides_evenly,
+)
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
@@ -30,6 +37,12 @@ MAX_INTEGRAL = 4
 
 # Share of a class that a strategy must have in a relaxed solution to be kept as a candidate.
 SUPPORT_THRESHOLD = 1e-2
+
+
+# On more axes than this, tensors whose strategies are decided pass through few placements. A repair
+# of a GPT on 2x2x2 devices had no plan in 120 s without, and one within 10 % of the bound with it;
+# on two axes plans are up to 1 % slower with it, in the same time.
+MOST_WHOLE_AXES = 2
 
 
 class StrategyVariables:
@@ -259,8 +272,9 @@ class _GroupConstraints:
 
     def _arcs(self) -> Arcs:
         """Steps between reachable placements: partial on an axis only as the producer leaves it."""
-        graph = self.problem.reshard_graph(self.group)
-        wanted = self._wanted_by_axis() if self.owner.prune_placements else None
+        graph, is_pruned = self.problem.reshard_graph(self.group), self.owner.prune_placements
+        near = self._near() if is_pruned else None
+        wanted = self._wanted_by_axis() if is_pruned and near is None else None
         reachable = set(self.sources)
         pending = sorted(reachable)
         arcs = []
@@ -268,11 +282,41 @@ class _GroupConstraints:
             for step, seconds in graph.steps_from(pending.pop()):
                 if wanted is not None and step.target[step.axis] not in wanted[step.axis]:
                     continue
+                if near is not None and step.target not in near:
+                    continue
                 arcs.append((step, seconds))
                 if step.target not in reachable:
                     reachable.add(step.target)
                     pending.append(step.target)
         return arcs
+
+    def _near(self) -> set[Placements] | None:
+        """Of tensors that are produced and read in one way each, the placements worth passing.
+
+        Those on the cheapest trees to all readers, and to the most sharded copy that could be saved
+        between the passes, and from there. On three axes they are 5 of the 27 to 125 that axes can
+        be combined to. ``None`` on fewer axes, and where a strategy is still open.
+        """
+        if sum(size > 1 for size in self.problem.mesh.sizes) <= MOST_WHOLE_AXES:
+            return None
+        consumers = [c for c in self.group.consumer_classes if c.class_id is not None]
+        targets = {t for c in consumers for t in self.choices.target_terms(c)}
+        if len(self.sources) > 1 or any(len(self.choices.target_terms(c)) > 1 for c in consumers):
+            return None
+        (source,) = self.sources
+        shards = [max(at_axis) for at_axis in zip(source, *targets, strict=True)]
+        smallest = tuple(max(placement, REPLICATED) for placement in shards)
+        if not divides_evenly(smallest, self.group.sizes, self.problem.mesh):
+            smallest = (REPLICATED,) * len(source)
+        graph = self.problem.reshard_graph(self.group)
+        near = {source, smallest, *targets}
+        again = frozenset(t for t in targets if min(t) >= REPLICATED)  # from a saved copy
+        try:
+            tree = graph.cheapest_tree(frozenset({source}), frozenset(near))
+            both = (*tree.steps, *graph.cheapest_tree(frozenset({smallest}), again).steps)
+        except PlanError:  # nothing leads to a reader, and the program says that it is infeasible
+            return None
+        return near | {step.target for step in both}
 
     def _wanted_by_axis(self) -> list[set[int]]:
         """By mesh axis, the placements that the producer or a consumer may use."""

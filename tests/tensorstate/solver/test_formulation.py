@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.solvers import formulation_of
-from tests.tensorstate.tiny import LINES, SPLITTABLE, problems, some_strategies
+from tests.tensorstate.tiny import LINES, SPLITTABLE, graph, problems, some_strategies
 
 
 def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
@@ -138,3 +140,22 @@ def test_the_least_memory_is_no_more_than_any(data):
         strategies = tuple(data.draw(st.sampled_from(choices)) for choices in candidates)
         if math.isfinite(_price(problem, Decisions(strategies), "sum")):
             assert estimate_cost(problem, Decisions(strategies)).memory.peak >= least
+
+
+@given(st.data(), st.booleans())
+@settings(max_examples=40)
+def test_on_three_axes_few_placements_are_enough(data, recompute):
+    """Decided strategies have a plan through few placements wherever they have one through all."""
+    name = data.draw(st.sampled_from(sorted(SPLITTABLE)))
+    mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
+    network = AlphaBetaCosts(mesh, (1e-6,) * 3, (1e9, 3e8, 1e8))
+    problem = Problem(graph(name), network, HARDWARE["CPU"])
+    strategies = [[data.draw(st.sampled_from(each.all))] for each in problem.strategies]
+    limit = {"memory_limit": 1e9, "recompute": recompute}
+    every = formulation_of(problem, strategies, **limit)
+    few = formulation_of(problem, strategies, prune_placements=True, **limit)
+    best, found = every.program.solve(gap=1e-9), few.program.solve(gap=1e-9)
+    assert found.status == best.status
+    if found.status == "optimal":
+        assert best.objective * (1 - 1e-6) - 1e-9 <= found.objective
+        assert few.program.num_variables < every.program.num_variables
