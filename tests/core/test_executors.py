@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,37 +14,13 @@ import pytest
 from jaxcoll import executors
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import find
+from tests.core.jobs import die, refuse, square, square_or_die_once
 
 
 @pytest.fixture(scope="module")
 def pool():
     with executors.processes(2) as made:
         yield made
-
-
-def square(x: int) -> int:
-    return x * x
-
-
-def refuse(x: int) -> int:
-    raise TopologyError(f"no network of {x} ranks")
-
-
-def square_or_die_once(job: tuple[int, str]) -> int:
-    """Kills its own process at the first call for a number above 3."""
-    x, folder = job
-    if x > 3:
-        try:
-            Path(folder, str(x)).touch(exist_ok=False)
-        except FileExistsError:
-            return x * x
-        os.kill(os.getpid(), signal.SIGKILL)
-    return x * x
-
-
-def die(x: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return x
 
 
 @pytest.mark.parametrize("workers", [None, 1, 4])
