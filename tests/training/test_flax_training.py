@@ -13,11 +13,10 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from tests.execute.harness import mesh_of, sharded
+from tests.execute.harness import mesh_of, placed, sharded
 
 N = 4
 
@@ -61,14 +60,9 @@ def nnx_problem():
     return params, lambda p, x: nnx.merge(graph, p)(x)
 
 
-def placed(tree, specs=P()):
-    """On all devices, as a step returns it: else the second step compiles once more."""
-    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh_of(N), spec), specs))
-
-
 def losses(problem, optimizer, state_spec, check_vma) -> list[float]:
     params, apply = problem()
-    params = placed(params)
+    params = placed(params, mesh_of(N))
 
     def step(params, state, x, y):
         mine = lax.pcast(params, "x", to="varying") if check_vma else params
@@ -138,7 +132,7 @@ def stepped(step, state, specs, check_vma: bool):
     in_specs, out_specs = (specs, *MESH_SPECS), (specs, P())
     run = sharded(step, mesh_of(N), in_specs, out_specs, check_vma=check_vma)
     found = []
-    state = placed(state, specs)
+    state = placed(state, mesh_of(N), specs)
     for _ in range(STEPS):
         state, loss = run(state, *data())
         found.append(float(loss))
