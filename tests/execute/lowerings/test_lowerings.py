@@ -136,9 +136,10 @@ def test_no_collective_but_permutes(lowering):
 
 # ---------------------------------------------------------------------- the kernel
 
+# Four ranks send on what they received; the interpreter takes seconds per rank.
 KERNELS = [
-    ("all_gather", "torus", "bucket", 1, 8, None),
-    ("reduce_scatter", "mesh", "bucket", 1, 8, None),
+    ("all_gather", "torus", "bucket", 1, 4, None),
+    ("reduce_scatter", "mesh", "bucket", 1, 4, None),
     *(
         pytest.param((kind, *case), marks=pytest.mark.slow)
         for kind in KINDS
