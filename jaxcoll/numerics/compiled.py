@@ -404,7 +404,7 @@ def interpreted(when: bool = True) -> Iterator[None]:
 def without_numba(when: bool = True) -> Iterator[None]:
     """For little work, within this context and in this thread: no kernel is compiled or loaded.
 
-    Machine code of the installation is used, as it is there at once; other kernels run as Python.
+    Kernels that the installation holds machine code of run it, without a wait; others as Python.
     """
     token = _is_without_numba.set(_is_without_numba.get() or when)
     try:

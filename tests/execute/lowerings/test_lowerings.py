@@ -139,7 +139,7 @@ def test_no_collective_but_permutes(lowering):
 
 # ---------------------------------------------------------------------- the kernel
 
-# Four ranks send on what they received; the interpreter takes seconds per rank.
+# Four ranks are enough to forward rows; the interpreter takes seconds for every rank.
 KERNELS = [
     ("all_gather", "torus", "bucket", 1, 4, None),
     ("reduce_scatter", "mesh", "bucket", 1, 4, None),

@@ -1,7 +1,7 @@
 """One of several processes on the loopback: what processes that compile together do, and what one.
 
 Arguments: port, processes, this process's number, devices per process, and some of ``TASKS``.
-Prints the name of each, what it met, and OK.
+Prints the name of every task, any error, and OK.
 """
 
 from __future__ import annotations
