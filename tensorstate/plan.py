@@ -15,7 +15,7 @@ from jaxcoll import pictures
 from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, has_no_partial
+from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import Timeline
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
@@ -29,8 +29,7 @@ from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import Placements
-from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis, is_parameter
+from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
@@ -39,6 +38,7 @@ from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.solver.named import best_baseline
 from tensorstate.solver.overlap import retimed
 from tensorstate.tracing.trace_step import graph_of
 
@@ -394,10 +394,10 @@ def solve_baseline(
     checks.instance(solver, Solver, "solver", PlanError)
     options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
     strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
-    fitting = _fitting(
-        problem, name, options.linear, lambda options: solver.solve(problem, strategies, options)
+    found = best_baseline(
+        problem, name, options, lambda options: solver.solve(problem, strategies, options)
     )
-    return Plan(problem, retimed(problem, strategies, options, fitting), options)
+    return Plan(problem, retimed(problem, strategies, options, found), options)
 
 
 def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
@@ -411,67 +411,11 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
         return found
 
     try:
-        found = _fitting(problem, name, options.linear, solve)
+        found = best_baseline(problem, name, options, solve)
     except PlanError:
-        free = dataclasses.replace(options.linear, memory_limit=None, recompute=False)
-        found = _fitting(problem, name, free, solve)
+        free = dataclasses.replace(options, memory_limit=None, recompute=False)
+        found = best_baseline(problem, name, free, solve)
     return Plan(problem, retimed(problem, strategies, options, found), options)
-
-
-def _fitting(
-    problem: Problem,
-    name: str,
-    options: SearchOptions,
-    solve: Callable[[SearchOptions], SearchResult],
-) -> SearchResult:
-    """A baseline's best plan: without the limit if that fits, and within it otherwise."""
-    baselines = frozenset(baseline_by_axis(problem, name).values())
-    free = solve(dataclasses.replace(options, memory_limit=None, recompute=False))
-    free = _regather(problem, free, options, baselines)
-    if free.cost.memory.fits(options.memory_limit):
-        return free
-    return _regather(problem, solve(options), options, baselines)
-
-
-def _regather(
-    problem: Problem, result: SearchResult, options: SearchOptions, baselines: frozenset[str]
-) -> SearchResult:
-    """The result with the copies that the baselines do not save between the passes."""
-    saved = _regathered_in_backward(problem, result, baselines)
-    if not saved:
-        return result
-    decisions = dataclasses.replace(result.decisions, saved={**result.decisions.saved, **saved})
-    cost = estimate_cost(problem, decisions)
-    return dataclasses.replace(
-        result, decisions=decisions, cost=cost, objective=options.value(cost)
-    )
-
-
-def _regathered_in_backward(
-    problem: Problem, result: SearchResult, baselines: frozenset[str]
-) -> dict[int, Placements]:
-    """The saved placements of tensors that a baseline gathers a second time in the backward pass.
-
-    ZeRO-3 does so with parameters. Megatron's sequence parallelism does so with activations, of
-    which every device saves its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
-    """
-    saved: dict[int, Placements] = {}
-    for reshard in result.cost.reshards:
-        group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
-        if "fsdp" in baselines and (group.is_input or _is_saved_cast(problem, reshard)):
-            saved |= dict.fromkeys(reshard.tensors, produced)
-        if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
-            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
-                group, produced
-            )
-            if has_no_partial(produced) and larger:
-                saved |= dict.fromkeys(reshard.tensors, produced)
-    return saved
-
-
-def _is_saved_cast(problem: Problem, reshard: ReshardPlan) -> bool:
-    """Whether a copy is saved of a parameter that was cast to another dtype."""
-    return reshard.saved is not None and is_parameter(problem.graph, reshard.tensors[0])
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:

@@ -272,8 +272,9 @@ class Problem:
             seconds = self.network.collective_seconds
             if shares is not None:
                 seconds = functools.partial(_shared_seconds, seconds, shares)
+            sends, overlaps = self.network.send_seconds, self.hardware.overlaps
             self._reshard_graphs[key] = ReshardGraph(
-                group.sizes, group.nbytes, self.mesh, seconds, self.network.send_seconds, key[-1]
+                group.sizes, group.nbytes, self.mesh, seconds, sends, key[-1], overlaps
             )
         return self._reshard_graphs[key]
 

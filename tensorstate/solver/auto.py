@@ -36,6 +36,7 @@ from tensorstate.solver.exact import (
     solve_within_limit,
 )
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
+from tensorstate.solver.named import best_among
 from tensorstate.solver.repair import Repaired, repair
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
@@ -236,14 +237,9 @@ class _Search:
             both = baselines.among(name, self.candidates)
             if both is None:
                 continue
-            solver = self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S))
-            try:
-                found = solve_within_limit(
-                    self.problem, both, options, solver, prune_placements=True, fall_back=False
-                )
-            except PlanError:  # nothing in time
-                continue
-            if isinstance(found, SearchResult):
+            milp = self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S))
+            found = best_among(self.problem, both, options, milp)
+            if found is not None:
                 yield dataclasses.replace(found, bound=-math.inf)
 
     def _descent(

@@ -29,9 +29,10 @@ from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Solver
-from tensorstate.solver.exact import Milp, solve_within_limit
+from tensorstate.solver.exact import Milp
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
-from tensorstate.solver.plain import simplify
+from tensorstate.solver.named import best_among
+from tensorstate.solver.plain import plainer, simplify, timed
 
 # The share of collectives that hide: ties are then for the plan that sends less.
 LEAST_SHARE = 0.05
@@ -103,14 +104,14 @@ class _Overlap:
     def run(self) -> SearchResult:
         """The best of all plans."""
         sums = self._solved(self.problem, SUM_UNTIL if self.problem.hardware.overlaps else 1.0)
-        best = self._plainer(*sums)
+        best = self._plainer(sums)
         if not self.problem.hardware.overlaps:
             return best
         first = retimed(self.problem, self.candidates, self.options, sums[0])
         shares = self._assumed()
         for _ in range(MOST_ROUNDS):
             try:
-                found = self._plainer(*self._solved(self.problem.discounted(shares), ROUND_UNTIL))
+                found = self._plainer(self._solved(self.problem.discounted(shares), ROUND_UNTIL))
             except PlanError:  # nothing in time
                 break
             before, best = best, self._better(best, found)
@@ -123,7 +124,7 @@ class _Overlap:
         for name in NAMED:
             named = self._named(name, best.objective)
             if named is not None and named.cost.compute < best.objective:
-                best = self._better(best, self._timed(named))
+                best = self._better(best, timed(named, self.options))
         seconds = time.perf_counter() - self.start
         return dataclasses.replace(best, bound=min(first.bound, best.objective), seconds=seconds)
 
@@ -143,24 +144,13 @@ class _Overlap:
         """A result with the costs of the network as it is."""
         return dataclasses.replace(result, cost=estimate_cost(self.problem, result.decisions))
 
-    def _plainer(self, found: SearchResult, plain: SearchResult) -> SearchResult:
-        """The plain plan, unless its schedule takes longer by more than the gap."""
-        first = self._timed(found)
-        if plain is found:
-            return first
-        second = self._timed(plain)
-        limit = self.options.memory_limit
-        near = dataclasses.replace(second, objective=second.objective / (1 + self.solver.gap))
-        return second if result_order(near, limit) <= result_order(first, limit) else first
+    def _plainer(self, solved: tuple[SearchResult, SearchResult]) -> SearchResult:
+        return plainer(*solved, self.options, self.solver.gap)
 
     def _better(self, best: SearchResult, found: SearchResult) -> SearchResult:
         """The plan of the shorter schedule, of those that fit."""
         limit = self.options.memory_limit
         return found if result_order(found, limit) < result_order(best, limit) else best
-
-    def _timed(self, result: SearchResult) -> SearchResult:
-        """A result with the time of its schedule."""
-        return dataclasses.replace(result, objective=self.options.value(result.cost))
 
     # ------------------------------------------------------------------ shares that are exposed
 
@@ -231,12 +221,7 @@ class _Overlap:
         milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
         free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
         for options in (free,) if limit is None else (free, self.linear):
-            try:
-                found = solve_within_limit(
-                    self.problem, both, options, milp, prune_placements=True, fall_back=False
-                )
-            except PlanError:
-                return None
-            if isinstance(found, SearchResult) and found.cost.memory.fits(limit):
+            found = best_among(self.problem, both, options, milp)
+            if found is None or found.cost.memory.fits(limit):
                 return found
         return None

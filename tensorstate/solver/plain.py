@@ -16,7 +16,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
+from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, Placements
@@ -54,6 +54,28 @@ def simplify(
             the search left.
     """
     return _Simplifier(problem, candidates, options, result, gap).run()
+
+
+def plainer(
+    found: SearchResult, plain: SearchResult, options: SearchOptions, gap: float
+) -> SearchResult:
+    """The plain plan of a linear program, unless its schedule takes longer by more than the gap.
+
+    Plans of one sum may differ by half in their schedules: on axes of equal speed it is as good to
+    gather two matrices along one axis after the other as along both at once.
+    """
+    first = timed(found, options)
+    if plain is found:
+        return first
+    second = timed(plain, options)
+    near = dataclasses.replace(second, objective=second.objective / (1 + gap))
+    limit = options.memory_limit
+    return second if result_order(near, limit) <= result_order(first, limit) else first
+
+
+def timed(result: SearchResult, options: SearchOptions) -> SearchResult:
+    """A result with the time of its schedule."""
+    return dataclasses.replace(result, objective=options.value(result.cost))
 
 
 class _Simplifier:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from experiments.models import load_model
-from tensorstate import HARDWARE, AlphaBetaCosts, MeshShape, solve_baseline, trace
+from tensorstate import HARDWARE, AlphaBetaCosts, MeshShape, Milp, solve_baseline, trace
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.steps import I32, s
@@ -173,3 +173,35 @@ def test_frozen_parameters_are_known_by_their_dimensions(frozen, batch):
     roles = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
     assert roles.pop("frozen/codes") == roles.pop("params") == "parameter"
     assert {*roles.values()} == {"input"}
+
+
+# ---------------------------------------------------------------------- ties
+
+
+def two_matrices(params, x):
+    """Layers of two matrices in a scan, and their new values."""
+
+    def layer(h, w):
+        return h + jnp.tanh(h @ w["up"]) @ w["down"], None
+
+    def loss(params):
+        return jnp.square(jax.lax.scan(layer, x, params)[0]).mean()
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_of_ties_a_baseline_is_the_plain_one_and_as_fast():
+    """On axes of one speed, whichever dimensions of matrices are sharded sends the same bytes."""
+    params = {"up": s(7, 16, 32), "down": s(7, 32, 16)}
+    mesh = MeshShape.of({"data": 2, "model": 4})
+    network = AlphaBetaCosts(mesh, (1e-7, 1e-7), (1e9, 1e9))
+    problem = Problem(trace(two_matrices, (params, s(64, 16))), network, HARDWARE["H100"])
+    plan = solve_baseline(problem, "fsdp")
+    specs = {str(spec) for spec in plan.specs.arguments[0].values()}
+    assert len(specs) == 1
+    compared = plan.compare("fsdp").plans["fsdp"]
+    assert compared.timeline.seconds == plan.timeline.seconds
+    strategies = Baselines(problem).strategies({"data": "fsdp", "model": "fsdp"})
+    first = Milp(gap=1e-3).solve(problem, strategies)
+    assert first.objective == pytest.approx(plan.cost.serial_seconds)
+    assert plan.timeline.seconds <= 1.001 * first.cost.timeline(None).seconds

@@ -151,6 +151,41 @@ def test_of_equal_trees_the_one_of_the_fewest_bytes(mesh, longer):
     assert tree.seconds == 0
 
 
+@pytest.mark.parametrize("lengths", [(2, 4), (4, 2), (2, 8), (3, 4), (2, 2, 4), (4, 3, 2)])
+@pytest.mark.parametrize("is_gathered", [True, False])
+def test_of_equal_trees_the_one_whose_axes_send_for_equally_long(lengths, is_gathered):
+    """Gathers along axes of one speed take equally long in every order, but together on one axis.
+
+    Every order is tried, of gathers of as many dimensions and of their reductions.
+    """
+    axes = len(lengths)
+    mesh = MeshShape.of({f"axis {n}": length for n, length in enumerate(lengths)})
+    sizes = (24,) * axes
+    nbytes = 4 * math.prod(sizes)
+
+    def seconds(kind: str, axis: int, nbytes: int) -> float:
+        once = 1e-6 * (lengths[axis] - 1) + 1e-9 * nbytes * (1 - 1 / lengths[axis])
+        return (2 if kind == "all_reduce" else 1) * once
+
+    partial = REPLICATED if is_gathered else SUM
+    sharded = tuple(range(axes))
+    ends = [frozenset({sharded}), frozenset({(partial,) * axes})][:: 1 if is_gathered else -1]
+    graph = ReshardGraph(sizes, nbytes, mesh, seconds, overlaps=True)
+    found = graph.cheapest_tree(*ends)
+    assert [step.kind for step in found.steps] == [
+        "all_gather" if is_gathered else "reduce_scatter"
+    ] * axes
+    longest = []
+    for order in itertools.permutations(range(axes)):
+        left, taken = nbytes // mesh.num_devices, []
+        for axis in order:  # a reduction is a gather backwards
+            left *= lengths[axis]
+            taken.append(seconds("all_gather", axis, left))
+        assert math.fsum(taken) == pytest.approx(found.seconds, rel=1e-12)
+        longest.append(max(taken))
+    assert max(map(graph.seconds, found.steps)) == pytest.approx(min(longest), rel=1e-12)
+
+
 def test_three_axes():
     mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
     strategy = ReshardGraph((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)

@@ -15,6 +15,7 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
 from tensorstate.solver import exact
+from tensorstate.solver import named as strategies
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.linear_program import LinearProgram, Solution
@@ -65,6 +66,12 @@ def test_a_plan_that_fits_is_found_whatever_the_time(problem, candidates, limit,
         assert found.objective <= best.objective * 1.01
 
 
+def replace_exact_search(monkeypatch, solve):
+    """Of all candidates, and of those of named strategies."""
+    for module in (searches, strategies):
+        monkeypatch.setattr(module, "solve_within_limit", solve)
+
+
 def decided(monkeypatch, free, exact_one, named, descended):
     """Makes every stage return its result, in place of a search; errors are raised."""
 
@@ -79,7 +86,7 @@ def decided(monkeypatch, free, exact_one, named, descended):
         return descended
 
     monkeypatch.setattr(searches, "repair", lambda *_args, **_options: Repaired(None, free))
-    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    replace_exact_search(monkeypatch, solve)
     monkeypatch.setattr(CoordinateDescent, "descend", descend)
 
 
@@ -148,7 +155,7 @@ def test_named_strategies_are_taken_where_no_search_has_a_plan_in_time(
         return next(named)
 
     named = iter([dataclasses.replace(free, objective=k * free.objective) for k in (3, 2, 4, 5)])
-    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    replace_exact_search(monkeypatch, solve)
     monkeypatch.setattr(CoordinateDescent, "solve", solve)
     found = solve_auto(problem, candidates)
     assert (found.objective, found.bound) == (2 * free.objective, -math.inf)
@@ -166,7 +173,7 @@ def test_no_named_strategy_and_no_descent_is_better_where_time_ends_the_search(
     def solve(*_args, prune_placements=False, **_options):
         return named if prune_placements else late
 
-    monkeypatch.setattr(searches, "solve_within_limit", solve)
+    replace_exact_search(monkeypatch, solve)
     for answer, best in ((descended, 2), (PlanError("none in time"), 3)):
 
         def descend(*args, answer=answer, **_options):
