@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,14 +14,37 @@ import pytest
 
 from jaxcoll import executors
 from jaxcoll.errors import TopologyError
-from jaxcoll.finder import find
-from tests.core.jobs import die, refuse, square, square_or_die_once
 
 
 @pytest.fixture(scope="module")
 def pool():
     with executors.processes(2) as made:
         yield made
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def refuse(x: int) -> int:
+    raise TopologyError(f"no network of {x} ranks")
+
+
+def square_or_die_once(job: tuple[int, str]) -> int:
+    """Kills its own process at the first call for a number above 3."""
+    x, folder = job
+    if x > 3:
+        try:
+            Path(folder, str(x)).touch(exist_ok=False)
+        except FileExistsError:
+            return x * x
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x * x
+
+
+def die(x: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return x
 
 
 @pytest.mark.parametrize("workers", [None, 1, 4])
@@ -131,6 +155,8 @@ def cluster(workers: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_dask_workers_find_the_same(workers):
+    from jaxcoll.finder import find  # not above: workers of other tests import this module
+
     here = find(12, 4)
     with cluster(workers) as local, local.get_client() as client:
         assert find(12, 4, executor=client.get_executor()) == here
