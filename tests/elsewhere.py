@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -160,13 +163,74 @@ def _run(code: str) -> int:
     return 0
 
 
+def printed_by_processes(
+    module: str, processes: int, arguments: Sequence[object], awaited: int | None = None
+) -> list[str]:
+    """What processes printed that were forked together, after the libraries had been imported.
+
+    Args:
+        module: its ``main`` takes a free port, the number of processes, the process's own, and the
+            arguments as text.
+        awaited: of how many processes, from the first, the end is waited for; all by default.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    asked = [module, port, processes, processes if awaited is None else awaited, *arguments]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tests.elsewhere", *map(str, asked)],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        return json.loads(started.communicate(timeout=250)[0])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def _fork_together(module: str, port: int, processes: int, awaited: int, arguments) -> list[str]:
+    """What each of the awaited processes printed, on both streams."""
+    worker = importlib.import_module(module)
+    files = [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
+    children = []
+    for process, file in enumerate(files):
+        child = os.fork()
+        if not child:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            try:
+                worker.main(port, processes, process, *arguments)
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        children.append(child)
+    printed = []
+    for child, file in list(zip(children, files, strict=True))[:awaited]:
+        os.waitpid(child, 0)
+        file.seek(0)
+        printed.append(file.read())
+    return printed
+
+
 def main() -> None:
-    """Import, then fork for every line of the standard input."""
+    """Import, then fork the processes of the arguments, or for every line of the standard input."""
     import jax  # noqa: F401
 
     import tensorstate  # noqa: F401
 
     warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+    if len(sys.argv) > 1:
+        module, port, processes, awaited, *arguments = sys.argv[1:]
+        counts = (int(port), int(processes), int(awaited))
+        print(json.dumps(_fork_together(module, *counts, arguments)), flush=True)
+        return
     for line in sys.stdin:
         print(json.dumps(_fork(*json.loads(line))), flush=True)
 

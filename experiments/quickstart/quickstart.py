@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich import box
 from rich.console import Console
 from rich.progress import Progress, track
@@ -133,7 +133,9 @@ def train(
     # of what rounding leaves where a gradient cancels, and runs would part for no reason of theirs.
     optimizer = optax.chain(reduce, optax.adam(config.learning_rate, eps=1e-5))
     params = jax.jit(lambda: _init(config, seed))()
-    state = optimizer.init(params)
+    # On all ranks, as a step returns them: from elsewhere the second step would compile once more.
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params, state = jax.device_put((params, optimizer.init(params)), everywhere)
     run = _training_step(config, mesh, optimizer)
     # No digit is labelled -1: the padding of the last rank's share is never counted as correct.
     fill = -len(digits.held_out_labels) % mesh.size

@@ -14,7 +14,7 @@ What compiling takes is told by the kernel's bytecode and that of the kernels it
 to 9 (TACOS's matching by events). Time is CPU time, so that a busy machine compiles no earlier.
 Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms; where the package
 was installed with machine code of it (``machine_code.py``), it runs at once. A call within
-``interpreted()`` always runs as Python.
+``interpreted()`` always runs as Python, and within ``without_numba()`` unless there is such code.
 
 A compiled kernel sees no signals; Python handles them before and after it. Kernels that may run for
 longer than about a second therefore do a part of their work per call, and their state is in arrays.
@@ -65,6 +65,9 @@ _FEW_ELEMENTS = 64
 _is_interpreted: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "jaxcoll_interpreted", default=False
 )
+_is_without_numba: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "jaxcoll_without_numba", default=False
+)
 
 
 class Kernel:
@@ -94,6 +97,9 @@ class Kernel:
             return self._function(*args)
         if installed := self._in_library(args):
             return installed(*args)
+        if _is_without_numba.get():
+            with interpreted():
+                return self._function(*args)
         if not self._is_settled:
             elements = sum(map(_elements, args))
             if self._seconds + self._predicted(elements) <= self._patience():
@@ -392,3 +398,16 @@ def interpreted(when: bool = True) -> Iterator[None]:
             yield
     finally:
         _is_interpreted.reset(token)
+
+
+@contextlib.contextmanager
+def without_numba(when: bool = True) -> Iterator[None]:
+    """For little work, within this context and in this thread: no kernel is compiled or loaded.
+
+    Kernels that the installation holds machine code of run it, without a wait; others as Python.
+    """
+    token = _is_without_numba.set(_is_without_numba.get() or when)
+    try:
+        yield
+    finally:
+        _is_without_numba.reset(token)

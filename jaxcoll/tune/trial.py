@@ -45,7 +45,7 @@ from jaxcoll.execute.choice.stated import alternatives, clique_conflict, compile
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.compiled import interpreted
+from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.registry import REGISTRY
@@ -151,7 +151,7 @@ def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
             continue
         seen.add(schedule.digest)
         counts = {1}
-        with interpreted(is_small(collective, name)):
+        with without_numba(is_small(collective, name)):
             series = kind().worth_trying(Problem(topology, collective))
         counts.update(count for some in series for count in some if count <= most)
         yield name, tuple(sorted(counts))

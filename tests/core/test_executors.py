@@ -14,7 +14,6 @@ import pytest
 
 from jaxcoll import executors
 from jaxcoll.errors import TopologyError
-from jaxcoll.finder import find
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +155,8 @@ def cluster(workers: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_dask_workers_find_the_same(workers):
+    from jaxcoll.finder import find  # not above: workers of other tests import this module
+
     here = find(12, 4)
     with cluster(workers) as local, local.get_client() as client:
         assert find(12, 4, executor=client.get_executor()) == here

@@ -7,7 +7,7 @@ import functools
 import jax
 import networkx as nx
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import Collective, Schedule, Topology, synthesize, topologies, verify
 
@@ -24,6 +24,11 @@ def sharded(function, mesh, in_specs, out_specs, **options):
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
     )
+
+
+def placed(tree, mesh, specs=PartitionSpec()):  # noqa: B008
+    """On a mesh, as a step returns it: from anywhere else the second step compiles once more."""
+    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
 
 def integers(shape, dtype, seed: int = 0) -> np.ndarray:

@@ -35,7 +35,7 @@ KINDS = {
 
 
 def _every(x):
-    blocks = x.reshape(8, -1)
+    blocks = x.reshape(4, -1)
     return (
         jc.psum(x, "x"),
         jc.pmax(x, "x"),
@@ -49,8 +49,8 @@ def _every(x):
 @pytest.mark.parametrize("vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_collective_by_every_configuration_is_the_same(vma):
     specs = (P(), P(), P("x"), P("x"), P("x"), P("x"))
-    step = sharded(_every, mesh_of(8), P("x"), specs, check_vma=vma)
-    x = integers((8 * 40,), np.float32)
+    step = sharded(_every, mesh_of(4), P("x"), specs, check_vma=vma)
+    x = integers((4 * 40,), np.float32)
     wanted, tasks = step(x), tasks_of(step, x)
     assert len(tasks) == 5  # the sum and the maximum are one task
     for config in CONFIGS:
@@ -70,7 +70,7 @@ def test_gradients_go_through_every_configuration():
         gathered = jc.all_gather(x, "x", tiled=True)
         return lax.psum((gathered**2).sum() * (1.0 + lax.axis_index("x")), "x")
 
-    step = sharded(jax.grad(loss), mesh_of(8), P("x"), P("x"))
+    step = sharded(jax.grad(loss), mesh_of(4), P("x"), P("x"))
     x = integers((16,), np.float32)
     wanted = step(x)
     for config in CONFIGS:

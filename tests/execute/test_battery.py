@@ -192,7 +192,8 @@ def test_rounding_of_sums_is_bounded(dtype, accum_dtype):
     n = 8
     x = np.random.default_rng(0).normal(size=(n, 333)).astype(np.float32).astype(dtype)
     f = lambda v: jc.psum(v[0], "x", accum_dtype=accum_dtype)[None]  # noqa: E731
-    out = sharded(f, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
+    program = sharded(f, mesh_of(n), P("x"), P("x"), check_vma=False)
+    out = program(x)
     assert out.dtype == dtype
     exact = x.astype(np.float64)
     sent = accum_dtype or dtype
@@ -200,7 +201,7 @@ def test_rounding_of_sums_is_bounded(dtype, accum_dtype):
     bound = n * eps * np.abs(exact).sum(0) + float(jnp.finfo(dtype).eps) * np.abs(exact.sum(0))
     assert (np.abs(np.asarray(out, np.float64) - exact.sum(0)) <= bound).all()
     # Bitwise the same on all ranks and from run to run.
-    again = sharded(f, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
+    again = program(x)
     for rank in range(n):
         np.testing.assert_array_equal(out[rank], out[0])
         np.testing.assert_array_equal(again[rank], out[0])

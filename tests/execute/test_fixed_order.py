@@ -23,7 +23,7 @@ from tests.execute.harness import mesh_of, sharded
 def numbers(*shape, dtype: Any = np.float32, seed=0) -> np.ndarray:
     """Floats whose sums depend on the order."""
     values = np.random.default_rng(seed).standard_normal(shape) * 10.0
-    return np.asarray(jnp.asarray(values, dtype))
+    return values.astype(dtype)  # in NumPy: a conversion by JAX is a program of its own
 
 
 def tree_sum(rows):
@@ -235,7 +235,7 @@ def test_ring_changes_a_third_of_a_million_elements():
 
 
 # Sizes of leaves, and bytes of buckets.
-LAYOUTS = (((1000,), 1 << 20), ((1, 999), 0), ((250,) * 4, 2000), ((3, 47) * 20, 400))
+LAYOUTS = (((1000,), 1 << 20), ((1, 999), 0), ((250,) * 4, 2000), ((3, 47) * 4 + (800,), 400))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ LAYOUTS = (((1000,), 1 << 20), ((1, 999), 0), ((250,) * 4, 2000), ((3, 47) * 20,
 )
 def test_buckets_and_leaves_do_not_matter(schedule, layouts):
     """All layouts of the same numbers, in all buckets, reduced or sharded, and leaf by leaf."""
-    x, mesh = numbers(8, 1000), mesh_of(8)
+    x, mesh = numbers(4, 1000), mesh_of(4)
 
     def leaves_of(v, sizes):
         return jnp.split(v[0], np.cumsum(sizes)[:-1])

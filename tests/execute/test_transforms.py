@@ -18,9 +18,10 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
-X = integers((8 * 8, 3), jnp.float32) / 8
+N = 4
+X = integers((N * N, 3), jnp.float32) / 8
 
-# (ours, that of jax.lax) on a (8, 3) array a rank
+# (ours, that of jax.lax) on a (N, 3) array a rank
 PAIRS = {
     "psum": (lambda v, **k: jc.psum(v, "x", **k), lambda v: lax.psum(v, "x")),
     "all_gather": (
@@ -61,7 +62,7 @@ def loss(function, check_vma=True):
     def inner(v):
         return lax.psum(jnp.sum(varied(jnp.sin(function(jnp.sin(v))))), "x")
 
-    return sharded(inner, mesh_of(8), P("x"), P(), check_vma=check_vma)
+    return sharded(inner, mesh_of(N), P("x"), P(), check_vma=check_vma)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -104,7 +105,7 @@ def test_vmap_remat_and_control_flow(pair):
             outs = (batched, first, looped, counted, chosen, remat)
             return jax.tree.map(lambda o: varied(o)[None], outs)
 
-        return sharded(inner, mesh_of(8), P("x"), P("x"))(X)
+        return sharded(inner, mesh_of(N), P("x"), P("x"))(X)
 
     ours, theirs = pair
     close(programs(ours), programs(theirs))
@@ -113,7 +114,7 @@ def test_vmap_remat_and_control_flow(pair):
 def test_eagerly(pair):
     def eager(function):
         return jax.shard_map(
-            lambda v: varied(function(v))[None], mesh=mesh_of(8), in_specs=P("x"), out_specs=P("x")
+            lambda v: varied(function(v))[None], mesh=mesh_of(N), in_specs=P("x"), out_specs=P("x")
         )(X)
 
     ours, theirs = pair

@@ -283,13 +283,13 @@ def test_modules_of_too_many_devices_are_refused():
 
 
 def test_long_files_of_nothing_are_refused(tmp_path):
-    """A quarter of a megabyte of one character or word, to every reader."""
+    """An eighth of a megabyte of one character or word, to every reader."""
     for name, kind in kinds(tmp_path).items():
         for unit in (b" ", b"\n", b"{", b"[", b"(", b'"', b"#", b",", b"<!--", b"/*", b"calls={"):
             file = next(iter(kind.sound[0]))
 
             def repeated(*_, unit=unit):
-                return unit * (2**18 // len(unit))
+                return unit * (2**17 // len(unit))
 
             files = ({**kind.sound[0], file: kind.sound[0][file]},)
             hostile = type(kind)(files, repeated, kind.use, kind.refused)

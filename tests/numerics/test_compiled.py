@@ -16,8 +16,8 @@ import pytest
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute.choice.configured import default_topology, is_small
-from jaxcoll.numerics import compiled
-from jaxcoll.numerics.compiled import interpreted, kernel
+from jaxcoll.numerics import compiled, machine_code
+from jaxcoll.numerics.compiled import interpreted, is_interpreted, kernel, without_numba
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.tacos import state
 from jaxcoll.synth.tacos.state import count_bits, lowest_bit
@@ -66,6 +66,17 @@ def test_a_kernel_is_compiled_unless_it_is_interpreted(monkeypatch):
     with interpreted(False):
         assert _both(1.5) == 5.0
     assert len(_both.signatures) == 2
+
+
+def test_without_numba_kernels_of_the_installation_run_and_others_as_python(monkeypatch):
+    monkeypatch.setenv(compiled.COMPILED_AT_ONCE, "1")
+    listed, other = (kernel()(lambda x: (x + 1, is_interpreted())) for _ in range(2))
+    with without_numba():
+        assert other(1) == (2, True)
+        monkeypatch.setattr(machine_code, "library", lambda: "a library")
+        monkeypatch.setattr(machine_code, "find", lambda *_: lambda x: "machine code")
+        assert listed(1) == "machine code"
+    assert not other.signatures
 
 
 @pytest.mark.usefixtures("loaded")
@@ -139,7 +150,7 @@ def test_after_a_call_its_rate_decides_about_larger_ones(monkeypatch):
 # After four of them the file of seconds holds nonsense, of which a process makes nothing.
 SEASONS = """
 import os, pathlib, sys, time
-from jaxcoll.numerics import compiled
+from jaxcoll.numerics import compiled, machine_code
 
 compiled.numba()
 compiled._COMPILE, compiled._PER_INSTRUCTION = 1.0, 0.0

@@ -40,21 +40,22 @@ def same(found, expected):
     return all((a == b).all() for a, b in zip(found, expected, strict=True))
 
 torus = jc.topologies.torus(4, 4, 4, alpha=5e-7, bandwidth=5e10)
+plane = jc.topologies.torus(4, 4, alpha=5e-7, bandwidth=5e10)  # for n² chunks and n sources
 given = torus.src.copy(), torus.dst.copy(), torus.in_links[0].copy(), torus.in_links[1].copy()
 plan = jc.synthesize(torus, "all_gather", nbytes=1e6, synthesizer="multitree")
 relayed = jc.synthesize(torus, "all_gather", nbytes=1e6, synthesizer="rhd")
 
-def by(name, kind):
-    return lambda: columns(jc.synthesize(torus, kind, nbytes=1e6, synthesizer=name, seed=0))
+def by(name, kind, network=torus):
+    return lambda: columns(jc.synthesize(network, kind, nbytes=1e6, synthesizer=name, seed=0))
 
 works = {
     "tacos in lockstep": by("tacos", "all_gather"),
     "tacos by events": by(Tacos("rarest-first", attempts=1, nbytes=1e6), "all_gather"),
-    "tacos, point to point": by("tacos", "all_to_all"),
+    "tacos, point to point": by("tacos", "all_to_all", plane),
     "forestcoll": by("forestcoll", "all_gather"),
     "multitree": by("multitree", "all_gather"),
     "bfb": by("bfb", "all_gather"),
-    "min_congestion": by("min_congestion", "all_to_all"),
+    "min_congestion": by("min_congestion", "all_to_all", plane),
     "verify": lambda: (jc.verify(plan), columns(plan))[1],
     "simulate": lambda: [jc.simulate(relayed, nbytes=1e6).start],
     "simulate, one hop": lambda: [jc.simulate(plan, nbytes=1e6).start],

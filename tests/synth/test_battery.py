@@ -25,9 +25,9 @@ def draw_problem(case: Case, data):
     return topology, data.draw(collectives(topology.num_ranks, case.kinds, 3, grouped))
 
 
-# Half as many examples as of other properties: there are 137 cases.
+# Fewer examples than of other properties: there are 137 cases, some ten of each synthesizer.
 @every_case
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(data=st.data())
 def test_schedules_are_sound_and_no_faster_than_the_bounds(case, data):
     topology, collective = draw_problem(case, data)
@@ -42,7 +42,7 @@ def test_schedules_are_sound_and_no_faster_than_the_bounds(case, data):
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_the_same_seed_gives_the_same_schedule(case, data):
     topology, collective = draw_problem(case, data)
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_schedule(case, data):
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_a_collective_for_other_ranks_is_refused(case, data):
     topology, collective = draw_problem(case, data)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import CollectiveError
 from jaxcoll.execute.calls import UnboundAxisError
-from tests.execute.harness import integers, mesh_of, sharded
+from tests.execute.harness import integers, mesh_of, placed, sharded
 
 N = 8
 
@@ -97,7 +97,7 @@ def test_zero_is_the_optimizer_it_wraps(name, check_vma):
         updates, state = plain.update(mean, state, params)
         return optax.apply_updates(params, updates), state
 
-    expected, expected_state = params, plain.init(params)
+    params, expected, expected_state = placed(params, mesh), params, plain.init(params)
     for gradients in batches(params, 6):
         params, state = run(params, state, gradients)
         expected, expected_state = reference(expected, expected_state, gradients)
@@ -208,8 +208,8 @@ def test_init_on_a_mesh_is_init_inside_of_shard_map():
     ours = jc.optax.zero("x", optax.adam(1e-2), mesh=mesh_of(4))
     expected = sharded(ours.init, mesh_of(4), P(), P("x"))(params)
     # Wherever the parameters are: on the default device, on one bound, or spread over the mesh.
-    for placed in (params, jax.device_put(params, jax.devices()[1])):
-        state = ours.init(placed)
+    for given in (params, jax.device_put(params, jax.devices()[1])):
+        state = ours.init(given)
         same_leaves(state, expected)
         for leaf in jax.tree.leaves(state):
             assert leaf.size == 0 or leaf.addressable_shards[0].data.shape == (1, *leaf.shape[1:])
@@ -236,18 +236,24 @@ def test_specs_of_a_training_state():
 # ---------------------------------------------------------------------- other numbers of ranks
 
 
-def trained(n: int, ours, params, state, steps) -> tuple[Any, Any]:
-    """Parameters and state after some steps on ``n`` ranks, which all see the same gradients."""
-    mesh = mesh_of(n)
-    if state is None:
-        state = sharded(ours.init, mesh, P(), P("x"))(params)
+@functools.cache
+def program(n: int, ours):
+    """A step on ``n`` ranks, which all see the same gradients."""
 
     def step(params, state, gradients):
         mine = lax.pcast(gradients, "x", to="varying")
         updates, state = ours.update(mine, state, params)
         return optax.apply_updates(params, updates), state
 
-    run = sharded(step, mesh, (P(), P("x"), P()), (P(), P("x")))
+    return sharded(step, mesh_of(n), (P(), P("x"), P()), (P(), P("x")))
+
+
+def trained(n: int, ours, params, state, steps) -> tuple[Any, Any]:
+    """Parameters and state after some steps on ``n`` ranks."""
+    mesh, run = mesh_of(n), program(n, ours)
+    if state is None:
+        state = sharded(ours.init, mesh, P(), P("x"))(params)
+    params, state = placed(params, mesh), placed(state, mesh, P("x"))
     for gradients in batches(params, steps):
         params, state = run(params, state, own(gradients))
     return jax.tree.map(np.asarray, params), state

@@ -13,22 +13,20 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import sys
 import time
 
 from tests.execute.meshes.xla_flags import cpu_devices
 
 
-def main(port: int, processes: int, process: int, what: str, count: int, table: str) -> None:
+def main(port: int, processes: int, process: int, what: str, count: str, table: str) -> None:
     """Connect and train."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = cpu_devices(2)
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     try:
-        train(process, what if process == processes - 1 else "trains", table, count)
+        train(process, what if process == processes - 1 else "trains", table, int(count))
     except ValueError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         print(f"ended at {time.time():.1f}", flush=True)
@@ -76,7 +74,8 @@ def train(process: int, what: str, table: str, count: int) -> None:
     )
     delays = random.Random(process)
     for _ in range(count):
-        time.sleep(delays.choice((0, 0, 0.002, 0.01)))
+        # Long enough that a second of compiling in the background is few steps.
+        time.sleep(delays.choice((0, 0.01, 0.02, 0.05)))
         w = tuned(w, x)
         if tuned.report().steps.get("search", 0) == 5:
             disturb(what)
@@ -95,8 +94,3 @@ def disturb(what: str) -> None:
         os._exit(9)
     if what == "stalled":
         time.sleep(60)
-
-
-if __name__ == "__main__":
-    port, processes, process = (int(argument) for argument in sys.argv[1:4])
-    main(port, processes, process, sys.argv[4], int(sys.argv[5]), sys.argv[6])

@@ -5,40 +5,37 @@ it ran, or the error it met and the seconds until then.
 
 - ``switches``: checkpoints under random delays. The leader draws a program at each, and the
   program itself finds whether every process runs the same one.
-- ``killed`` / ``stalled``: the last process ends, or sleeps, at the tenth checkpoint.
+- ``killed`` / ``stalled``: the last process ends, or sleeps, after these checkpoints.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import time
 
 TIMEOUT_SECONDS = 6.0
 
 
-def main(port: int, processes: int, process: int, what: str, count: int) -> None:
+def main(port: int, processes: int, process: int, what: str, count: str) -> None:
     """Connect and run."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     started = time.monotonic()
     try:
-        trace = steps(what, process, processes, count)
+        steps(what, process, processes, int(count))
     except ValueError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         print(f"after {time.monotonic() - started:.1f} s", flush=True)
         os._exit(3)
-    print(trace, flush=True)
     print("OK", flush=True)
     os._exit(0)
 
 
-def steps(what: str, process: int, processes: int, count: int) -> str:
-    """Run the checkpoints; the programs that ran, and the median milliseconds of a decision."""
+def steps(what: str, process: int, processes: int, count: int) -> None:
+    """Run the checkpoints and print the programs that ran; one more where a process is missing."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding
@@ -61,12 +58,9 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
     programs = [program(number) for number in range(3)]
     delays, draws = random.Random(process), random.Random(7)
     connected = Coordinator(TIMEOUT_SECONDS)
-    trace, spent = [], []
-    for step in range(count):
-        if step == 10:
-            disturb(what, process, processes)
+
+    def checkpoint(step: int) -> str:
         time.sleep(delays.choice((0, 0, 0, 0.002)))
-        begun = time.perf_counter()
         decision = connected.exchange(
             Progress(is_ready=True),
             lambda reports: Decision(
@@ -74,7 +68,6 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
             ),
             Decision,
         )
-        spent.append(time.perf_counter() - begun)
         if decision.steps != processes:
             raise ValueError(f"{decision.steps} processes reported")
         ((number,),) = decision.choices
@@ -83,9 +76,12 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
         most, least = (float(np.asarray(o.addressable_data(0))[0]) for o in outputs)
         if not most == least == number:
             raise ValueError(f"processes run programs from {least} to {most}")
-        trace.append(str(number))
-    print(f"decision {1e3 * np.median(spent):.3f} ms", flush=True)
-    return "".join(trace)
+        return str(number)
+
+    print("".join(checkpoint(step) for step in range(count)), flush=True)
+    if what != "switches":
+        disturb(what, process, processes)
+        checkpoint(count)
 
 
 def disturb(what: str, process: int, processes: int) -> None:
@@ -94,8 +90,3 @@ def disturb(what: str, process: int, processes: int) -> None:
         os._exit(9)
     if process == processes - 1 and what == "stalled":
         time.sleep(60)
-
-
-if __name__ == "__main__":
-    port, processes, process = (int(argument) for argument in sys.argv[1:4])
-    main(port, processes, process, sys.argv[4], int(sys.argv[5]))

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,68 +19,46 @@ from jaxcoll.tune.training_step.processes import (
     Start,
 )
 from jaxcoll.tune.training_step.regression import TimedStep
+from tests.elsewhere import printed_by_processes
 
-ROOT = Path(__file__).parents[2]
 
-
-def start(
-    processes: int, what: str, count: int, script: str = "process_worker.py", *more: str
-) -> list[str]:
-    """Run the script in some processes; what each of them printed."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    environment["PYTHONPATH"] = str(ROOT)
-    worker = str(Path(__file__).with_name(script))
-    started = [
-        subprocess.Popen(
-            [sys.executable, worker, *map(str, (port, processes, process, what, count, *more))],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for process in range(processes)
-    ]
-    survivors = started[:-1] if what in ("killed", "stalled") else started
-    try:
-        return [process.communicate(timeout=250)[0].decode() for process in survivors]
-    finally:
-        for process in started:
-            process.kill()
+def start(processes: int, what: str, count: int, script: str, *more: str) -> list[str]:
+    """Run the script in some processes; what each of those that are not lost printed."""
+    survivors = processes - (what in ("killed", "stalled"))
+    module = f"tests.tune.{script}"
+    return printed_by_processes(module, processes, [what, count, *more], survivors)
 
 
 def assert_all_ran_the_same(printed: list[str], count: int) -> None:
     """Every process went through the same programs, of which there are three."""
-    assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
-    (trace,) = {text.splitlines()[-2] for text in printed}
-    assert len(trace) == count
+    (trace,) = {"".join(re.findall(r"^[012]+$", text, re.MULTILINE)) for text in printed}
+    assert len(trace) == count, "\n".join(printed)
     assert set(trace) == set("012")
-
-
-def test_all_processes_switch_at_the_same_step():
-    assert_all_ran_the_same(start(2, "switches", 60), 60)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_a_thousand_switches_under_random_delays(processes):
-    assert_all_ran_the_same(start(processes, "switches", 1000), 1000)
 
 
 @pytest.mark.parametrize("processes", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["killed", pytest.param("stalled", marks=pytest.mark.slow)])
-def test_survivors_name_the_process_that_is_missing(what, processes):
-    for text in start(processes, what, 40):
+def test_all_processes_switch_at_the_same_step_until_one_is_missing(what, processes):
+    printed = start(processes, what, 60, "process_worker")
+    assert_all_ran_the_same(printed, 60)
+    for text in printed:
         assert "TuneError" in text, text
         assert f"process {processes - 1} did not report within 6 s" in text, text
         assert float(re.findall(r"^after ([\d.]+) s$", text, re.MULTILINE)[0]) < 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_thousand_switches_under_random_delays(processes):
+    printed = start(processes, "switches", 1000, "process_worker")
+    assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
+    assert_all_ran_the_same(printed, 1000)
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_step_is_tuned_by_all_processes_together(processes, tmp_path):
     table = tmp_path / "table.json"
-    printed = start(processes, "trains", 4000, "online_worker.py", str(table))
+    printed = start(processes, "trains", 4000, "online_worker", str(table))
     assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
     # The programs that ran, the parameters bit by bit, and the choices.
     (said,) = {tuple(text.splitlines()[-4:]) for text in printed}
@@ -98,7 +71,7 @@ def test_a_step_is_tuned_by_all_processes_together(processes, tmp_path):
 @pytest.mark.parametrize("what", ["killed", "stalled"])
 def test_a_search_that_loses_a_process_ends_with_an_error_in_all_others(what, tmp_path):
     table = tmp_path / "table.json"
-    for text in start(4, what, 4000, "online_worker.py", str(table)):
+    for text in start(4, what, 4000, "online_worker", str(table)):
         assert re.search(r"^TuneError: .*process", text, re.MULTILINE), text
         begun, ended = (
             float(re.findall(rf"^{at} at ([\d.]+)$", text, re.MULTILINE)[0])

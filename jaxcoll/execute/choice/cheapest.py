@@ -28,7 +28,7 @@ from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.primitives import Native, is_native
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.compiled import interpreted
+from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import (
@@ -194,7 +194,7 @@ def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -
     Where Python kernels answer for one chunk, only counts for which they do: compiling others takes
     a minute on a fresh machine, while a program is being traced.
     """
-    with interpreted(is_small(collective, maker.name)):
+    with without_numba(is_small(collective, maker.name)):
         series = maker.worth_trying(Problem(topology, collective))
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
     found = [
@@ -247,7 +247,7 @@ def _scheduled(
 
 
 def _on_links(schedule: Schedule, nbytes: int) -> float:
-    with interpreted(is_small(schedule.collective)):
+    with without_numba(is_small(schedule.collective)):
         return simulate(schedule, nbytes).time
 
 
@@ -257,7 +257,7 @@ def _made(
 ) -> Schedule | str:
     """A synthesizer's schedule, verified; or why there is none."""
     try:
-        with interpreted(is_small(collective, maker.name)):
+        with without_numba(is_small(collective, maker.name)):
             schedule = maker.with_nbytes(nbytes).synthesize(topology, collective, 0, float(nbytes))
             verify(schedule)
     except JaxcollError as error:

@@ -59,7 +59,7 @@ from jaxcoll.execute.choice.stated import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least
 from jaxcoll.execute.primitives import Native
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.compiled import FEW_SENDS, interpreted
+from jaxcoll.numerics.compiled import FEW_SENDS, without_numba
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
@@ -172,7 +172,7 @@ def default_schedule(
 
 @functools.lru_cache(maxsize=256)
 def _binomial_verified(collective: Collective) -> Schedule:
-    with interpreted(is_small(collective)):
+    with without_numba(is_small(collective)):
         schedule = binomial(collective)
         verify(schedule)
     return schedule
@@ -196,7 +196,7 @@ def synthesized(
 ) -> Schedule:
     """A synthesizer's schedule of a collective on the default or another topology, verified."""
     links = default_topology(collective.num_ranks) if topology is None else topology
-    with interpreted(is_small(collective, synthesizer.name)):
+    with without_numba(is_small(collective, synthesizer.name)):
         schedule = synthesizer.synthesize(links, collective)
         verify(schedule)
     return schedule

@@ -28,7 +28,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
-from jaxcoll.numerics.compiled import FEW_SENDS, interpreted, kernel
+from jaxcoll.numerics.compiled import FEW_SENDS, kernel, without_numba
 from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
 
@@ -258,7 +258,7 @@ class PermuteProgram:
 @functools.lru_cache(maxsize=256)
 def permute_program(schedule: Schedule) -> PermuteProgram:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
-    with interpreted(len(schedule.chunk) <= FEW_SENDS):
+    with without_numba(len(schedule.chunk) <= FEW_SENDS):
         return _permute_program(schedule)
 
 

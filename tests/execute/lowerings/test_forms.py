@@ -16,7 +16,8 @@ from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
-AXES = Axes(("x",), (8,), ("x",))
+N = 6
+AXES = Axes(("x",), (N,), ("x",))
 # (kind, network, synthesizer, chunks)
 CASES = [
     ("all_gather", "mesh", "tacos", 2),
@@ -52,20 +53,20 @@ def test_same_values_of_all_tiles(case, target):
 def check_same_values(case, target, trailing_dims):
     kind, network, synthesizer, chunks = case
     root = 1 if kind in ("broadcast", "gather") else None
-    schedule = schedule_of(network, 8, kind, synthesizer, chunks, None, root)
-    lead = 16 if permute_program(schedule).blocks[0] == 1 else 8 * 16
+    schedule = schedule_of(network, N, kind, synthesizer, chunks, None, root)
+    lead = 16 if permute_program(schedule).blocks[0] == 1 else N * 16
     run = functools.partial(
         primitives.run, axes=AXES, schedule=schedule, invarying=False, target=target
     )
     for trailing in trailing_dims:
-        x = integers((8, lead, *trailing), jnp.float32, seed=2)
+        x = integers((N, lead, *trailing), jnp.float32, seed=2)
 
         def body(v):
             # Both in one program: compiling is what takes the time.
             return [run(v[0], lowering=lowering)[None] for lowering in ("ssa", "scan")]
 
         want = expected(schedule.collective, x)
-        for got in sharded(body, mesh_of(8), P("x"), P("x"))(x):
+        for got in sharded(body, mesh_of(N), P("x"), P("x"))(x):
             np.testing.assert_array_equal(got, want, err_msg=str(trailing))
 
 

@@ -25,22 +25,24 @@ GROUPS = ((0, 4, 1), (5, 3, 2), (7, 6, 8))
 
 # (network, synthesizer, chunks, ranks, groups)
 GATHERS = [
-    ("ring", "ring", 1, 8, None),
-    ("one-way", "tacos", 2, 8, None),
-    ("torus", "bucket", 4, 8, None),
-    ("torus", "bucket", 1, 8, None),
-    ("mesh", "tacos", 2, 8, None),
-    ("complete", "direct", 1, 8, None),
+    ("ring", "ring", 1, 6, None),
+    ("one-way", "tacos", 2, 6, None),
+    ("torus", "bucket", 4, 6, None),
+    ("torus", "bucket", 1, 6, None),
+    ("mesh", "tacos", 2, 6, None),
+    ("complete", "direct", 1, 6, None),
     ("ring", "ring", 1, 9, GROUPS),
 ]
 ROOTED = [
-    ("complete", "direct", 2, 8, None),
-    ("mesh", "hops", 1, 8, None),
-    ("ring", "hops", 2, 8, None),
+    ("complete", "direct", 2, 6, None),
+    ("mesh", "hops", 1, 6, None),
+    ("ring", "hops", 2, 6, None),
     ("ring", "hops", 1, 9, GROUPS),
 ]
 GATHERED = ("all_gather", "reduce_scatter", "all_reduce")
 CASES = [(kind, *case) for kind in KINDS for case in (GATHERS if kind in GATHERED else ROOTED)]
+# Off TPU "pallas" is "auto", which is one of the two others: once for each collective.
+WITH_ALL_NAMES = [(kind, *(GATHERS if kind in GATHERED else ROOTED)[0]) for kind in KINDS]
 
 
 def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
@@ -61,9 +63,10 @@ def test_against_numpy(case):
     kind, network, synthesizer, chunks, n, groups = case
     root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
     schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
-    x, function = run(kind, schedule, n, *LOWERINGS)
+    lowerings = [*LOWERINGS] if case in WITH_ALL_NAMES else ["ssa", "scan"]
+    x, function = run(kind, schedule, n, *lowerings)
     want = expected(schedule.collective, x)
-    for lowering, got in zip(LOWERINGS, function(x), strict=True):  # "pallas" is "auto" here
+    for lowering, got in zip(lowerings, function(x), strict=True):
         np.testing.assert_array_equal(got, want, err_msg=lowering)
 
 
@@ -136,9 +139,10 @@ def test_no_collective_but_permutes(lowering):
 
 # ---------------------------------------------------------------------- the kernel
 
+# Four ranks are enough to forward rows; the interpreter takes seconds for every rank.
 KERNELS = [
-    ("all_gather", "torus", "bucket", 1, 8, None),
-    ("reduce_scatter", "mesh", "bucket", 1, 8, None),
+    ("all_gather", "torus", "bucket", 1, 4, None),
+    ("reduce_scatter", "mesh", "bucket", 1, 4, None),
     *(
         pytest.param((kind, *case), marks=pytest.mark.slow)
         for kind in KINDS

@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.elsewhere import printed_by_processes
 
 
-def start(processes: int, devices: int, what: str) -> list[str]:
-    """Run the worker in some processes; what each printed last."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    environment["PYTHONPATH"] = str(ROOT)
-    arguments = [
-        [sys.executable, str(Path(__file__).with_name("worker.py"))]
-        + [str(value) for value in (port, processes, process, devices, what)]
-        for process in range(processes)
-    ]
-    started = [
-        subprocess.Popen(a, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for a in arguments
-    ]
-    try:
-        return [process.communicate(timeout=250)[0].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
+def printed(processes: int, devices: int, *tasks: str) -> list[dict[str, str]]:
+    """What each process printed in each task."""
+    module = "tests.execute.meshes.worker"
+    texts = printed_by_processes(module, processes, [devices, *tasks])
+    for text in texts:
+        assert all(f"# {task}\n" in text for task in tasks), text
+    return [dict(part.split("\n", 1) for part in text.split("# ")[1:]) for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("processes", "devices"),
-    [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 4), (4, 2)))],
-)
-def test_every_collective(processes, devices):
-    for said in start(processes, devices, "same"):
-        assert said.rstrip().endswith("OK"), said
+@pytest.fixture(scope="module")
+def three() -> list[dict[str, str]]:
+    """Three processes of two devices: starting them takes longer than most tasks."""
+    return printed(3, 2, "same", "differ", "some", "alone")
 
 
-def test_different_schedules_are_an_error_everywhere_and_what_follows_runs():
-    for said in start(2, 2, "differ"):
-        assert said.count("processes are about to run different schedules") == 2, said
-        assert said.rstrip().endswith("OK"), said
+def test_every_collective(three):
+    for said in three:
+        assert said["same"].rstrip().endswith("OK"), said
 
 
-def test_different_schedules_on_some_of_the_devices():
-    *members, other = start(3, 2, "some")
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_every_collective_on_eight_devices(processes, devices):
+    for said in printed(processes, devices, "same"):
+        assert said["same"].rstrip().endswith("OK"), said
+
+
+def test_different_schedules_are_an_error_everywhere_and_what_follows_runs(three):
+    for said in three:
+        assert said["differ"].count("processes are about to run different schedules") == 2, said
+        assert said["differ"].rstrip().endswith("OK"), said
+
+
+def test_different_schedules_on_some_of_the_devices(three):
+    *members, other = three
     for said in members:
-        assert said.count("processes are about to run different schedules") == 1, said
-        assert said.rstrip().endswith("OK"), said
-    assert other.rstrip().endswith("OK"), other
+        assert said["some"].count("processes are about to run different schedules") == 1, said
+        assert said["some"].rstrip().endswith("OK"), said
+    assert other["some"].rstrip().endswith("OK"), other
 
 
-def test_tracing_and_compiling_wait_for_nobody():
+def test_tracing_and_compiling_wait_for_nobody(three):
     # A process that waited would do so for longer than the test may take.
-    for said in start(2, 2, "alone"):
-        assert said.rstrip().endswith("OK"), said
+    for said in three:
+        assert said["alone"].rstrip().endswith("OK"), said

@@ -1,33 +1,32 @@
 """One of several processes on the loopback: what processes that compile together do, and what one.
 
-Arguments: port, processes, this process's number, devices per process, and one of ``TASKS``. Prints
-OK, or the error it met.
+Arguments: port, processes, this process's number, devices per process, and some of ``TASKS``.
+Prints the name of every task, any error, and OK.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 
 from tests.execute.meshes.xla_flags import cpu_devices
 
 
-def main(port: int, processes: int, process: int, devices: int, what: str) -> None:
-    """Connect and run."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = cpu_devices(devices)
+def main(port: int, processes: int, process: int, devices: str, *tasks: str) -> None:
+    """Connect, and run the tasks one after the other."""
+    os.environ["XLA_FLAGS"] = cpu_devices(int(devices))
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-    TASKS[what](process)
+    for what in tasks:
+        print(f"# {what}", flush=True)
+        TASKS[what](process)
+        print("OK", flush=True)
     jax.distributed.shutdown()
-    print("OK", flush=True)
 
 
 def run_all(process: int) -> None:
-    """Run every collective with several schedules and compare with NumPy."""
+    """Run every collective on a power of two devices and compare with NumPy."""
     import jax
     import numpy as np
     from jax.sharding import PartitionSpec as P
@@ -36,39 +35,47 @@ def run_all(process: int) -> None:
     from jaxcoll import topologies
     from jaxcoll.synth import synthesize
 
-    n = jax.device_count()
-    mesh, whole, x = operand(jax.devices())
+    n = 1 << (jax.device_count().bit_length() - 1)
+    devices = jax.devices()[:n]
+    if process not in {device.process_index for device in devices}:
+        return
+    mesh, whole, x = operand(devices)
     bucket = synthesize(topologies.mesh(2, n // 2), "all_gather", "bucket", chunks=4)
 
-    def every(v, lowering):
-        v, options = v[0], {"lowering": lowering}
-        results = [jc.all_gather(v, "x", schedule=s, **options) for s in ("ring", bucket)]
-        results += [jc.psum(v, "x", schedule=s, **options) for s in ("ring", bucket)]
-        results += [jc.psum_scatter(v, "x", schedule=s, **options) for s in ("ring", bucket)]
-        results += [
-            jc.all_to_all(v, "x", 0, 0, schedule="direct", **options),
-            jc.pbroadcast(v, "x", 1, **options),
-            jc.reduce(v, "x", 0, **options),
-            jc.scatter(v, "x", 1, **options),
-            jc.gather(v, "x", 0, **options),
+    def every(v):
+        v, (a, b) = v[0], ("ssa", "scan")
+        # Every schedule and every collective by both lowerings, not every schedule of each.
+        results = [
+            jc.all_gather(v, "x", schedule="ring", lowering=a),
+            jc.all_gather(v, "x", schedule=bucket, lowering=b),
+            jc.psum(v, "x", schedule="ring", lowering=b),
+            jc.psum(v, "x", schedule=bucket, lowering=a),
+            jc.psum_scatter(v, "x", schedule="ring", lowering=a),
+            jc.psum_scatter(v, "x", schedule=bucket, lowering=b),
         ]
+        for lowering in (a, b):
+            results += [
+                jc.all_to_all(v, "x", 0, 0, schedule="direct", lowering=lowering),
+                jc.pbroadcast(v, "x", 1, lowering=lowering),
+                jc.reduce(v, "x", 0, lowering=lowering),
+                jc.scatter(v, "x", 1, lowering=lowering),
+                jc.gather(v, "x", 0, lowering=lowering),
+            ]
         return [result[None] for result in results]
 
     total = whole.sum(0)
     zeros = np.zeros((n - 1, *total.shape), np.float32)
     expected = [np.stack([whole] * n)] * 2 + [np.stack([total] * n)] * 2 + [total] * 2
-    expected += [
+    expected += 2 * [
         whole.swapaxes(0, 1),
         np.stack([whole[1]] * n),
         np.concatenate([total[None], zeros]),
         whole[1],
         np.concatenate([whole[None], np.stack([np.zeros_like(whole)] * (n - 1))]),
     ]
-    for lowering in ("ssa", "scan"):
-        inner = functools.partial(every, lowering=lowering)
-        outer = jax.shard_map(inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-        for got, want in zip(jax.jit(outer)(x), expected, strict=True):
-            check(got, want)
+    program = jax.shard_map(every, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    for got, want in zip(jax.jit(program)(x), expected, strict=True):
+        check(got, want)
 
 
 def differ(process: int) -> None:
@@ -176,7 +183,3 @@ def check(got, want) -> None:
 
 
 TASKS = {"same": run_all, "differ": differ, "some": some, "alone": alone}
-
-if __name__ == "__main__":
-    port, processes, process, devices = (int(argument) for argument in sys.argv[1:5])
-    main(port, processes, process, devices, sys.argv[5])

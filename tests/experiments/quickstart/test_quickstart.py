@@ -82,7 +82,7 @@ def test_it_prints_and_writes_its_results(tmp_path):
 def test_what_is_not_defined_for_the_network_is_said(tmp_path):
     config = tiny(
         f"results={tmp_path}", "topology.family=fully_connected", "topology.sides=[3]",
-        "train.batch=3", "sizes=[64]",
+        "train.batch=3", "sizes=[64]", "synth.names=[bucket,ring]",
     )  # fmt: skip
     rows, printed = run(config)
     row = next(row for row in rows if row["synthesizer"] == "bucket")

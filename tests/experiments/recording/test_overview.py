@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import overview, recording
+from experiments import overview, recording, study
 from experiments.config import EXPERIMENTS
 from experiments.tacos.measure import ATTEMPTS
 from jaxcoll.synth import Tacos
+from tests.experiments.runs import sketch
 
 RUN = recording.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())
 
@@ -64,6 +65,7 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(recording, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(recording, "DOCS", tmp_path)
+    monkeypatch.setattr(study, "write_figure", sketch)
     assert overview.main(["--ci", "tacos-fig-10"]) == 0
     assert overview.main(["tacos-fig-14"]) == 0
     text = (tmp_path / "page.md").read_text()
@@ -79,9 +81,9 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     assert overview.main(["--ci", "tacos-fig-14"]) == 0
     assert path.read_bytes() == before
     # Other rows are recorded, and so is the run at size=paper by the same code.
-    study = json.loads(before)
-    study["ci"]["rows"][0]["spans"] = 5
-    path.write_text(json.dumps(study))
+    content = json.loads(before)
+    content["ci"]["rows"][0]["spans"] = 5
+    path.write_text(json.dumps(content))
     assert recording.stale("tacos-fig-14", recording.load("tacos-fig-14"))
     monkeypatch.setattr(overview, "studies", lambda: ["tacos-fig-10", "tacos-fig-14"])
     assert overview.main(["--stale"]) == 0
