@@ -32,6 +32,13 @@ def components(num_vertices: int, src, dst) -> np.ndarray:
     return np.unique(label, return_index=True)[1][label]
 
 
+def hops_to(nearest: np.ndarray, num_vertices: int, src, dst) -> np.ndarray:
+    """Fewest links between each vertex and any of some, whichever way they point; -1 if none."""
+    joined = sp.csr_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
+    hops = sp.csgraph.dijkstra(joined, False, nearest, unweighted=True, min_only=True)
+    return np.where(np.isinf(hops), -1, hops).astype(np.int64)
+
+
 def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> None:
     """Refuse links over which some rank cannot reach another.
 
@@ -228,6 +235,26 @@ class FlowNetwork:
         after = before.copy()
         self._run(after, source, sink, _total(capacity))
         return [int(x) for x in (before - after)[self._position]]
+
+    def least_cuts(
+        self, capacity: Capacities, source: int, sink: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Two least cuts by the vertices beyond them, bool of shape (vertices,) each.
+
+        Of all least cuts the one nearest to the sink, and the one nearest to the source.
+        """
+        left = self._residuals(capacity)
+        self._run(left, source, sink, _total(capacity))
+        # A least cut has no residual left across it. So the vertices that still reach the sink in
+        # the residual network, and those that the source no longer reaches, are the two extremes.
+        leaves = np.repeat(np.arange(self.num_vertices), np.diff(self._ptr))
+        ends = leaves[left > 0], self._head[left > 0]
+        shape = (self.num_vertices, self.num_vertices)
+        graph = sp.csr_matrix((np.ones(len(ends[0])), ends), shape)
+        reach, beyond = np.zeros((2, self.num_vertices), np.bool_)
+        reach[sp.csgraph.breadth_first_order(graph.T.tocsr(), sink, return_predecessors=False)] = 1
+        beyond[sp.csgraph.breadth_first_order(graph, source, return_predecessors=False)] = 1
+        return reach, ~beyond
 
     def first_short(
         self, capacity: Capacities, source: int, targets: Iterable[int], need: int

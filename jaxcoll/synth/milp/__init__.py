@@ -25,7 +25,6 @@ from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
-from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,
@@ -229,7 +228,7 @@ def _connections(topology: Topology) -> Edges:
         routes.path(e) for e in range(len(routes)) if _only_switches(topology, routes.path(e))
     ]
     links = np.flatnonzero(np.maximum(topology.src, topology.dst) < n).tolist()
-    return edges_of(topology, [*((link,) for link in links), *through])
+    return Edges.from_paths(topology, [*((link,) for link in links), *through])
 
 
 def _only_switches(topology: Topology, path: tuple[int, ...]) -> bool:
