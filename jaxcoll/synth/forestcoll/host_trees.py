@@ -297,7 +297,9 @@ def _joined(
     hops = np.concatenate([count for _, count in paths])
     ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
     # Trees of all hosts, those of each root in succession.
-    root = np.concatenate([ranks[flow.root] for ranks, (flow, _) in _zip(partition, insides)])
+    root = np.concatenate(
+        [ranks[flow.root] for ranks, (flow, _) in zip(partition.ranks, insides, strict=True)]
+    )
     weight = np.concatenate([flow.weight for flow, _ in insides])
     size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
     start = np.concatenate([[0], np.cumsum(size)])[:-1]
@@ -323,10 +325,6 @@ def _joined(
         np.arange(count + 1) * (n - 1), rows[2], scaling.inverse,
         {"trees": "hosts entered once", "switches": across.certificate["switches"]},
     )  # fmt: skip
-
-
-def _zip(partition: Partition, insides: list) -> Iterator[tuple[np.ndarray, tuple]]:
-    return zip(partition.ranks, insides, strict=True)
 
 
 def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:

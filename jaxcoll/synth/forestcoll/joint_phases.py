@@ -1,8 +1,8 @@
 """Both phases of an all_reduce at once: in-trees and out-trees that share links (App. B.7).
 
-On three ranks in a line, 0 - 1 - 2, reduce_scatter takes two thirds of the vector over the link from
-0 to 1 and one third back, and all_gather the other way round: the time of four thirds of a vector.
-If rank 1 sums all of it, the vector crosses every link once, both ways at once: that of one vector.
+On three ranks in a line, 0 - 1 - 2, reduce_scatter takes two thirds of the vector from rank 0 to 1
+and one third back, and all_gather the other way round: the time of four thirds of a vector. If rank
+1 sums all of it, the vector crosses every link once, both ways at once: the time of one.
 
 The linear program of App. B.7 says how much of the vector is summed at each rank, and what trees of
 either kind may use of every link. They are packed into that, one of each per chunk, and a chunk
