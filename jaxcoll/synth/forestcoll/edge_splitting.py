@@ -1,4 +1,4 @@
-"""Step 2: switches removed by edge splitting (Sec. 4.5.2), by pairings that flows verify.
+"""Step 2: switches removed by edge splitting (Sec. 4.5.3), by pairings that flows verify.
 
 Splitting off c of the links (u, w) and (w, t) replaces c of both by c of a direct link (u, t). A
 network in which all capacity of every switch is split off has ranks only, and as long as
