@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -18,30 +19,6 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
-
-
-def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
-    """One contiguous column of integers; refuses numbers that the type would round or wrap."""
-    try:
-        given = np.asarray(checks.bounded(values, what, ScheduleError))
-        with np.errstate(invalid="ignore"):
-            column = np.ascontiguousarray(given, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ScheduleError(f"{what} must be one column of integers: {error}") from None
-    if given.ndim != 1:
-        raise ScheduleError(f"{what} must be one column of integers, got shape {given.shape}")
-    if given.dtype != column.dtype and not np.array_equal(given, column):
-        bad = given[np.flatnonzero(given != column)[0]]
-        raise ScheduleError(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
-    return column
-
-
-def put_columns(of: object, what: str, **dtypes: type) -> None:
-    """Fields of a frozen dataclass as columns of integers that nobody can write to."""
-    for name, dtype in dtypes.items():
-        column = whole_numbers(getattr(of, name), dtype, f"{name} of {what}")
-        column.setflags(write=False)
-        object.__setattr__(of, name, column)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -63,9 +40,8 @@ class Edges:
     path_link: np.ndarray
 
     def __post_init__(self) -> None:
-        put_columns(
-            self, "edges", src=np.int32, dst=np.int32, path_ptr=np.int64, path_link=np.int32
-        )
+        dtypes = {"src": np.int32, "dst": np.int32, "path_ptr": np.int64, "path_link": np.int32}
+        checks.column_fields(self, "edges", ScheduleError, **dtypes)
 
     @classmethod
     def from_links(cls, topology: Topology) -> Edges:
@@ -75,6 +51,18 @@ class Edges:
             raise ScheduleError(f"{topology} has switches: give its edges paths through them")
         links = np.arange(topology.num_links)
         return cls(topology.src, topology.dst, np.arange(topology.num_links + 1), links)
+
+    @classmethod
+    def from_paths(cls, topology: Topology, paths: Sequence[Sequence[int]]) -> Edges:
+        """Edge i crosses the links of path i, one or more, in this order."""
+        ptr = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+        return cls.along(topology, ptr, np.asarray([link for path in paths for link in path], int))
+
+    @classmethod
+    def along(cls, topology: Topology, path_ptr: np.ndarray, path_link: np.ndarray) -> Edges:
+        """The edges whose paths are given in columns, from the first links to the last."""
+        first, last = path_link[path_ptr[:-1]], path_link[path_ptr[1:] - 1]
+        return cls(topology.src[first], topology.dst[last], path_ptr, path_link)
 
     def __len__(self) -> int:
         return len(self.src)
@@ -266,7 +254,8 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
         TopologyError: ranks that cannot reach each other.
     """
     connected(topology)
-    src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
+    src = checks.column(src, np.int32, "src", ScheduleError)
+    dst = checks.column(dst, np.int32, "dst", ScheduleError)
     _check_pairs(topology, src, dst)
     ptr, link = topology.out_links
     order = np.argsort(src, kind="stable")

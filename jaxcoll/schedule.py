@@ -16,7 +16,7 @@ from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
-from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 
 
@@ -138,10 +138,10 @@ class Schedule:
         # again.
         self.edges.check(self.topology)
         columns = {
-            "step_ptr": whole_numbers(self.step_ptr, np.int64, "step_ptr"),
-            "edge": whole_numbers(self.edge, np.int32, "edge"),
+            "step_ptr": checks.column(self.step_ptr, np.int64, "step_ptr", ScheduleError),
+            "edge": checks.column(self.edge, np.int32, "edge", ScheduleError),
             "chunk": _chunk_column(self.chunk),
-            "reduce": _flags(self.reduce),
+            "reduce": checks.flags(self.reduce, "reduce", ScheduleError),
         }
         _check_columns(columns, len(self.edges), self.collective.num_chunks)
         # Edges sorted by path, each once, so that equal schedules have equal columns, and a digest,
@@ -189,10 +189,10 @@ class Schedule:
         """
         edges = Edges.from_links(topology) if edges is None else edges
         checks.instance(edges, Edges, "edges", ScheduleError)
-        step = whole_numbers(step, np.int64, "step")
-        edge = whole_numbers(edge, np.int64, "edge")
-        chunk = whole_numbers(chunk, np.int32, "chunk")
-        reduce = _flags(reduce)
+        step = checks.column(step, np.int64, "step", ScheduleError)
+        edge = checks.column(edge, np.int64, "edge", ScheduleError)
+        chunk = checks.column(chunk, np.int32, "chunk", ScheduleError)
+        reduce = checks.flags(reduce, "reduce", ScheduleError)
         lengths = [len(step), len(edge), len(chunk), *reduce.shape[:1]]
         if len(set(lengths)) > 1:
             raise ScheduleError(
@@ -433,20 +433,6 @@ def _chunk_column(values) -> np.ndarray:
         return np.asarray(checks.bounded(values, "chunk", ScheduleError))
     except (ValueError, OverflowError) as error:
         raise ScheduleError(f"chunk must be one column of integers: {error}") from None
-
-
-def _flags(values) -> np.ndarray:
-    """Flags of sends, or one for all, as bool."""
-    try:
-        given = np.asarray(checks.bounded(values, "reduce", ScheduleError))
-    except ValueError:
-        given = np.zeros((), object)
-    is_known = given.dtype.kind == "b" or not given.size
-    if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
-        raise ScheduleError(f"reduce must hold True and False, got {checks.shown(values)}")
-    if given.ndim > 1:
-        raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
-    return np.asarray(given, bool)
 
 
 @kernel(cache=True)

@@ -28,7 +28,7 @@ from jaxcoll.links import (
     warn_of_units,
 )
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import check_connected, check_survivors
+from jaxcoll.numerics.connectivity import check_connected, check_survivors, hops_to
 from jaxcoll.numerics.rational import Number
 from jaxcoll.pictures import network_card
 
@@ -184,6 +184,11 @@ class Topology:
     def in_links(self) -> tuple[np.ndarray, np.ndarray]:
         """Incoming links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
         return group_by(self.dst, self.num_vertices)
+
+    @functools.cached_property
+    def hops_to_rank(self) -> np.ndarray:
+        """Fewest links between each vertex and a rank, whichever way they point; -1 if none."""
+        return hops_to(np.arange(self.num_ranks), self.num_vertices, self.src, self.dst)
 
     def out_bandwidth(self) -> np.ndarray:
         """Bytes per second that can leave each vertex, float64 of shape (vertices,)."""

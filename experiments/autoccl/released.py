@@ -134,9 +134,6 @@ _SLOW, _VERY_SLOW = 1.5, 3.0
 _SHARE_BEFORE_SLOW = 0.1
 _CONFIGS_BEFORE_VERY_SLOW = 5
 
-# Seconds of configurations that were measured together.
-_Round = Generator[Config, float, None]
-
 
 class Released(Search):
     """The released coordinate descent in all subspaces in turn.

@@ -26,8 +26,7 @@ from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.stages import assemble
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
 from jaxcoll.topologies import mi250
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

@@ -118,6 +118,8 @@ def bandwidth_with_reduction(bandwidth: Number, gamma: Number) -> Fraction:
 
 def _least_depth(n: int, degree: int, branching: int) -> int:
     n = _at_least(n, "n", 1)
+    # After k hops at most 1 + d + d b + ... + d b^(k-1) ranks are reached, b being the links of
+    # each that do not lead back.
     depth, reached, frontier = 0, 1, degree
     while reached < n:
         depth, reached, frontier = depth + 1, reached + frontier, frontier * branching
@@ -151,6 +153,7 @@ def cost(schedule: Schedule, degree: int | None = None) -> Cost:
             f"{schedule.edges.dst[edge]}) has {schedule.edges.hops[edge]} links; simulate instead"
         )
     loads = _loads(schedule)
+    # A step takes as long as its busiest link, which has one port's part of the rank's bandwidth B.
     return Cost(schedule.num_steps, Fraction(sum(loads.busiest) * ports, loads.whole))
 
 
@@ -159,6 +162,7 @@ def reduction_cost(schedule: Schedule) -> Fraction:
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, whole = common_parts(schedule.collective)
     n, adds = schedule.topology.num_ranks, schedule.reduce
+    # Ranks add at the same time, so that a step takes as long as the rank that adds most in it.
     key = schedule.step[adds].astype(np.int64) * n + schedule.dst[adds]
     received, which = np.unique(key, return_inverse=True)
     total = np.zeros(len(received), np.int64)

@@ -140,6 +140,69 @@ class Optimum:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gathering:
+    """Shards to gather on a network: both in whole numbers, and how cuts of it are found.
+
+    Attributes:
+        topology: the network.
+        weights: size of each rank's shard, coprime integers.
+    """
+
+    topology: Topology
+    weights: tuple[int, ...]
+
+    @functools.cached_property
+    def bandwidths(self) -> tuple[list[int], Fraction]:
+        """Of the links, as coprime integers, and the bytes per second that these count."""
+        return coprime(self.topology.exact_bandwidth)
+
+    @property
+    def links(self) -> list[int]:
+        """Bandwidths in units."""
+        return self.bandwidths[0]
+
+    @property
+    def unit(self) -> Fraction:
+        """Bytes per second."""
+        return self.bandwidths[1]
+
+    @functools.cached_property
+    def network(self) -> FlowNetwork:
+        """The links, then an arc from one more vertex to each rank (the auxiliary networks' s)."""
+        topology, n = self.topology, self.topology.num_ranks
+        src = np.concatenate([topology.src, np.full(n, topology.num_vertices)])
+        dst = np.concatenate([topology.dst, np.arange(n)])
+        return FlowNetwork(topology.num_vertices + 1, src, dst)
+
+    def short_of(self, capacity: list[int], times: int, targets: Iterable[int]) -> Shortfall | None:
+        """The first target that cannot get all weights at once, some times over, from s."""
+        supply = [w * times for w in self.weights]
+        source, need = self.topology.num_vertices, sum(supply)
+        return self.network.first_short(capacity + supply, source, targets, need)
+
+    def cut(self, short: Shortfall) -> frozenset[int]:
+        """The vertices on the source's side, without the source."""
+        return frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
+
+    def weight(self, cut: frozenset[int]) -> int:
+        """Weight of the ranks in a cut, w(S)."""
+        return sum(w for r, w in enumerate(self.weights) if r in cut)
+
+    def leaving(self, cut: frozenset[int]) -> list[int]:
+        """Bandwidths of the links that leave a cut, B(S) together."""
+        ends = zip(self.topology.src.tolist(), self.topology.dst.tolist(), self.links, strict=True)
+        return [b for u, v, b in ends if u in cut and v not in cut]
+
+    def rate(self, cut: frozenset[int]) -> Fraction:
+        """The rate at which a cut is full: B(S) / w(S)."""
+        return Fraction(sum(self.leaving(cut)), self.weight(cut))
+
+
+# The numbers of trees that are tried on a network share its arcs.
+_gathering = functools.lru_cache(maxsize=2)(_Gathering)
+
+
 def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Optimum:
     """The throughput optimum of gathering on a network (Algorithm 1), exact; trees reach it.
 
@@ -163,48 +226,53 @@ def bottleneck(
 ) -> Optimum:
     """As ``optimum``, for any network: a bound, which unbalanced switches may put out of reach.
 
-    The paper's binary search over 1/x is replaced by Newton's method on cuts: every cut that a
-    rate overwhelms (Theorem 23) names the next, lower rate, until none is left.
-
     Args:
         targets: ranks that gather, one of them without all of the weight; all when omitted. With
             fewer, the cut is the narrowest of those that part some target from weight.
     """
-    network = network_with_source(topology)
-    whole, (links, unit) = whole_weights(topology, weights), coprime(topology.exact_bandwidth)
+    whole = whole_weights(topology, weights)
+    return narrowest(_gathering(topology, whole), None if targets is None else sorted(targets))
+
+
+def narrowest(gathering: _Gathering, targets: Sequence[int] | None = None) -> Optimum:
+    """The cut that holds gathering back most (Algorithm 1), and how fast it lets it be.
+
+    The paper's binary search over 1/x is replaced by Newton's method on cuts: every cut that a
+    rate overwhelms (Theorem 23) names the next, lower rate, until none is left.
+    """
+    topology, whole = gathering.topology, gathering.weights
     n, total = topology.num_ranks, sum(whole)
-    gathering = range(n) if targets is None else sorted(targets)
+    ranks = range(n) if targets is None else targets
     # All vertices but one rank are a cut: the start of the search, as of Algorithm 1 ("a lower
     # bound of 1/x*"), and often its end, since a rank behind few links is the usual bottleneck.
-    alone = [r for r in gathering if whole[r] < total]
+    alone = [r for r in ranks if whole[r] < total]
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
-    last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
+    last = min(alone, key=lambda r: gathering.rate(cuts[r]))
     cut = cuts[last]
     while True:
-        rate = _rate(topology, links, whole, cut)
+        rate = gathering.rate(cut)
         # In whole numbers, multiplied by the rate's denominator: a search over floats ends at a
         # wrong cut, in silence, where bandwidths are large integers.
-        capacity = [b * rate.denominator for b in links] + [w * rate.numerator for w in whole]
+        capacity = [b * rate.denominator for b in gathering.links]
         # "the maxflow from s to each c is N x". From the last short target on: those before it were
         # not short at a higher rate.
-        turn = sorted(gathering, key=lambda target: (target < last, target))
-        need = total * rate.numerator
-        short = network.first_short(capacity, topology.num_vertices, turn, need)
+        turn = sorted(ranks, key=lambda target: (target < last, target))
+        short = gathering.short_of(capacity, rate.numerator, turn)
         if short is None:
             break
         # The source's side of a minimum cut before a short target lets out less than its weight
         # at this rate, so its own rate is lower: no cut comes twice.
         last = short.target
-        cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
-    found = 1 / (rate * unit)
+        cut = gathering.cut(short)
+    found = 1 / (rate * gathering.unit)
     return Optimum(
         inverse=found,
         weights=whole,
         cut=cut,
         cut_ranks=tuple(sorted(v for v in cut if v < n)),
-        cut_weight=sum(whole[v] for v in cut if v < n),
-        cut_bandwidth=_leaving(topology, links, cut) * unit,
-        scaling=_fewest_trees(found, links, unit, whole),
+        cut_weight=gathering.weight(cut),
+        cut_bandwidth=sum(gathering.leaving(cut)) * gathering.unit,
+        scaling=_fewest_trees(found, gathering),
     )
 
 
@@ -240,38 +308,35 @@ def fixed_k(
 
 def scaled_to(best: Optimum, topology: Topology, k: int) -> Scaling:
     """``fixed_k`` of checked arguments, where the optimum is known."""
-    network = network_with_source(topology)
-    whole, (links, unit) = best.weights, coprime(topology.exact_bandwidth)
-    n, total = topology.num_ranks, sum(whole)
-    last = 0
+    gathering = _gathering(topology, best.weights)
+    n, last = topology.num_ranks, 0
 
     def short_of(capacity: list[int]) -> Shortfall | None:
-        turn = itertools.chain(range(last, n), range(last))
-        arcs = capacity + [k * w for w in whole]
-        return network.first_short(arcs, topology.num_vertices, turn, k * total)
+        return gathering.short_of(capacity, k, itertools.chain(range(last, n), range(last)))
 
     # From the optimum's cut: Algorithm 5's "lower bound of 1/y*" knows single ranks only.
-    scale = least_scale(Counter(_cut_bandwidths(topology, links, best.cut)), k * best.cut_weight)
+    cut = best.cut
     while True:
+        # The least scale that one more cut allows; scales only grow, so this ends at the least
+        # that all cuts allow, without a search among the candidates U = j / b of Algorithm 5.
+        scale = least_scale(Counter(gathering.leaving(cut)), k * gathering.weight(cut))
         # "Adjust the capacity of e to floor(b_e / y)": part of a tree is of no use to anyone.
-        capacity = [math.floor(b * scale) for b in links]
+        capacity = [math.floor(b * scale) for b in gathering.links]
         short = short_of(capacity)
         if short is None:
             break
-        # The least scale that one more cut allows; scales only grow, so this ends at the least
-        # that all cuts allow, without a search among the candidates U = j / b of Algorithm 5.
-        last = short.target
-        cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
-        weight = sum(whole[v] for v in cut if v < n)
-        scale = least_scale(Counter(_cut_bandwidths(topology, links, cut)), k * weight)
+        last, cut = short.target, gathering.cut(short)
     if not topology.is_direct and any(_surplus(topology, capacity)):
         # The optimum's own scale, repeated, is balanced and suffices.
-        limit = best.U * unit * math.ceil(Fraction(k, best.k))
-        capacity = _trimmed(topology, capacity)
-        while short_of(capacity) is not None:
+        limit = best.U * gathering.unit * math.ceil(Fraction(k, best.k))
+        while True:
+            capacity = _trimmed(topology, capacity)
+            if short_of(capacity) is None:
+                break
             scale = min(scale * Fraction(9, 8), limit)
-            capacity = _trimmed(topology, [math.floor(b * scale) for b in links])
-    return Scaling(k, scale / unit, tuple(capacity), tuple(k * w for w in whole))
+            capacity = [math.floor(b * scale) for b in gathering.links]
+    trees = tuple(k * w for w in best.weights)
+    return Scaling(k, scale / gathering.unit, tuple(capacity), trees)
 
 
 def fastest(topology: Topology, best: Optimum, numbers: Iterable[int]) -> Scaling:
@@ -284,10 +349,17 @@ def fastest(topology: Topology, best: Optimum, numbers: Iterable[int]) -> Scalin
 
 
 @functools.lru_cache(maxsize=16)
-def known_optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
-    """``optimum`` of a connected network, found once for all calls that follow each other."""
+def known_optimum(topology: Topology, weights: tuple[int, ...] | None) -> Optimum:
+    """``optimum`` of a connected network, found once for all calls that follow each other.
+
+    Args:
+        weights: whole numbers, at least 0 and not all 0; equal when None.
+    """
+    _check_several(topology)
     check_balanced(topology)
-    return bottleneck(topology, weights)
+    weights = (1,) * topology.num_ranks if weights is None else weights
+    common = math.gcd(*weights)
+    return narrowest(_gathering(topology, tuple(w // common for w in weights)))
 
 
 @functools.lru_cache(maxsize=128)
@@ -357,18 +429,16 @@ def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
     return [b - t for b, t in zip(amounts, taken, strict=False)]
 
 
-def network_with_source(topology: Topology) -> FlowNetwork:
-    """The links, then an arc from one more vertex to each rank (the auxiliary networks' s)."""
+def _check_several(topology: Topology) -> None:
     n = topology.num_ranks
-    src = np.concatenate([topology.src, np.full(n, topology.num_vertices)])
-    return FlowNetwork(topology.num_vertices + 1, src, np.concatenate([topology.dst, np.arange(n)]))
+    if n < 2:
+        raise TopologyError(f"with {n} rank there is nothing to gather")
 
 
 def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple[int, ...]:
     """Shard sizes as coprime integers."""
+    _check_several(topology)
     n = topology.num_ranks
-    if n < 2:
-        raise TopologyError(f"with {n} rank there is nothing to gather")
     try:
         given = [1] * n if weights is None else weights
         exact = [as_fraction(w) for w in checks.members(given, "weights", TopologyError)]
@@ -391,36 +461,17 @@ def _surplus(topology: Topology, bandwidth: Sequence) -> list:
     return surplus
 
 
-def _cut_bandwidths(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> list[int]:
-    """Bandwidths of the links that leave a cut."""
-    ends = zip(topology.src.tolist(), topology.dst.tolist(), links, strict=True)
-    return [b for u, v, b in ends if u in cut and v not in cut]
-
-
-def _leaving(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> int:
-    return sum(_cut_bandwidths(topology, links, cut))
-
-
-def _rate(
-    topology: Topology, links: Sequence[int], weights: Sequence[int], cut: frozenset[int]
-) -> Fraction:
-    """The rate at which a cut is full: B(S) / w(S)."""
-    weight = sum(w for r, w in enumerate(weights) if r in cut)
-    return Fraction(_leaving(topology, links, cut), weight)
-
-
-def _fewest_trees(
-    inverse: Fraction, links: Sequence[int], unit: Fraction, weights: tuple[int, ...]
-) -> Scaling:
+def _fewest_trees(inverse: Fraction, gathering: _Gathering) -> Scaling:
     """The least k and U with U/k = 1/x* and U b whole for all links (App. B.5.1)."""
     # U b must be whole for every b, hence U a multiple of 1/gcd(b); and U = k inverse for a whole
     # k. The least number that is both is the numerator over the gcd of all b and the denominator.
-    scaled = inverse * unit
-    common = math.gcd(scaled.denominator, *set(links))
+    scaled = inverse * gathering.unit
+    common = math.gcd(scaled.denominator, *set(gathering.links))
     U = Fraction(scaled.numerator, common)
     k = int(U / scaled)
-    capacity = tuple(int(U * b) for b in links)
-    return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
+    capacity = tuple(int(U * b) for b in gathering.links)
+    trees = tuple(k * w for w in gathering.weights)
+    return Scaling(k, U / gathering.unit, capacity, trees)
 
 
 def least_scale(bandwidths: Counter[Any], trees: int) -> Fraction:

@@ -19,7 +19,7 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import MAX_VERTICES
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import listed
-from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.numerics.rational import as_fraction
 
 _MOST_NAMED = 3  # of a kind that a network's name lists; of more it has the number
 
@@ -185,15 +185,11 @@ def scaled_speeds(
     checks.instance(factors, Mapping, "factors", TopologyError)
     speeds = list(bandwidth)
     for link, factor in factors.items():
-        exact = as_fraction(_factor(factor))
+        exact = as_fraction(checks.positive(factor, "a factor of bandwidth", TopologyError))
         chosen = links_at(wiring, link) if isinstance(link, str) else chosen_links(wiring, [link])
         for i in np.flatnonzero(chosen).tolist():
             speeds[i] *= exact
     return speeds
-
-
-def _factor(factor: Number) -> Number:
-    return checks.positive(factor, "a factor of bandwidth", TopologyError)
 
 
 # ---------------------------------------------------------------------- the grid that is left
@@ -237,7 +233,7 @@ def placement_left(
             return None
         around = grid.wrap[d] and side == grid.shape[d]
         wrap.append(around and _all_joined(joined, ranks[-1], ranks[0]))
-        if around and not wrap[-1] and _any_joined(joined, ranks[-1], ranks[0]):
+        if around and not (wrap[-1] or joined.isdisjoint(_ends(ranks[-1], ranks[0]))):
             return None
     number = np.cumsum(~lost) - 1
     return Placement(Grid(box.shape, tuple(wrap)), tuple(number[box.ravel()].tolist()))
@@ -250,10 +246,6 @@ def _ends(u: np.ndarray, v: np.ndarray) -> list[tuple[int, int]]:
 
 def _all_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> bool:
     return joined.issuperset(_ends(u, v))
-
-
-def _any_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> bool:
-    return not joined.isdisjoint(_ends(u, v))
 
 
 # ---------------------------------------------------------------------- what is missing

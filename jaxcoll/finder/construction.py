@@ -297,7 +297,7 @@ def diameter(construction: Construction) -> int:
         return construction.arguments[0] * diameter(parts[0])
     if operation == "parallel":
         return diameter(parts[0])
-    if operation == "line_graph" and _degree(parts[0]) > 1:
+    if operation == "line_graph" and _built(parts[0]).degree > 1:
         return construction.arguments[0] + diameter(parts[0])
     return _built(construction).diameter
 
@@ -338,10 +338,6 @@ def _of_product(parts: Sequence[Construction]) -> RateBounds:
         min(each.lower / many for each, many in zip(found, lines, strict=True)),
         min(each.upper / many for each, many in zip(found, lines, strict=True)),
     )
-
-
-def _degree(construction: Construction) -> int:
-    return _built(construction).degree
 
 
 @functools.lru_cache(maxsize=2**13)

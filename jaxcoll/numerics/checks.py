@@ -113,6 +113,36 @@ def members(values, what: str, error: Error) -> tuple:
         raise error(f"{what} must be a sequence, got {shown(values)}") from None
 
 
+def column(values, dtype: type, what: str, error: Error) -> np.ndarray:
+    """One contiguous column of integers; refuses numbers that the type would round or wrap."""
+    try:
+        given = np.asarray(bounded(values, what, error))
+        with np.errstate(invalid="ignore"):
+            found = np.ascontiguousarray(given, dtype)
+    except (TypeError, ValueError, OverflowError) as wrong:
+        raise error(f"{what} must be one column of integers: {wrong}") from None
+    if given.ndim != 1:
+        raise error(f"{what} must be one column of integers, got shape {given.shape}")
+    if given.dtype != found.dtype and not np.array_equal(given, found):
+        bad = given[np.flatnonzero(given != found)[0]]
+        raise error(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
+    return found
+
+
+def flags(values, what: str, error: Error) -> np.ndarray:
+    """Flags, or one for all, as bool."""
+    try:
+        given = np.asarray(bounded(values, what, error))
+    except ValueError:
+        given = np.zeros((), object)
+    is_known = given.dtype.kind == "b" or not given.size
+    if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
+        raise error(f"{what} must hold True and False, got {shown(values)}")
+    if given.ndim > 1:
+        raise error(f"{what} must be one column, got shape {given.shape}")
+    return np.asarray(given, bool)
+
+
 def flag(value, what: str, error: Error) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
@@ -253,3 +283,11 @@ def flag_fields(frozen, error: Error, *names: str) -> None:
     """Check the fields of a frozen dataclass that are True or False."""
     for name in names:
         put(frozen, **{name: flag(getattr(frozen, name), name, error)})
+
+
+def column_fields(frozen, what: str, error: Error, **dtypes: type) -> None:
+    """Check fields as columns of integers, and keep them as columns that nobody can write to."""
+    for name, dtype in dtypes.items():
+        found = column(getattr(frozen, name), dtype, f"{name} of {what}", error)
+        found.setflags(write=False)
+        object.__setattr__(frozen, name, found)

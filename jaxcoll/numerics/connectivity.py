@@ -32,6 +32,13 @@ def components(num_vertices: int, src, dst) -> np.ndarray:
     return np.unique(label, return_index=True)[1][label]
 
 
+def hops_to(nearest: np.ndarray, num_vertices: int, src, dst) -> np.ndarray:
+    """Fewest links between each vertex and any of some, whichever way they point; -1 if none."""
+    joined = sp.csr_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
+    hops = sp.csgraph.dijkstra(joined, False, nearest, unweighted=True, min_only=True)
+    return np.where(np.isinf(hops), -1, hops).astype(np.int64)
+
+
 def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> None:
     """Refuse links over which some rank cannot reach another.
 
@@ -215,45 +222,66 @@ class FlowNetwork:
         reverse = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
         self._mate = position[reverse[order]]
         self._position = position[:count]
-        self._scratch = tuple(np.empty(num_vertices + 1, np.int64) for _ in range(4))
 
     def flow(self, capacity: Capacities, source: int, sink: int, limit: int | None = None) -> int:
         """The maximum flow from source to sink, or ``limit`` once that much is found."""
         residual = self._residuals(capacity)
-        return self._run(residual, source, sink, _total(capacity) if limit is None else limit)
+        most = _total(capacity) if limit is None else limit
+        return self._run(residual, source, sink, most, self._scratch())
 
     def carried(self, capacity: Capacities, source: int, sink: int) -> list[int]:
         """The flow on each arc in one maximum flow."""
         before = self._residuals(capacity)
         after = before.copy()
-        self._run(after, source, sink, _total(capacity))
+        self._run(after, source, sink, _total(capacity), self._scratch())
         return [int(x) for x in (before - after)[self._position]]
+
+    def least_cuts(
+        self, capacity: Capacities, source: int, sink: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Two least cuts by the vertices beyond them, bool of shape (vertices,) each.
+
+        Of all least cuts the one nearest to the sink, and the one nearest to the source.
+        """
+        left = self._residuals(capacity)
+        self._run(left, source, sink, _total(capacity), self._scratch())
+        # A least cut has no residual left across it. So the vertices that still reach the sink in
+        # the residual network, and those that the source no longer reaches, are the two extremes.
+        leaves = np.repeat(np.arange(self.num_vertices), np.diff(self._ptr))
+        ends = leaves[left > 0], self._head[left > 0]
+        shape = (self.num_vertices, self.num_vertices)
+        graph = sp.csr_matrix((np.ones(len(ends[0])), ends), shape)
+        reach, beyond = np.zeros((2, self.num_vertices), np.bool_)
+        reach[sp.csgraph.breadth_first_order(graph.T.tocsr(), sink, return_predecessors=False)] = 1
+        beyond[sp.csgraph.breadth_first_order(graph, source, return_predecessors=False)] = 1
+        return reach, ~beyond
 
     def first_short(
         self, capacity: Capacities, source: int, targets: Iterable[int], need: int
     ) -> Shortfall | None:
         """The first of the targets that the source can send less than ``need`` to, if any."""
-        full = self._residuals(capacity)
+        full, scratch = self._residuals(capacity), self._scratch()
         for target in targets:
             # Every target starts from the same residuals, which are filled once.
             # A flow ends as soon as the need is met: most targets are met, and how much more they
             # could get is of no interest.
-            flow = self._run(full.copy(), source, int(target), need)
+            flow = self._run(full.copy(), source, int(target), need, scratch)
             if flow < need:
                 # The last search went backwards from the target and did not meet the source.
-                side = self._scratch[0][: self.num_vertices] == -1
+                side = scratch[0][: self.num_vertices] == -1
                 return Shortfall(int(target), flow, side)
         return None
 
-    def _run(self, residual: np.ndarray, source: int, sink: int, limit: int) -> int:
+    def _scratch(self) -> tuple[np.ndarray, ...]:
+        # Of each call its own: a network serves several threads at once.
+        return tuple(np.empty(self.num_vertices + 1, np.int64) for _ in range(4))
+
+    def _run(self, residual: np.ndarray, source: int, sink: int, limit: int, scratch) -> int:
         arcs = (self._ptr, self._head, self._mate)
         if residual.dtype != object and limit < _SAFE:
-            return int(dinic(*arcs, residual, source, sink, limit, *self._scratch))
-        return int(
-            dinic.py_func(
-                *arcs, residual.astype(object, copy=False), source, sink, limit, *self._scratch
-            )
-        )
+            return int(dinic(*arcs, residual, source, sink, limit, *scratch))
+        exact = residual.astype(object, copy=False)
+        return int(dinic.py_func(*arcs, exact, source, sink, limit, *scratch))
 
     def _residuals(self, capacity: Capacities) -> np.ndarray:
         """Residual capacity of each arc and each reverse arc: int64, or Python integers."""

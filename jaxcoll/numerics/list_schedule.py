@@ -68,6 +68,8 @@ class Room(NamedTuple):
     @classmethod
     def of(cls, points: ArrayLike, left: ArrayLike, most: float = math.inf) -> Room:
         """The room of which some bytes are left at every point, and ``most`` at others."""
+        # A sparse table: with the least of every run of 1, 2, 4, ... points, the least between any
+        # two places is read in one step. It is asked for each copy that might be sent ahead.
         level = np.append(np.minimum(left, most), most)
         levels = [level]
         while (reach := 1 << (len(levels) - 1)) * 2 <= len(level):
@@ -148,6 +150,8 @@ def list_schedule(
     count = len(tasks.seconds)
     by_awaited = np.argsort(tasks.awaited, kind="stable")
     sizes = np.bincount(tasks.awaited, minlength=count)
+    # Patient tasks, such as the optimizer's, are not in the line: others need not wait for them, so
+    # that they say nothing about how far the step has come.
     computing = np.flatnonzero((tasks.resource <= COMPUTE) & ~tasks.is_patient)
     columns = _Columns(
         *tasks[:6],
@@ -183,11 +187,18 @@ def _run(tasks, state):
             _make_ready(tasks, state, number)
     done = 0
     while done < len(state.start):
+        # Everything that may start at this time starts before the clock moves: no resource idles
+        # while one of its tasks is ready.
         while _start_some(tasks, state):
             pass
+        # Nothing runs, so that no event will make room any more: the first copy that only the lack
+        # of room holds back is sent over the limit, which the most held then says. Without any,
+        # there is a circle.
         if state.size[running] == 0 and not _force(tasks, state):
             return False
         state.clock[0] = state.key[running * len(state.start)]
+        # All that ends at this moment is taken before anything starts: what starts sees every
+        # resource that is free, and every task that is ready.
         while state.size[running] and state.key[running * len(state.start)] <= state.clock[0]:
             _finish(tasks, state, _take(state, running))
             done += 1
@@ -231,6 +242,8 @@ def _front(tasks, state):
     is_computing = state.busy[COMPUTE] and now != _NONE
     if is_computing and (front == _NONE or tasks.order[now] < tasks.order[front]):
         front = now
+    # The order of the plan has come as far as the front: copies that are read up to there are
+    # counted in the plan's own memory, and must not be counted a second time as sent ahead.
     _release(state, np.inf if front == _NONE else tasks.order[front], tasks.ahead)
     return front
 
@@ -253,6 +266,8 @@ def _hold_behind(state, nbytes):
 def _make_ready(tasks, state, number):
     queue = max(tasks.resource[number], COMPUTE)
     if tasks.ahead[number]:
+        # Copies that may be sent ahead wait apart: the room that they need does not hold back the
+        # others.
         queue += len(state.busy)
     _put(state, queue, tasks.order[number], number)
     _hold_behind(state, tasks.behind[number])
@@ -287,6 +302,7 @@ def _begin(tasks, state, number):
         state.front[1] = _NONE if tasks.is_patient[number] else number
     if tasks.ahead[number]:
         front = _front(tasks, state)
+        # Only a copy that really starts before its turn takes room beside the plan's.
         if front != _NONE and tasks.order[number] > tasks.order[front]:
             _put(state, 2 * resources + 1, tasks.order[number], number)
             state.held[_AHEAD] += tasks.ahead[number]
@@ -306,6 +322,8 @@ def _next_on(tasks, state, resource):
             if front == _NONE or need <= tasks.order[front]:
                 return _take(state, early)
             held = state.held[_AHEAD] + state.held[_BEHIND] + tasks.ahead[number]
+            # The copy lies in memory from now, the front, up to its reader: it must fit everywhere
+            # between.
             if held <= _least(tasks.least, tasks.point[front], tasks.point[number]):
                 return _take(state, early)
     return _take(state, resource) if state.size[resource] else _NONE
@@ -316,6 +334,8 @@ def _start_some(tasks, state):
     """Start what may start now; whether anything did."""
     count, busy = len(state.start), state.busy
     is_free = state.size[COMPUTE] > 0 and not busy[COMPUTE]
+    # A loop runs alone, on all resources: once it is next no sends start any more, or it might wait
+    # for ever for one moment in which all links are idle.
     is_loop_next = is_free and tasks.resource[state.item[COMPUTE * count]] == WHOLE
     started = sends = False
     for resource in range(1, len(busy)):
@@ -327,6 +347,9 @@ def _start_some(tasks, state):
         sends = sends or busy[resource]
     if not is_free or (is_loop_next and sends):
         return started
+    # Operands of sends behind are given back when these arrive. Where they leave too little room
+    # for what comes next, computation waits for that, which it can only while something is being
+    # sent.
     if state.held[_BEHIND] and sends:
         place = state.item[COMPUTE * count]
         _release(state, tasks.order[place], tasks.ahead)

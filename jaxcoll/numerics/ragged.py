@@ -42,6 +42,8 @@ def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
         place of every row among the distinct ones, int64 of shape (rows,).
     """
     rows = len(ptr) - 1
+    # Rows differ in length, so that no NumPy sort takes them; padding them to the longest would
+    # take the memory that ragged rows avoid.
     order, spare = np.arange(rows), np.empty(rows, np.int64)
     _merge_sort(ptr, values, order, spare)
     fresh = np.ones(rows, bool)
@@ -103,6 +105,8 @@ def _merge_sort(ptr, values, order, spare):
     while width < rows:
         for start in range(0, rows, 2 * width):
             middle, end = min(start + width, rows), min(start + 2 * width, rows)
+            # Two runs that are in order as they stand are left alone, so that sorted rows take one
+            # comparison a run.
             if middle == end or _compare(ptr, values, order[middle - 1], order[middle]) <= 0:
                 continue
             a, b = start, middle
@@ -150,6 +154,7 @@ def in_groups(step: np.ndarray, edge: np.ndarray) -> tuple[np.ndarray, np.ndarra
     order, message = np.empty(len(step), np.int64), np.empty(len(step), np.int64)
     _sort(step, np.cumsum(sizes) - sizes, order)
     messages = _number_messages(order, step, edge, np.full(edges, -1), message)
+    # With as many messages as sends, every message is one send, and they stand in order already.
     if messages < len(order):
         within = np.empty(len(order), np.int64)
         counts = np.bincount(message)
@@ -163,6 +168,8 @@ def _from_zero(values: np.ndarray) -> tuple[np.ndarray, int]:
     if not values.size:
         return values, 0
     most = int(values.max())
+    # Counting takes a place for every number up to the largest: where these are few more than the
+    # values, numbers are used as they are, without a sort.
     if values.min() >= 0 and most < 4 * len(values) + 1024:
         return values, most + 1
     distinct, place = np.unique(values, return_inverse=True)
@@ -194,6 +201,7 @@ def _number_messages(order, step, edge, last, message):
         i = order[p]
         if p and step[i] != step[order[p - 1]]:
             first = count
+        # The latest message of the edge is of an earlier step: this send begins another.
         if last[edge[i]] < first:
             last[edge[i]] = count
             count += 1

@@ -71,6 +71,9 @@ def simulate(
     shape = (schedule.topology.num_ranks, chunks)
     links = schedule.topology.num_links
     hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
+    # Where every message is one hop, links are taken in the order of the schedule, without events:
+    # a single pass. On paths of several links the order of arrivals at a link inside is known only
+    # as the run goes on.
     if len(hop_link) == len(edge):
         free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
         kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
@@ -171,6 +174,8 @@ def durations(
         case = which.astype(np.int64) * len(speeds) + case
     used, case, hops = _distinct(case, space)
     case = case.astype(np.int32, copy=False)  # the type for which kernels are compiled ahead
+    # Exact arithmetic on fractions is slow, and a schedule has few different sizes and speeds: it
+    # is done once for each pair of them, and the hops are integers from there on.
     cases = [divmod(int(c), len(speeds)) for c in used]
     alphas = [speeds[speed][0] for _, speed in cases]
     serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
@@ -256,10 +261,12 @@ def _replayed(schedule: Schedule) -> np.ndarray:
         here = slice(first, last)
         u, v, c, adds = src[here], dst[here], schedule.chunk[here], schedule.reduce[here]
         moved = held[u, c]
+        # A partial sum that is sent is given away, so that no contribution is counted twice.
         held[u[adds], c[adds]] = -1
         cell = v.astype(np.int64) * len(chunks) + c
         _, which, times = np.unique(cell, return_inverse=True, return_counts=True)
         pairs = np.stack([moved, np.where(adds, held[v, c], -1)])
+        # a + b and b + a are one addition: in floating point, too, they have the same bits.
         pairs.sort(axis=0)
         pairs, number = np.unique(pairs, axis=1, return_inverse=True)
         names = np.empty(pairs.shape[1], np.int64)
@@ -271,6 +278,8 @@ def _replayed(schedule: Schedule) -> np.ndarray:
                 known[a, b], fresh = fresh, fresh + 1
             names[i] = known[a, b]
         result = names[number.ravel()]
+        # Two arrivals at a rank in one step may be added either way round: what comes of them is
+        # given a name that nothing else has.
         unordered = times[which.ravel()] > 1
         # Numbers from the top down are never met again.
         result[unordered] = np.iinfo(np.int64).max - cell[unordered]

@@ -18,7 +18,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.paths import Edges, put_columns
+from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.trees.stream import stream_order, stream_steps
@@ -73,7 +73,8 @@ class TreeFlow:
             self, shard=shard, inverse=checks.rational(self.inverse, "inverse", ScheduleError)
         )
         checks.integer_fields(self, ScheduleError, "k")
-        put_columns(self, "trees", root=np.int32, weight=np.int64, tree_ptr=np.int64, edge=np.int32)
+        dtypes = {"root": np.int32, "weight": np.int64, "tree_ptr": np.int64, "edge": np.int32}
+        checks.column_fields(self, "trees", ScheduleError, **dtypes)
 
     @property
     def num_trees(self) -> int:
@@ -144,6 +145,19 @@ class TreeFlow:
         if worst != self.inverse:
             raise ScheduleError(f"the trees take {worst} s a byte of shard, not {self.inverse}")
         return worst
+
+    def counted(self) -> TreeFlow:
+        """The trees, checked link by link, with the throughput that was found.
+
+        Raises:
+            ScheduleError: as ``check_load``.
+        """
+        said = (
+            f"{self.num_trees} different trees that span all ranks, those of every rank as many as "
+            f"its shard asks for, no link over its bandwidth at {self.check_load()} s per byte of "
+            "shard"
+        )
+        return dataclasses.replace(self, certificate={**self.certificate, "counted": said})
 
     def slowest_link(self) -> Fraction:
         """Seconds per byte of shard on the link that takes longest for the load of the trees."""
@@ -246,7 +260,12 @@ class TreeFlow:
                 with a number of chunks that the trees do not divide into.
         """
         made = self.collective(pieces)
-        return _lower(self, made if collective is None else collective, pieces, order)
+        checks.choice(order, ORDERS, "order", ScheduleError)
+        if collective is not None:
+            checks.instance(collective, Collective, "collective", ScheduleError)
+            _check_carries(self, made, collective)
+            made = collective
+        return _lower(self, made, pieces, order)
 
     def __repr__(self) -> str:
         return (
@@ -257,9 +276,6 @@ class TreeFlow:
 
 def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Schedule:
     """``TreeFlow.to_schedule``, for any collective that the trees carry."""
-    checks.choice(order, ORDERS, "order", ScheduleError)
-    checks.instance(collective, Collective, "collective", ScheduleError)
-    _check_carries(flow, collective)
     unit = flow.k // flow.granularity
     chunks = collective.chunks_per_shard // flow.granularity  # of a tree of the least weight
     pieces = min(pieces, chunks)
@@ -274,24 +290,24 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
     share = flow.weight[tree] // unit
     first = share * (piece * chunks // pieces)
     last = share * ((piece + 1) * chunks // pieces)
+    start = _first_chunks(flow, collective, flow.weight // unit * chunks)
     if order == "steps":
         # Piece j leaves the root in step j and goes down an edge in each step: no two pieces of a
         # tree meet on an edge, and as many steps as pieces and height are the fewest.
         step = piece + flow.depth[row] - 1
         sequence = np.arange(len(row))
     else:
-        before = edge_before(flow)
+        before, network = edge_before(flow), _network(flow)
         # Steps of all trees together would wait for the slowest link in each of them. So the order
         # in which links serve comes from a run of the network without latencies, and steps only
         # keep that order on every link.
-        begin = stream_order(*_network(flow), before, flow.weight, pieces)
+        begin = stream_order(*network, before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link
         step = stream_steps(sequence, before, flow.edge, first_link, len(flow.load), pieces)
     sizes = (last - first)[sequence]
     message = np.repeat(sequence, sizes)
     offset = np.arange(len(message)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    start = _first_chunks(flow, collective, flow.weight // unit * chunks)
     return Schedule.from_sends(
         flow.topology,
         collective,
@@ -305,13 +321,13 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
     )
 
 
-def _check_carries(flow: TreeFlow, collective: Collective) -> None:
-    made = flow.collective(1)
+def _check_carries(flow: TreeFlow, made: Collective, collective: Collective) -> None:
+    """Refuse a collective other than the one that is ``made``, but for the number of chunks."""
     whole = len(collective.groups) == 1 and len(collective.groups[0]) == flow.topology.num_ranks
     # An all_gather to which one rank contributes is its broadcast.
     known = collective.kind in (made.kind, "all_gather")
     if not (known and whole and np.array_equal(_shares(collective), _shares(made))):
-        raise ScheduleError(f"these trees carry {made}, not {collective}")
+        raise ScheduleError(f"these trees carry {flow.collective(1)}, not {collective}")
     if collective.chunks_per_shard % flow.granularity:
         raise ScheduleError(
             f"these trees need a multiple of {flow.granularity} chunks per shard, got "

@@ -84,6 +84,8 @@ class _Interleaving:
         between |= self._computed_for(between, forward, backward)
         first = [o for o in self.graph.operators if o.index in between]
         in_scan = {o.index for o in (*forward, *backward)}
+        # An operator stands after the loop if it reads something of it or is the optimizer's, and
+        # before it otherwise, wherever it was traced: its phase follows from that.
         late = self._depending_on((*forward, *first))
         before, after = list[Operator](), list[Operator]()
         for operator in self.graph.operators:
@@ -123,6 +125,8 @@ class _Interleaving:
 
     def _depending_on(self, operators: Iterable[Operator]) -> set[int]:
         """The operators that read results of some, directly or not."""
+        # One pass is enough: operators stand in traced order, so that readers come after what they
+        # read.
         made = {use.tensor for o in operators for use in o.results}
         found: set[int] = set()
         for operator in self.graph.operators:
@@ -164,6 +168,8 @@ class _Interleaving:
             except PlanError as error:
                 raise _refused(str(error)) from None
             stage = self.tracker.stages[operator.index]
+            # It needs the whole batch and the backward scan needs it: no microbatch could go back
+            # before the last has come forward, which is GPipe.
             if stage == "after" and operator.index in needed:
                 raise _refused(
                     "the backward scan waits for all microbatches, by "
@@ -181,6 +187,8 @@ class _Interleaving:
         found: set[int] = set()
         for operator in reversed(self.graph.operators):
             tensors = [self.graph.tensors[use.tensor] for use in operator.results]
+            # From the last operator back, so that what only such an operator reads is found with
+            # it.
             readers = {c.operator for tensor in tensors for c in tensor.consumers}
             if (
                 operator.kind in CHEAP_KINDS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import networkx as nx
 import numpy as np
@@ -82,3 +84,23 @@ def test_columns_of_machine_integers_whose_sum_wraps():
     many = 8
     network = FlowNetwork(2, np.zeros(many, int), np.ones(many, int))
     assert network.flow(np.full(many, 2**61), 0, 1) == many * 2**61
+
+
+def test_a_network_serves_several_threads_at_once():
+    """Beyond 62 bits the kernel runs as Python, and threads take turns in the middle of a flow."""
+    src = np.arange(12).repeat(2)
+    dst = (src + np.tile([1, 5], 12)) % 12
+    network, capacity = FlowNetwork(12, src, dst), [2**70 + i for i in range(24)]
+    ends = [(u, v) for u in range(12) for v in range(12) if u != v]
+
+    def flow(pair: tuple[int, int]) -> int:
+        return network.flow(capacity, *pair)
+
+    alone, interval = list(map(flow, ends)), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(flow, ends))
+    finally:
+        sys.setswitchinterval(interval)
+    assert together == alone

@@ -51,7 +51,7 @@ from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import REGISTRY, SYNTHESIZERS, ForestColl, Portfolio, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.forestcoll.stages import numbers_of_trees
+from jaxcoll.synth.forestcoll import numbers_of_trees
 from jaxcoll.topology import Topology
 
 TABLE_SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}

@@ -43,6 +43,9 @@ def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
     """The fewest runs that make up a table of shape (ranks, columns) with -1 for absent entries."""
     active = table >= 0
     add = np.zeros_like(active) if add is None else add
+    # A run ends where some rank's rows do not follow each other, or where the ranks that take part
+    # or add are others: within it one slice serves all ranks, and the program has an operation per
+    # run instead of one per row.
     goes_on = np.where(active[:, 1:], table[:, 1:] == table[:, :-1] + 1, True)
     goes_on &= (active[:, 1:] == active[:, :-1]) & (add[:, 1:] == add[:, :-1])
     first = np.flatnonzero(np.concatenate([[True], ~goes_on.all(axis=0)]))
@@ -94,6 +97,8 @@ def _at(buffer: jax.Array, row, width: int) -> tuple:
 
 def blank(like: jax.Array, length: int) -> jax.Array:
     """``length`` lines of unspecified elements, varying over the axes that ``like`` does."""
+    # No row is part of the result before it was written: to fill the buffer would be memory traffic
+    # for nothing.
     shape = (length, *like.shape[1:])
     sharding = PartitionSpec(*(None for _ in shape)) if explicit_axes() else None
     return cast_like(lax.empty(shape, like.dtype, out_sharding=sharding), like)
@@ -149,6 +154,7 @@ def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
         look: this rank's entry of a table of shape (ranks,).
     """
     active = None if run.active.all() else look(run.active)
+    # A flag that all ranks share is known while tracing, and costs no select.
     mixed = run.add.any() and not run.add[run.active].all()
     return look(run.start), active, look(run.add) if mixed else None
 

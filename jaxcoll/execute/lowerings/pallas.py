@@ -64,6 +64,8 @@ def run(
     rank = axes.rank()
     if not program.steps:
         return read_result(program, initial_buffer(program, x, rank, width), rank, width)
+    # DMAs and vector units work on whole tiles: rows are padded to them, and the result is cut
+    # again.
     tile = TILE_BYTES // x.dtype.itemsize
     padded = -(-width // tile) * tile
     if padded > width:
@@ -145,6 +147,9 @@ def tables_of(program: PermuteProgram, axes: Axes) -> Tables:
     state = hashlib.sha256(repr(axes).encode())
     for table in (send, destination, recv, landing, peer, neighbour_table):
         state.update(table.tobytes())
+    # Kernels of one number share a barrier semaphore: two programs under way at the same time that
+    # had the same one could take each other's signals for their own. 15 bits of a hash of all
+    # tables make that unlikely.
     identity = int.from_bytes(state.digest()[:2], "little") >> 1
     return Tables(
         rounds, size, send, destination, recv, landing, peer, neighbour_table, landings, identity
@@ -181,6 +186,9 @@ def _call(
         input_output_aliases={len(mine): 0},
         scratch_shapes=[
             pltpu.SemaphoreType.DMA((tables.rounds,)),
+            # Arrivals have a semaphore for each step: a neighbour may be steps ahead, and its
+            # messages of a later step must not pass for those that this step waits for. Departures
+            # are waited for within their step.
             pltpu.SemaphoreType.DMA((tables.send.shape[1], tables.rounds)),
             pltpu.SemaphoreType.REGULAR,
             pltpu.VMEM((2, block, LANES), buffer.dtype),
@@ -244,6 +252,7 @@ class _RankKernel:
         """Start all messages of a step, wait for them, add what is to be added."""
         rounds, size = self.tables.rounds, self.tables.size
         columns = [(c, c * size + j) for c in range(rounds) for j in range(size)]
+        # All messages of the step are under way before the first is waited for.
         for c, k in columns:
             row, to = self.send[t, k], self.destination[t, k]
             copy = self._message(t, c, row, self.buffer.at[to])
@@ -277,6 +286,7 @@ class _RankKernel:
         """Add a landing row to a row of the buffer, block by block."""
         block = self.fast.shape[1]
 
+        # Vector units compute in fast memory alone: both rows are brought there, a block at a time.
         def one(i, carry):
             lines = pl.ds(i * block, block)
             reads = [

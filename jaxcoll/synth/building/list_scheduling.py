@@ -143,6 +143,9 @@ def improved(
     plans = [_run(sends, urgency, busy, delay) for urgency in urgencies]
     least = min(end for _, end in plans)
     begin = next(begin for begin, end in plans if end == least)
+    # Planned backwards, in the order in which they end, all sends move as late as they can; planned
+    # forwards in the order of that, as early. What nothing waits for goes out of the way of the
+    # rest.
     found, idle = [begin], 0
     for _ in range(rounds):
         # What ends last starts first in the plan from the end.
@@ -189,6 +192,8 @@ def link_ticks(
     size = nbytes * int(weight.max()) / total
     speeds, which = topology.speeds
     longest = max(alpha + size / bandwidth for alpha, bandwidth in speeds)
+    # Rounded: ticks only decide the order of sends, and the times of the schedule are those of the
+    # exact speeds.
     scale = min(_FINE, _HORIZON // max(hops, 1)) / longest
     busy = [max(1, round(size / bandwidth * scale)) for _, bandwidth in speeds]
     alpha = [round(alpha * scale) for alpha, _ in speeds]

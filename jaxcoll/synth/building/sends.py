@@ -421,4 +421,4 @@ def distinct_edges(
     """
     keep, edge = distinct_rows(path_ptr, path)
     ptr, link = take_rows(path_ptr, path, keep)
-    return Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link), edge
+    return Edges.along(topology, ptr, link), edge

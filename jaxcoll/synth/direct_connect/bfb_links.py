@@ -229,7 +229,9 @@ def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
     """The largest U of (3.1) in each step over some vertices, with its proof."""
     # Distances to the vertices that are solved and to the tails of their links are all that the
     # jobs depend on.
-    needed = np.unique(np.concatenate([vertices, *(_tails(links, u) for u in vertices)]))
+    needed = np.unique(
+        np.concatenate([vertices, *(links.tail[links.ptr[u] : links.ptr[u + 1]] for u in vertices)])
+    )
     hops = links.distances_to(needed)
     row = np.full(links.size, -1)
     row[needed] = np.arange(len(needed))
@@ -245,10 +247,6 @@ def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
         jobs, ways = (tuple(np.sort(column).tolist()) for column in (sources, here))
         found.append(Bottleneck(step, int(worst[step]), jobs, ways, share))
     return tuple(found)
-
-
-def _tails(links: InLinks, vertex: int) -> np.ndarray:
-    return links.tail[links.ptr[vertex] : links.ptr[vertex + 1]]
 
 
 @kernel(cache=True)

@@ -115,6 +115,8 @@ class Gather:
             raise TopologyError(f"expansions need links of one alpha and bandwidth, not {topology}")
         if (schedule.edges.hops > 1).any():
             raise ScheduleError("expansions need sends over one link each; some use a longer path")
+        # A base that is not sound would make every expansion of it unsound: it is replayed once,
+        # where it is small.
         verify(schedule)
         arc = links[schedule.edges.first_link[schedule.edge]]
         owner, index = np.divmod(schedule.chunk.astype(np.int64), collective.chunks_per_shard)
@@ -130,6 +132,7 @@ class Gather:
             name: of the construction, for its provenance.
         """
         digraph, sends = self.digraph, self.sends
+        # Links are the arcs without the self-loops, in the same order.
         link_of = np.cumsum(digraph.tails != digraph.heads) - 1
         return Schedule.from_sends(
             digraph.topology(alpha, link_bandwidth),
@@ -232,6 +235,7 @@ def all_reduce_of(scatter: Schedule, gather: Schedule) -> Schedule:
         ScheduleError: see ``concatenate``.
     """
     parts = [schedule.collective.chunks_per_shard for schedule in (scatter, gather)]
+    # Both phases in the same, finest chunks: the least that both numbers divide.
     shared = math.lcm(*parts)
     return concatenate(
         split_chunks(scatter, shared // parts[0]), split_chunks(gather, shared // parts[1])

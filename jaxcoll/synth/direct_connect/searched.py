@@ -58,6 +58,8 @@ def balanced_all_gather(
     chunks = checks.integer(chunks, "chunks", TopologyError, least=1)
     _check(digraph, chunks)
     group = _symmetries(digraph)
+    # One source per orbit, the least: its sends, moved by the group, are those of all others, which
+    # divides the program's size by that of the group.
     sources = np.unique(group.min(axis=0))
     moves = _moves(digraph, sources, steps, chunks)
     if len(moves) > _MOST_MOVES:
@@ -65,6 +67,7 @@ def balanced_all_gather(
             f"a search is for small digraphs: {digraph} has {len(moves)} sends to choose from in "
             f"{steps} steps of {chunks} chunks per shard, more than {_MOST_MOVES}"
         )
+    # A column per send, 1 where it is made, and one per step: what every link carries then.
     program = Program(len(moves) + steps)
     _add_arrivals(program, digraph, sources, moves, chunks)
     _add_loads(program, digraph, group, moves, steps)
@@ -117,6 +120,7 @@ def _moves(digraph: Digraph, sources: np.ndarray, steps: int, chunks: int) -> li
         for arc, (u, v) in enumerate(zip(digraph.tails, digraph.heads, strict=True))
         if v != source
         for chunk in range(chunks)
+        # Data is at distance d from its source after d steps at the earliest.
         for step in range(int(distances[s, u]), steps)
     ]
 
@@ -131,11 +135,14 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
             for v in set(range(digraph.size)) - {source}:
                 columns = into[s, chunk, v]
                 program.row(columns, [1] * len(columns), 1, 1)
+    # Every send waits for one of all sends into its tail: the largest part of the program, counted
+    # before it is written.
     check_entries(len(moves) * max(map(len, into.values())))
     for m, (s, chunk, arc, step) in enumerate(moves):
         u = int(digraph.tails[arc])
         if u != sources[s]:
             before = [b for b in into[s, chunk, u] if moves[b][3] < step]
+            # x_m <= sum of the sends that brought the chunk to its tail in earlier steps.
             program.row([m, *before], [1] + [-1] * len(before))
 
 
@@ -153,6 +160,8 @@ def _add_loads(program: Program, digraph: Digraph, group, moves: list[Move], ste
         for step in range(steps):
             columns = over[arc, step]
             load = len(moves) + step
+            # Equal loads in every step, and every chunk received once: T_B is the optimum (N - 1) /
+            # N (Thm. 5).
             program.row([*columns, load], [1] * len(columns) + [-1], 0, 0)
 
 

@@ -1,46 +1,39 @@
 """ForestColl: schedules whose throughput no schedule can beat, on any network.
 
-The dissertation's five steps (Sec. 4.5): 1. the optimum, and how many trees reach it; 2. switches
-removed; 3. spanning trees packed into the rest; 4. low trees with even loads (all in ``stages``);
-5. the schedule, in which the pieces of a tree follow each other
-down (``TreeFlow``). Every step takes the frozen value of the one before: ``Rates``, ``Logical``,
-``Trees``, ``TreeFlow``, ``Schedule``.
+The dissertation's five steps (Sec. 4.5), each from one frozen type to the next:
 
-An all_reduce may have both phases at once, its in-trees and out-trees sharing links. The linear
-program of App. B.7 says how much of the vector is summed at each rank, and what trees of either
-kind may use of every link. They are packed into that, one of each per chunk, and a chunk starts on
-its way out as soon as it is complete. Steps are counted per chunk, so that chunks of the same tree
-follow each other through both phases.
+1. ``Rates``: the optimum says how fast any schedule can be, and the fewest trees per rank that are
+   as fast (Sec. 4.5.2). Where the chunks of a collective cannot be shared out to so many, as few as
+   divide them are taken, and the links are scaled to be the fastest that so few trees can use
+   (Sec. 4.5.5). A ring of 4 ranks with links both ways needs 2 trees per rank: three shards enter a
+   rank by two links, and with 1 tree one of them would carry two and the other one.
+2. ``Logical``: switches are removed, so that links join ranks only (``edge_splitting``, guesses in
+   ``pairings``; Sec. 4.5.3).
+3. ``Trees``: spanning trees are packed into what is left (Sec. 4.5.4), and
+4. made low, the loads of links being shared out evenly among roots (``tree_packing``: the choice of
+   method and the exact one; ``balancing``: trees of many roots; ``tight_cuts``: networks that fall
+   in two; ``spanning``: moves of ranks between trees). With its path through the switches given
+   back to each edge they are a ``TreeFlow``.
+5. ``Schedule``: the pieces of a tree follow each other down (``TreeFlow.to_schedule``).
 
-Read in this order: this file, ``stages`` (how many trees, and from rates to trees),
-``edge_splitting`` and ``pairings`` (switches removed), ``tree_packing`` (trees that fit into the
-capacities: the choice of method, the exact one, and networks that fall in two), ``balancing``
-(trees of many roots), ``spanning`` (moves of ranks between trees, and lower trees); ``rail_trees``
-for networks with a structure, ``host_trees`` for hosts that differ.
+Networks of a known form have shorter ways to a ``TreeFlow``; ``stages`` has them all, in one place.
+
+An all_reduce may have both phases at once (``joint_phases``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections import Counter
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import ClassVar, Self
 
-import numpy as np
-
-from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
-from jaxcoll.bounds.throughput import Scaling, known_optimum, least_scale
+from jaxcoll.bounds.cuts import AllReduceBound
+from jaxcoll.bounds.throughput import fastest, known_optimum
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import FlowNetwork
-from jaxcoll.numerics.ragged import distinct_rows, take_rows
-from jaxcoll.paths import Edges
 from jaxcoll.progress import Report
-from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import (
     DOUBLINGS,
@@ -51,17 +44,10 @@ from jaxcoll.synth.building.base import (
     Synthesizer,
     mean_hops,
 )
-from jaxcoll.synth.forestcoll.edge_splitting import Logical, PathCapacity
-from jaxcoll.synth.forestcoll.stages import (
-    assemble,
-    forest,
-    known_forest,
-    numbers_of_trees,
-    rates_for_chunks,
-)
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
+from jaxcoll.synth.forestcoll.stages import Rates, forest, known_forest
 from jaxcoll.topology import Topology
-from jaxcoll.trees import ORDERS, TreeFlow, edge_before
+from jaxcoll.trees import ORDERS, TreeFlow
 
 __all__ = ["ForestColl", "forest"]
 
@@ -71,6 +57,10 @@ PHASES = ("separate", "joint")
 _BOUNDED_FAST = 2**23
 # Work of finding and packing trees without switches, for each rank and link.
 _OPTIMUM = 0.1
+# Trees per rank that are tried where the chunks per shard do not fit the optimum's (Sec. 4.5.5).
+_SCAN = 16
+
+Weights = tuple[int, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +157,26 @@ class ForestColl(Synthesizer):
         weights = _weights(topology, collective)
         if self.fast:
             _check_quick(topology)
-        rates = rates_for_chunks(topology, weights, collective.chunks_per_shard, self.k)  # step 1
-        flow = known_forest(rates, self.guess, self.fast)  # steps 2 to 4
-        return self._in_pieces(flow, collective)  # step 5
+        chunks = collective.chunks_per_shard
+        rates = rates_for_chunks(topology, weights, chunks, self.k)  # step 1
+        flow: TreeFlow = known_forest(rates, self.guess, self.fast)  # steps 2 to 4
+
+        def in_pieces(count: int) -> Schedule:  # step 5
+            return flow.to_schedule(count, order=self.order, collective=collective)
+
+        if self.pieces is not None or self.nbytes is None:
+            return in_pieces(chunks if self.pieces is None else self.pieces)
+        # The fastest of 1, 2, 4, ... pieces: more delay the first less and cost latency, so that
+        # the search ends where twice as many are slower.
+        best, pieces = in_pieces(1), 2
+        least = simulate(best, self.nbytes).time
+        while pieces <= chunks // flow.granularity:
+            schedule = in_pieces(pieces)
+            taken = simulate(schedule, self.nbytes).time
+            if taken >= least:
+                break
+            best, least, pieces = schedule, taken, 2 * pieces
+        return best
 
     def joint_granularity(self, topology: Topology) -> int:
         """Chunks per shard of an all_reduce in joint phases are best a multiple of this.
@@ -187,26 +194,6 @@ class ForestColl(Synthesizer):
             if bound.shared is not None:
                 return joint_all_reduce(problem.topology, problem.collective, bound, self.pieces)
         return super().answer(problem, report)
-
-    def _in_pieces(self, flow: TreeFlow, collective: Collective) -> Schedule:
-        """The trees as a pipeline of the pieces asked for.
-
-        Where those are left open for a number of bytes, the fastest of 1, 2, 4, ... pieces; the
-        search ends where twice as many are slower.
-        """
-        chunks = collective.chunks_per_shard
-        if self.pieces is not None or self.nbytes is None:
-            pieces = chunks if self.pieces is None else self.pieces
-            return flow.to_schedule(pieces, order=self.order, collective=collective)
-        best = flow.to_schedule(1, order=self.order, collective=collective)
-        least, pieces = simulate(best, self.nbytes).time, 2
-        while pieces <= chunks // flow.granularity:
-            schedule = flow.to_schedule(pieces, order=self.order, collective=collective)
-            taken = simulate(schedule, self.nbytes).time
-            if taken >= least:
-                break
-            best, least, pieces = schedule, taken, 2 * pieces
-        return best
 
 
 @functools.lru_cache(maxsize=4)
@@ -243,208 +230,43 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
     return tuple(int(r == root) for r in range(n))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """Paths that trees of one kind may use.
+def rates_for_chunks(
+    topology: Topology, weights: Weights, chunks: int, k: int | None = None
+) -> Rates:
+    """The fastest number of trees that divides the chunks, or k.
 
-    Attributes:
-        topology: the network of the paths; transposed for in-trees.
-        paths: links of each path.
-        speeds: bytes per second of each path.
-    """
-
-    topology: Topology
-    paths: tuple[tuple[int, ...], ...]
-    speeds: tuple[Fraction, ...]
-
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and last rank of each path."""
-        first, last = zip(*((path[0], path[-1]) for path in self.paths), strict=True)
-        return self.topology.src[list(first)], self.topology.dst[list(last)]
-
-    def scaling(self, trees: Sequence[int]) -> Scaling:
-        """The least scale at which a number of trees per root fit (as ``fixed_k``, by cuts)."""
-        n, (src, dst) = len(trees), self.ends()
-        need = sum(trees)
-        network = FlowNetwork(n + 1, np.append(src, [n] * n), np.append(dst, np.arange(n)))
-
-        def scale_for(inside: np.ndarray) -> Fraction:
-            leaving = Counter(self.speeds[i] for i in np.flatnonzero(inside[src] & ~inside[dst]))
-            return least_scale(leaving, sum(t for t, x in zip(trees, inside, strict=False) if x))
-
-        alone = [np.arange(n) != r for r in range(n) if trees[r] < need]
-        scale = max(scale_for(inside) for inside in alone)
-        while True:
-            capacity = tuple(math.floor(speed * scale) for speed in self.speeds)
-            short = network.first_short([*capacity, *trees], n, range(n), need)
-            if short is None:
-                return Scaling(1, scale, capacity, tuple(trees))
-            scale = scale_for(short.source_side)
-
-    def trees(self, trees: Sequence[int]) -> TreeFlow:
-        """Trees, a number per root, at the least scale."""
-        scaling, (src, dst) = self.scaling(trees), self.ends()
-        paths: dict[tuple[int, int], list[PathCapacity]] = {}
-        for u, v, path, amount in zip(
-            src.tolist(), dst.tolist(), self.paths, scaling.capacity, strict=True
-        ):
-            if amount:
-                paths.setdefault((u, v), []).append(PathCapacity(path, amount))
-        logical = Logical(len(trees), paths, ())
-        packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
-        flow = assemble(self.topology, scaling, logical, packed)
-        return dataclasses.replace(flow, inverse=flow.slowest_link())
-
-
-def granularity(topology: Topology, bound: AllReduceBound) -> int:
-    """Chunks per shard of which a multiple makes the program's rates whole trees."""
-    shared, n = _shared(bound), topology.num_ranks
-    reached = bound.reached or bound.seconds
-    rates = [reached * speed for speed in {*shared.copies, *shared.sums}]
-    chunks = math.lcm(n, *(x.denominator for x in (*rates, *bound.roots)))
-    return chunks // n
-
-
-def joint_all_reduce(
-    topology: Topology, collective: Collective, bound: AllReduceBound, pieces: int | None = None
-) -> Schedule:
-    """The all_reduce whose trees share links as the linear program says (App. B.7).
-
-    With a multiple of ``granularity`` chunks per shard its links carry exactly what the program
-    says, and time approaches that as the multiple grows. Other numbers of chunks are rooted and
-    packed as near to it as whole chunks allow.
+    The optimum's own where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
 
     Args:
-        collective: an all_reduce of all ranks.
-        bound: of the topology, with ``shared``.
-        pieces: messages that each tree edge's chunks are cut into at most.
+        weights: size of each rank's shard relative to the others; equal when None.
+        chunks: chunks per shard of weight 1.
+
+    Raises:
+        CollectiveError: k does not divide the chunks.
     """
-    chunks, n = collective.num_chunks, topology.num_ranks
-    base = granularity(topology, bound) * n
-    times = chunks // base if chunks % base == 0 else 1
-    weights = _apportioned(chunks // times, bound.roots)
-    receive, give = (side.trees(weights) for side in _sides(topology, _shared(bound)))
-    edges, number = _all_edges(
-        topology, give.edges.reverse(topology.transpose().transpose_links()), receive.edges
-    )
-    start = np.cumsum([0, *weights]) * times
-    up, down = (_sends(flow, start, times) for flow in (give, receive))
-    # Of a tree with fewer chunks than another each goes on for as many more steps.
-    count = int(np.bincount(down[1]).max()) if times == 1 else times
-    count = min(count, pieces or count)
-    turn = _turns(give, receive, start, times, count)
-    # In-trees end together, one chunk's last sum in step turn + height, and the out-tree goes on
-    # from there: chunks of one turn keep step through both phases, whatever the heights of their
-    # trees.
-    height = int(up[2].max())
-    reduce_step = turn[up[1]] + height - up[2]
-    gather_step = turn[down[1]] + height + down[2] - receive.edges.hops[down[0]]
-    certificate = {
-        "seconds per byte": str(bound.seconds),
-        "reached": str(bound.reached),
-        "two phases": str(bound.two_phases),
-        "roots": ", ".join(map(str, bound.roots)),
-        "counted": f"in-trees {give.check_load()} and out-trees {receive.check_load()} s/B at most",
-    }
-    return Schedule.from_sends(
-        topology,
-        collective,
-        np.concatenate([reduce_step, gather_step]),
-        number[np.concatenate([up[0], down[0] + len(give.edges)])],
-        np.concatenate([up[1], down[1]]),
-        np.repeat([True, False], [len(up[0]), len(down[0])]),
-        edges=edges,
-        provenance=Provenance("trees", {"pieces": count}, certificate=certificate),
-    )
-
-
-def _shared(bound: AllReduceBound) -> SharedPaths:
-    if bound.shared is None:
-        raise TopologyError(
-            "two phases are as fast as any all_reduce here: nothing is to be shared"
+    best = known_optimum(topology, weights)
+    # A tree is a whole number of chunks, so the chunks of a shard must be a multiple of the trees
+    # per rank. The optimum's own number of trees loses nothing; any other rounds what a link can
+    # carry down to whole trees (Theorem 34), at most 1/(k min b) seconds per byte (Theorem 35).
+    if k is None and chunks % best.k == 0:
+        return Rates(topology, best, best.scaling)
+    if k is not None and chunks % k:
+        raise CollectiveError(
+            f"k={k} trees per rank need a multiple of {k} chunks per shard, got {chunks}"
         )
-    return bound.shared
+    numbers = [d for d in range(1, _SCAN + 1) if chunks % d == 0] if k is None else [k]
+    return Rates(topology, best, fastest(topology, best, numbers), is_exact=False)
 
 
-def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, _Side]:
-    """What out-trees may use, and what in-trees may, as out-trees of the transposed network."""
-    back = topology.transpose_links()
-    reversed_paths = tuple(tuple(int(back[e]) for e in reversed(path)) for path in shared.paths)
-    return (
-        _side(topology, shared.paths, shared.copies),
-        _side(topology.transpose(), reversed_paths, shared.sums),
-    )
+def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, ...]:
+    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own.
 
-
-def _side(
-    topology: Topology, paths: Sequence[tuple[int, ...]], speeds: Sequence[Fraction]
-) -> _Side:
-    # A path of no speed would carry a tree at no scale.
-    kept = [i for i, speed in enumerate(speeds) if speed]
-    return _Side(topology, tuple(paths[i] for i in kept), tuple(speeds[i] for i in kept))
-
-
-def _apportioned(chunks: int, shares: Sequence[Fraction]) -> list[int]:
-    """Whole numbers of chunks in proportion to shares that add up to 1: largest remainders."""
-    exact = [chunks * share for share in shares]
-    found = [math.floor(x) for x in exact]
-    order = sorted(range(len(exact)), key=lambda r: (found[r] - exact[r], r))
-    for r in order[: chunks - sum(found)]:
-        found[r] += 1
-    return found
-
-
-def _batches(flow: TreeFlow, start: np.ndarray, times: int) -> np.ndarray:
-    """The first chunk of each batch of trees: those of a root share its chunks in order."""
-    following = start.copy()
-    first = np.zeros(flow.num_trees, np.int64)
-    for i, (root, weight) in enumerate(zip(flow.root.tolist(), flow.weight.tolist(), strict=True)):
-        first[i] = following[root]
-        following[root] += weight * times
-    return first
-
-
-def _sends(
-    flow: TreeFlow, start: np.ndarray, times: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edge, chunk and depth of every send of a phase; depth in links from the root."""
-    sizes = np.repeat(flow.weight * times, np.diff(flow.tree_ptr))
-    first = np.repeat(_batches(flow, start, times), np.diff(flow.tree_ptr))
-    row = np.repeat(np.arange(len(flow.edge)), sizes)
-    offset = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return flow.edge[row].astype(np.int64), first[row] + offset, _link_depth(flow)[row]
-
-
-def _link_depth(flow: TreeFlow) -> np.ndarray:
-    """Links from the root to the far end of each tree edge."""
-    hops = flow.edges.hops[flow.edge].astype(np.int64)
-    before, found = edge_before(flow), np.zeros(len(flow.edge), np.int64)
-    for depth in range(1, flow.height + 1):
-        here = np.flatnonzero(flow.depth == depth)
-        found[here] = hops[here] + (found[before[here]] if depth > 1 else 0)
-    return found
-
-
-def _turns(
-    give: TreeFlow, receive: TreeFlow, start: np.ndarray, times: int, count: int
-) -> np.ndarray:
-    """The step in which each chunk starts, 0..count - 1: evenly within each pair of trees."""
-    ends = [
-        first + flow.weight * times
-        for flow in (give, receive)
-        for first in [_batches(flow, start, times)]
-    ]
-    marks = np.unique(np.concatenate([[0], *ends]))
-    sizes = np.diff(marks)
-    offset = np.arange(marks[-1]) - np.repeat(marks[:-1], sizes)
-    return offset * count // np.repeat(sizes, sizes)
-
-
-def _all_edges(topology: Topology, first: Edges, second: Edges) -> tuple[Edges, np.ndarray]:
-    """The edges of both phases, each path once, and the new number of each edge."""
-    path = np.concatenate([first.path_link, second.path_link])
-    ptr = np.concatenate([first.path_ptr, first.path_ptr[-1] + second.path_ptr[1:]])
-    keep, number = distinct_rows(ptr, path)
-    ptr, path = take_rows(ptr, path, keep)
-    edges = Edges(topology.src[path[ptr[:-1]]], topology.dst[path[ptr[1:] - 1]], ptr, path)
-    return edges, number
+    Args:
+        root: of a broadcast, to whose trees the numbers then apply.
+    """
+    ranks = range(topology.num_ranks)
+    weights = None if root is None else tuple(int(rank == root) for rank in ranks)
+    best = known_optimum(topology, weights)
+    if best.k <= _SCAN:
+        return (best.k,)
+    return fastest(topology, best, range(1, _SCAN + 1)).k, best.k

@@ -253,12 +253,12 @@ class _Balancing:
             if self.height == before:
                 break
 
-    def _sweep(self, kernel, height: int) -> None:
+    def _sweep(self, sweep, height: int) -> None:
         """Call a kernel, with more rows as long as it asks for some that it may have."""
         tally = self.scratch.tally
         while True:
             tally[SHORT] = 0
-            kernel(self.arcs, self.batches, self.lists, self.load, self.scratch, height)
+            sweep(self.arcs, self.batches, self.lists, self.load, self.scratch, height)
             if not tally[SHORT]:
                 return
             if tally[USED] + tally[SHORT] > self.rows:

@@ -1,4 +1,4 @@
-"""Step 2: switches removed by edge splitting (Sec. 4.5.2), by pairings that flows verify.
+"""Step 2: switches removed by edge splitting (Sec. 4.5.3), by pairings that flows verify.
 
 Splitting off c of the links (u, w) and (w, t) replaces c of both by c of a direct link (u, t). A
 network in which all capacity of every switch is split off has ranks only, and as long as
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.bounds.throughput import Scaling, check_balanced
+from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
 from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
@@ -76,13 +76,13 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
 
     Args:
         scaling: trees and what each link can carry of them.
+        topology: where it has switches, with as much bandwidth into each vertex as out of it
+            (``check_balanced``).
         guess: whether pairings may be guessed; otherwise all are split off exactly.
 
     Raises:
-        TopologyError: more bandwidth in than out, or the reverse, at some vertex of a network with
-            switches; trees that the network has no capacity for.
+        TopologyError: trees that the network has no capacity for.
     """
-    check_balanced(topology)
     network = Capacities(topology, scaling)
     if topology.is_direct:
         return Logical(topology.num_ranks, network.paths, ())
@@ -90,7 +90,7 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
     # Theorem 27 allows any order. Tier by tier, from the ranks up, a switch is split off when all
     # that is below it are ranks, and the pairing can go by the hosts that these belong to.
-    level, tiers = levels(topology)
+    level, tiers = topology.hops_to_rank.tolist(), _tiers(topology)
     left = [w for tier in tiers for w in tier]
     how: list[str] = []
     while left:
@@ -102,24 +102,17 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
     return Logical(topology.num_ranks, kept, tuple(how))
 
 
-def levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
-    """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
+def _tiers(topology: Topology) -> list[list[int]]:
+    """Switches by hops to the nearest rank and then by ports, without those that reach none."""
     near: list[set[int]] = [set() for _ in range(topology.num_vertices)]
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
         near[u].add(v)
         near[v].add(u)
-    hops = dict.fromkeys(range(topology.num_ranks), 0)
-    queue = list(hops)
-    for u in queue:  # which grows while it is read: breadth first
-        for v in near[u]:
-            if v not in hops:
-                hops[v] = hops[u] + 1
-                queue.append(v)
     tiers: dict[tuple[int, int], list[int]] = {}
-    for w in range(topology.num_ranks, topology.num_vertices):
-        if w in hops:
-            tiers.setdefault((hops[w], len(near[w])), []).append(w)
-    return hops, [tiers[key] for key in sorted(tiers)]
+    for w, hops in enumerate(topology.hops_to_rank.tolist()):
+        if hops > 0:
+            tiers.setdefault((hops, len(near[w])), []).append(w)
+    return [tiers[key] for key in sorted(tiers)]
 
 
 def _next_tier(network: Capacities, tiers: list[list[int]], left: list[int]) -> list[int]:
@@ -140,7 +133,7 @@ def _next_tier(network: Capacities, tiers: list[list[int]], left: list[int]) -> 
     return chosen
 
 
-def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> list[str]:
+def _split_tier(network: Capacities, tier: list[int], level: Sequence[int]) -> list[str]:
     """Split off switches that are not joined to one another: guessed, repaired, or exactly."""
     seen = []
     for name in NAMES:
@@ -169,7 +162,7 @@ def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> 
 
 
 def _guessed(
-    network: Capacities, switches: Iterable[int], name: str, level: dict[int, int]
+    network: Capacities, switches: Iterable[int], name: str, level: Sequence[int]
 ) -> list[Split]:
     """One pairing of all capacity of some switches."""
     ports, group = network.ports(switches), network.groups()

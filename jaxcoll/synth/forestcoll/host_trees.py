@@ -25,7 +25,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.edge_splitting import Capacities, levels
+from jaxcoll.synth.forestcoll.edge_splitting import Capacities
 from jaxcoll.synth.forestcoll.pairings import share_of, transported
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -115,10 +115,7 @@ def _between_hosts(topology: Topology) -> Iterator[np.ndarray]:
     """Switches that may join hosts, bool of shape (vertices,): the widest or the highest."""
     n, vertices = topology.num_ranks, topology.num_vertices
     degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
-    hops = np.full(vertices, -1)
-    for v, count in levels(topology)[0].items():
-        hops[v] = count
-    for number in (degree, hops):
+    for number in (degree, topology.hops_to_rank):
         for least in sorted(set(number[n:].tolist())):
             yield (np.arange(vertices) >= n) & (number >= least)
 
@@ -210,14 +207,14 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         TopologyError: one of the smaller networks holds no such trees, or too many different ones.
     """
     entering = np.asarray(scaling.trees, np.int64)
-    between, arcs = _between(topology, scaling, partition)
     own = tuple(int(entering[ranks].sum()) for ranks in partition.ranks)
-    shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
-    down = [(arc.head, arc.amount) for arc in arcs if partition.host[arc.head] >= 0]
+    down = [(arc.head, arc.amount) for arc in partition.arcs if partition.host[arc.head] >= 0]
     np.add.at(entering, *np.asarray(down).T)
     hosts = [
         _inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))
     ]
+    between, arcs = _between(topology, scaling, partition)
+    shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
     # Equal hosts with equal needs are packed once.
     different = dict.fromkeys((inside, needed) for inside, _, needed in hosts)
     for one, needed in [(between, shared), *different]:
@@ -299,9 +296,10 @@ def _joined(
     link = np.concatenate([links for links, _ in paths])
     hops = np.concatenate([count for _, count in paths])
     ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
-    edges = Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link)
     # Trees of all hosts, those of each root in succession.
-    root = np.concatenate([ranks[flow.root] for ranks, (flow, _) in _zip(partition, insides)])
+    root = np.concatenate(
+        [ranks[flow.root] for ranks, (flow, _) in zip(partition.ranks, insides, strict=True)]
+    )
     weight = np.concatenate([flow.weight for flow, _ in insides])
     size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
     start = np.concatenate([[0], np.cumsum(size)])[:-1]
@@ -314,7 +312,7 @@ def _joined(
     if most * (n - 1) > _MOST_EDGES:
         raise TopologyError(f"{topology} needs up to {most} different trees, too many to hold")
     rows = _rows(
-        (across.root, across.weight, across.tree_ptr, across.edge, edges.dst),
+        (across.root, across.weight, across.tree_ptr, across.edge, topology.dst[link[ptr[1:] - 1]]),
         (weight[order], start[order], size[order], edge, first),
         np.cumsum([0, *map(len, partition.ranks)]),
         np.concatenate(partition.ranks),
@@ -323,14 +321,10 @@ def _joined(
     )
     count = len(rows[0])
     return TreeFlow(
-        topology, scaling.k, scaling.trees, rows[0], rows[1], edges,
+        topology, scaling.k, scaling.trees, rows[0], rows[1], Edges.along(topology, ptr, link),
         np.arange(count + 1) * (n - 1), rows[2], scaling.inverse,
         {"trees": "hosts entered once", "switches": across.certificate["switches"]},
     )  # fmt: skip
-
-
-def _zip(partition: Partition, insides: list) -> Iterator[tuple[np.ndarray, tuple]]:
-    return zip(partition.ranks, insides, strict=True)
 
 
 def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ one rotation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 Ports = Mapping[int, int]
 Pairing = list[tuple[int, int, int]]  # port in, port out, amount
@@ -26,7 +26,7 @@ NAMES = ("spread", "rotated", "spread singly", "rotated singly")
 
 
 def pairing(
-    name: str, into: Ports, out: Ports, group: Ports, level: Ports, own: int, place: int
+    name: str, into: Ports, out: Ports, group: Ports, level: Sequence[int], own: int, place: int
 ) -> Pairing:
     """All of a switch's capacity, paired.
 

@@ -6,184 +6,29 @@ packed exactly: batches of like trees grow edge by edge (dissertation, Algorithm
 and Frank). An edge is added to as many trees of a batch as leaves all other trees possible (mu of
 Theorem 32), which one flow tells; the rest of the batch goes on without it.
 
-Tight cuts come between the two. Let a set S of ranks let out exactly as many trees as are rooted in
-it. Then every tree from S enters the other ranks T by one arc, and trees from T never leave T for
-good: what each of them has in T is a spanning tree of T. So T can be packed alone, with the trees
-from S as further trees of the ranks they enter by, and S with T as a single rank; both have trees
-if the whole has (Edmonds). Any two such trees fit together that enter T by the same arc. Balancing
-does not find such trees easily, because all arcs across the cut are full.
+Tight cuts come between the two: where trees must use every arc across a cut, both sides are packed
+by themselves (``tight_cuts``). At last every edge of the trees gets its path through the switches
+back (``assemble``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-import scipy.sparse as sp
 
+from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import FlowNetwork, dinic
+from jaxcoll.numerics.connectivity import dinic
+from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
-from jaxcoll.synth.forestcoll.edge_splitting import Pair
-from jaxcoll.synth.forestcoll.spanning import Trees, depths, reparent
-
-Capacity = dict[Pair, int]
-Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
-
-
-def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.ndarray | None:
-    """Ranks outside a tight cut (T above), two or more; None if there is no such cut.
-
-    A cut with a single rank inside shrinks the network by just that rank, and is the last choice.
-
-    Returns:
-        bool of shape (ranks,).
-    """
-    n = num_ranks
-    src = np.asarray([u for u, _ in capacity] + [n] * n, np.int64)
-    dst = np.asarray([v for _, v in capacity] + list(range(n)), np.int64)
-    room = [*capacity.values(), *trees]
-    # A cut is tight where the flow to a rank beyond it fills it: both minimum cuts that a maximum
-    # flow shows are looked at, the one nearest to the target and the one nearest to the source.
-    network, last = FlowNetwork(n + 1, src, dst), None
-    for target in range(n):
-        carried = network.carried(room, n, target)
-        free = np.asarray([c > x for c, x in zip(room, carried, strict=True)], np.bool_)
-        used = np.asarray([x > 0 for x in carried], np.bool_)
-        # A minimum cut has no arc left across it. So the vertices that still reach the target in
-        # the residual network, and those that the source no longer reaches, are its two extreme
-        # sides.
-        # The residual network after the flow: arcs with room, and used ones backwards.
-        ends = np.append(src[free], dst[used]), np.append(dst[free], src[used])
-        left = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), (n + 1, n + 1))
-        for side in (_reached(left.T.tocsr(), target), ~_reached(left, n)):
-            size = int(side.sum())
-            if side[n] or not 2 <= size < n:
-                continue
-            if size < n - 1:
-                return side[:n]
-            last = side[:n]
-    return last
-
-
-def _reached(graph: sp.csr_matrix, start: int) -> np.ndarray:
-    """Whether each vertex can be reached, bool of shape (vertices,)."""
-    found = np.zeros(graph.indptr.size - 1, bool)
-    found[sp.csgraph.breadth_first_order(graph, start, return_predecessors=False)] = True
-    return found
-
-
-def pack_across(
-    num_ranks: int, capacity: Capacity, trees: Sequence[int], beyond: np.ndarray, pack: Pack
-) -> Trees:
-    """Spanning trees, packed on both sides of a tight cut and joined.
-
-    Args:
-        beyond: the ranks that every tree from the others enters by one arc (T above).
-        pack: packs the smaller networks.
-    """
-    # Two smaller problems. T alone: a tree from S counts as one more tree of the rank by which it
-    # enters. S with T as a single rank, the hub: trees of T start at the hub.
-    ranks = np.flatnonzero(beyond), np.flatnonzero(~beyond)
-    place = np.empty(num_ranks, np.int64)
-    for side in ranks:
-        place[side] = np.arange(len(side))
-    inside, outside = len(ranks[0]), len(ranks[1])  # T alone; S, and T as rank ``outside``
-    inner: Capacity = {}
-    outer: Capacity = {}
-    enters: dict[int, list[list[int]]] = {}
-    leaves: dict[int, list[list[int]]] = {}
-    roots = [trees[v] for v in ranks[0].tolist()]
-    for (u, v), amount in capacity.items():
-        if beyond[u] and beyond[v]:
-            inner[int(place[u]), int(place[v])] = amount
-            continue
-        a, b = (outside if beyond[x] else int(place[x]) for x in (u, v))
-        outer[a, b] = outer.get((a, b), 0) + amount
-        if beyond[v]:
-            enters.setdefault(a, []).append([v, amount])
-            roots[place[v]] += amount
-        elif beyond[u]:
-            leaves.setdefault(b, []).append([u, amount])
-    own = [[v, trees[v]] for v in ranks[0].tolist() if trees[v]]
-    rooted = [trees[v] for v in ranks[1].tolist()]
-    first = pack(inside, inner, tuple(roots))
-    second = pack(outside + 1, outer, (*rooted, sum(a for _, a in own)))
-    return _joined(first, second, ranks, place, own, enters, leaves)
-
-
-def _joined(
-    first: Trees,
-    second: Trees,
-    ranks: tuple[np.ndarray, np.ndarray],
-    place: np.ndarray,
-    own: list[list[int]],
-    enters: dict[int, list[list[int]]],
-    leaves: dict[int, list[list[int]]],
-) -> Trees:
-    """Trees of the contracted network with, at T's place, trees of T that start where they enter.
-
-    Args:
-        own: trees of T that are rooted there: [rank, amount].
-        enters, leaves: arcs into T by the rank in S they leave, and out of T by the rank they
-            enter: [rank in T, amount].
-    """
-    within, across = parents(first), parents(second)
-    waiting: dict[int, list[list[int]]] = {}  # batches of T by root: [batch, trees left]
-    for i, (root, weight) in enumerate(
-        zip(first.root.tolist(), first.weight.tolist(), strict=True)
-    ):
-        waiting.setdefault(root, []).append([i, weight])
-    hub = len(ranks[1])
-    names = np.append(ranks[1], -1)
-    root, weight, rows = [], [], []
-    for i in range(len(second.root)):
-        start, rest = int(second.root[i]), int(second.weight[i])
-        # A tree across the cut fits any tree of T that starts where it enters, so that both lists
-        # are dealt out in step: as many trees at a time as the shortest of all parts involved has
-        # left.
-        above = own if start == hub else enters[int(across[i, hub])]
-        children = np.flatnonzero(across[i] == hub).tolist()
-        while rest:
-            entry = above[-1]
-            batch = waiting[int(place[entry[0]])]
-            parts = [entry, batch[-1], *(leaves[y][-1] for y in children)]
-            amount = min(rest, *(part[1] for part in parts))
-            row = np.full(len(place), -1, np.int64)
-            row[ranks[1]] = names[across[i, :hub]]
-            for y in children:
-                row[ranks[1][y]] = leaves[y][-1][0]
-            held = within[batch[-1][0]]
-            row[ranks[0]] = np.where(held >= 0, ranks[0][held], -1)
-            if start != hub:
-                row[entry[0]] = ranks[1][across[i, hub]]
-            root.append(entry[0] if start == hub else int(ranks[1][start]))
-            weight.append(amount)
-            rows.append(row)
-            rest -= amount
-            for part, source in zip(
-                parts, (above, batch, *(leaves[y] for y in children)), strict=True
-            ):
-                part[1] -= amount
-                if not part[1]:
-                    source.pop()
-    return by_depth(np.asarray(root), np.asarray(weight), np.stack(rows))
-
-
-def parents(trees: Trees) -> np.ndarray:
-    """The parent of each rank, -1 at the root, int64 of shape (batches, ranks)."""
-    found = np.empty_like(trees.parent)
-    np.put_along_axis(found, trees.vertex.astype(np.int64), trees.parent, axis=1)
-    return found.astype(np.int64)
-
-
-def by_depth(root: np.ndarray, weight: np.ndarray, parent: np.ndarray) -> Trees:
-    """Trees with their ranks in the order of their depth."""
-    order = np.argsort(depths(parent), axis=1, kind="stable")
-    return Trees(root, weight, order, np.take_along_axis(parent, order, axis=1))
-
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, Pair, PathCapacity
+from jaxcoll.synth.forestcoll.spanning import Trees, reparent
+from jaxcoll.synth.forestcoll.tight_cuts import pack_across
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
 
 _SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 _SEVERAL = 64  # ranks up to which trees are packed exactly, without balancing
@@ -217,14 +62,13 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         # A 64th of the steps is enough on most networks. Where it is not, the cause is mostly a
         # tight cut, which balancing meets as arcs without any room: looking for one costs a flow
         # per rank, the rest of the steps may cost minutes.
-        found = balanced_trees(arcs, trees, brief=True)
-        if found is None:
-            beyond = tight_cut(num_ranks, capacity, trees)
-            if beyond is not None:
-                return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
-            found = balanced_trees(arcs, trees)
-        if found is not None:
-            return as_trees(arcs, found)
+        for brief in (True, False):
+            found = balanced_trees(arcs, trees, brief=brief)
+            if found is not None:
+                return as_trees(arcs, found)
+            across = pack_across(num_ranks, capacity, trees, pack_trees) if brief else None
+            if across is not None:
+                return across
     # Algorithm 4, which finds trees wherever they exist (Theorem 29): a flow for each edge of each
     # batch.
     left = np.zeros((num_ranks, num_ranks), np.int64)
@@ -449,3 +293,68 @@ def _listed(vertices, src, dst, capacity):
         at[dst[a]] += 1
         head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
     return ptr, head, mate, room
+
+
+def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Trees) -> TreeFlow:
+    """Give every tree edge one path through the switches.
+
+    A batch of like trees whose edges run over several paths is cut where one of them ends, which
+    leaves batches whose edges have one path each.
+    """
+    if all(len(paths) == 1 for paths in logical.paths.values()):
+        return _assembled_at_once(topology, scaling, logical, trees)
+    left = {
+        pair: [PathCapacity(p.path, p.amount) for p in ps] for pair, ps in logical.paths.items()
+    }
+    number: dict[tuple[int, ...], int] = {}
+    root, weight, edge = [], [], []
+    for i in range(len(trees.root)):
+        pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
+        rest = int(trees.weight[i])
+        while rest:
+            # The paths of a pair carry equally much for it in any order: the last one is taken
+            # until it is full, which keeps the number of different trees low.
+            taken = [left[pair][-1] for pair in pairs]
+            like = min(rest, min(part.amount for part in taken))
+            root.append(int(trees.root[i]))
+            weight.append(like)
+            edge += [number.setdefault(part.path, len(number)) for part in taken]
+            for pair, part in zip(pairs, taken, strict=True):
+                part.amount -= like
+                if not part.amount:
+                    left[pair].pop()
+            rest -= like
+    return TreeFlow(
+        topology,
+        scaling.k,
+        scaling.trees,
+        np.asarray(root),
+        np.asarray(weight),
+        Edges.from_paths(topology, list(number)),
+        np.arange(len(root) + 1) * (topology.num_ranks - 1),
+        np.asarray(edge),
+        scaling.inverse,
+        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
+    )
+
+
+def _assembled_at_once(
+    topology: Topology, scaling: Scaling, logical: Logical, trees: Trees
+) -> TreeFlow:
+    """``assemble`` where every pair of ranks has one path."""
+    n, count = topology.num_ranks, len(trees.root)
+    number = np.full((n, n), -1, np.int32)
+    for i, (u, v) in enumerate(logical.paths):
+        number[u, v] = i
+    return TreeFlow(
+        topology,
+        scaling.k,
+        scaling.trees,
+        trees.root,
+        trees.weight,
+        Edges.from_paths(topology, [paths[0].path for paths in logical.paths.values()]),
+        np.arange(count + 1) * (n - 1),
+        number[trees.parent[:, 1:], trees.vertex[:, 1:]].ravel(),
+        scaling.inverse,
+        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
+    )

@@ -25,7 +25,6 @@ from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
-from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,
@@ -119,11 +118,16 @@ class StepMilp(Synthesizer):
             answer = _search(moves, collective, edges, clock, ends)
             if answer.found is not None:
                 break
+            # Every search takes half of the time that is left: after six of them less than a 64th
+            # is.
             if ends - time.perf_counter() <= self.seconds / 64:
                 raise TopologyError(
                     f"step_milp found no schedule for {collective} on {topology} in "
                     f"{self.seconds} s"
                 )
+            # Proved too small, the horizon grows by one tick, so that the first that is found is
+            # the least. Where the time ran out nothing is proved, and a longer horizon, which holds
+            # more schedules, is tried.
             if answer.is_impossible:
                 proved = horizon = max(proved, horizon) + 1
             else:
@@ -202,6 +206,8 @@ def _clock(
     apart = distances(edges, takes, topology.num_ranks)
     holds, wants = collective.precondition(), collective.postcondition()
     far = int(first_arrivals(collective, apart)[wants.T].max())
+    # Chunks that every rank must still receive, and those that it must send at least once, because
+    # somebody who does not hold them wants them.
     received = (wants & ~holds).sum(axis=1)
     sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
 
@@ -229,7 +235,7 @@ def _connections(topology: Topology) -> Edges:
         routes.path(e) for e in range(len(routes)) if _only_switches(topology, routes.path(e))
     ]
     links = np.flatnonzero(np.maximum(topology.src, topology.dst) < n).tolist()
-    return edges_of(topology, [*((link,) for link in links), *through])
+    return Edges.from_paths(topology, [*((link,) for link in links), *through])
 
 
 def _only_switches(topology: Topology, path: tuple[int, ...]) -> bool:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.stages import assemble, forest
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
+from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
 from jaxcoll.topologies import dgx_a100, fat_tree, leaf_spine, mi250, multi_rail, nvswitch_hosts
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

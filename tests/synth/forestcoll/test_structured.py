@@ -8,7 +8,8 @@ from hypothesis import given, settings
 
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.paths import hop_distances
-from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, moved_trees
+from jaxcoll.synth.forestcoll.moved_trees import moved_trees
+from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.topologies import (
     dgx_a100,

@@ -7,11 +7,11 @@ from fractions import Fraction
 import pytest
 
 from jaxcoll.bounds import throughput
-from jaxcoll.bounds.throughput import bottleneck, optimum
+from jaxcoll.bounds.throughput import narrowest, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl, stages
+from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -166,12 +166,11 @@ def test_the_bottleneck_is_found_once(monkeypatch):
     """One search per synthesis, handed down to every stage."""
     searched = []
 
-    def counted(topology, weights=None):
-        searched.append(topology)
-        return bottleneck(topology, weights)
+    def counted(gathering, targets=None):
+        searched.append(gathering.topology)
+        return narrowest(gathering, targets)
 
-    monkeypatch.setattr(stages, "optimum", counted)
-    monkeypatch.setattr(throughput, "bottleneck", counted)
+    monkeypatch.setattr(throughput, "narrowest", counted)
     topology = dgx_a100(2, network=24.5e9)
     chunks = ForestColl().granularity(topology)
     ForestColl().synthesize(topology, Collective("all_gather", 16, chunks))
