@@ -63,7 +63,8 @@ def test_a_schedule_of_one_group_is_one_of_all(drawn, kind, chunks, seed):
     assert everywhere.collective == whole
     verify(everywhere)
     for model in MODELS:
-        assert simulate(everywhere, 10**5, model).time == simulate(found, 10**5, model).time
+        alone = simulate(found, 10**5, model).time  # of a run in ticks, or of an exact one
+        assert simulate(everywhere, 10**5, model).time == pytest.approx(alone, rel=1e-12)
 
 
 @settings(max_examples=60)
