@@ -7,7 +7,8 @@
 2. Otherwise it is repaired (``repair``), and the exact search runs under the limit where the result
    is not within the gap. A plan within the gap is the answer.
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
-   best plan so far. The best plan that fits is the answer, under the highest bound.
+   best plan so far. The best plan that fits is the answer, under the highest bound. On more than
+   two axes the named strategies come first, and the best of them is repaired.
 4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
@@ -99,15 +100,18 @@ class _Search:
         if limit is None or free.cost.memory.fits(limit):
             return free
         bound = free.bound
-        repaired = self._repaired(free)
-        found = [] if repaired.fitting is None else [repaired.fitting]
+        # On many axes a named strategy that fits is found in seconds, and a better start.
+        found = [] if self._is_exact else [*self._named(self.options)]
+        first = min(found, key=lambda result: result.objective, default=free)
+        repaired = self._repaired(first, bound)
+        found += [] if repaired.fitting is None else [repaired.fitting]
         exact = None if self._is_close(found, bound) else self._exactly(free.seconds, found)
         if isinstance(exact, SearchResult):
             bound, found = max(bound, exact.bound), [*found, exact]
         elif exact is not None and exact.proven and not found:
             least = exact.least_memory or repaired.least_memory
             raise self._refusal(Infeasible(True, least), free)
-        if not self._is_close(found, bound):
+        if self._is_exact and not self._is_close(found, bound):
             found += self._named(self.options)
         has_time = not found or self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
         if has_time and not self._is_close(found, bound):
@@ -197,13 +201,13 @@ class _Search:
                 return found
         return found
 
-    def _repaired(self, free: SearchResult) -> Repaired:
+    def _repaired(self, start: SearchResult, bound: float) -> Repaired:
         return repair(
             self.problem,
             self.candidates,
             self.options,
-            free,
-            bound=free.bound,
+            start,
+            bound=bound,
             gap=self.solver.gap,
             until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
         )
