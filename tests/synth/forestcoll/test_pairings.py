@@ -27,7 +27,7 @@ def test_every_port_is_paired_with_all_it_has(ports, random, name, place):
     random.shuffle(amounts)
     out = dict(enumerate(amounts))
     group = {v: g for v, (_, g, _) in enumerate(ports)}
-    level = {v: h for v, (_, _, h) in enumerate(ports)}
+    level = [h for _, _, h in ports]
     received, sent = Counter(), Counter()
     for u, t, amount in pairing(name, into, out, group, level, 1, place):
         assert amount > 0
@@ -68,7 +68,7 @@ def paired_with_first(name: str, place: int) -> set[int]:
     """The ports out that port 0 meets at a switch of five hosts with two ports of a capacity."""
     ports = dict.fromkeys(range(10), 1)
     group = {v: v // 2 for v in ports}
-    level = dict.fromkeys(ports, 0)
+    level = [0] * len(ports)
     return {t for u, t, _ in pairing(name, ports, ports, group, level, 1, place) if u == 0}
 
 
@@ -85,7 +85,7 @@ def test_switches_of_a_tier_rotate_narrow_ports_by_different_groups():
 
 def test_wide_ports_take_part_in_every_rotation_wherever_their_switch_is():
     ports = dict.fromkeys(range(5), 4)
-    arguments = (ports, ports, {v: v for v in ports}, dict.fromkeys(ports, 0), 1)
+    arguments = (ports, ports, {v: v for v in ports}, [0] * len(ports), 1)
     first, other = (sorted(pairing("spread", *arguments, place)) for place in (0, 3))
     assert first == other == sorted((u, t, 1) for u in ports for t in ports if u != t)
 

@@ -39,6 +39,7 @@ def test_a_cut_is_tight_and_its_trees_fit(topology):
         return
     assert tuple(beyond.tolist()) in known
     trees = pack_across(n, capacity, scaling.trees, tree_packing.pack_trees)
+    assert trees is not None
     total, load = [0] * n, dict.fromkeys(capacity, 0)
     for root, weight, vertex, parent in zip(
         trees.root.tolist(), trees.weight.tolist(), trees.vertex, trees.parent, strict=True
