@@ -29,14 +29,14 @@ from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
-from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
+from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
-from tensorstate.solver.base import Solver
+from tensorstate.solver.base import CandidateStrategies, Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.named import best_baseline
 from tensorstate.solver.overlap import retimed
@@ -393,28 +393,25 @@ def solve_baseline(
     checks.instance(problem, Problem, "problem", PlanError)
     checks.instance(solver, Solver, "solver", PlanError)
     options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
-    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
-    found = best_baseline(
-        problem, name, options, lambda options: solver.solve(problem, strategies, options)
+    strategies, found = best_baseline(
+        problem,
+        name,
+        options,
+        lambda strategies, options: solver.solve(problem, strategies, options),
     )
     return Plan(problem, retimed(problem, strategies, options, found), options)
 
 
 def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
     """A baseline's best plan; if none fits that without a limit."""
-    strategies = Baselines(problem).strategies(baseline_by_axis(problem, name))
 
-    def solve(options: SearchOptions) -> SearchResult:
+    def solve(strategies: CandidateStrategies, options: SearchOptions) -> SearchResult:
         found = solve_within_limit(problem, strategies, options, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):
             raise PlanError(f"{name} was found no plan that fits")
         return found
 
-    try:
-        found = best_baseline(problem, name, options, solve)
-    except PlanError:
-        free = dataclasses.replace(options, memory_limit=None, recompute=False)
-        found = best_baseline(problem, name, free, solve)
+    strategies, found = best_baseline(problem, name, options, solve, or_free=True)
     return Plan(problem, retimed(problem, strategies, options, found), options)
 
 

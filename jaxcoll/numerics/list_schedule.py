@@ -348,8 +348,8 @@ def _start_some(tasks, state):
     if not is_free or (is_loop_next and sends):
         return started
     # Operands of sends behind are given back when these arrive. Where they leave too little room
-    # for what comes next, computation waits for that, which it can only while something is being
-    # sent.
+    # for the next operator, computation waits for an arrival, which it can only while something is
+    # being sent.
     if state.held[_BEHIND] and sends:
         place = state.item[COMPUTE * count]
         _release(state, tasks.order[place], tasks.ahead)

@@ -278,8 +278,8 @@ def _replayed(schedule: Schedule) -> np.ndarray:
                 known[a, b], fresh = fresh, fresh + 1
             names[i] = known[a, b]
         result = names[number.ravel()]
-        # Two arrivals at a rank in one step may be added either way round: what comes of them is
-        # given a name that nothing else has.
+        # Two arrivals at a rank in one step may be added in either order: their sum is given a name
+        # that nothing else has.
         unordered = times[which.ravel()] > 1
         # Numbers from the top down are never met again.
         result[unordered] = np.iinfo(np.int64).max - cell[unordered]

@@ -18,7 +18,7 @@ from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placement
 # What a byte of a copy adds to the seconds of a step where trees are compared: a gigabyte adds a
 # thousandth of a nanosecond, so that it decides among equals alone.
 BYTE_SECONDS = 1e-21
-# What the longest step adds to its seconds, as a part of them, and one of half its seconds half
+# The part of its seconds that the longest step adds to them, and a step of half its seconds half of
 # that part: of trees that take equally long, the one whose steps are of about one length.
 EVENNESS = 1e-9
 

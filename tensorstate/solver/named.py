@@ -20,6 +20,9 @@ from tensorstate.solver.base import CandidateStrategies
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.plain import plainer, simplify
 
+Solve = Callable[[CandidateStrategies, SearchOptions], SearchResult]
+"""Solves the linear program of some strategies."""
+
 
 def best_among(
     problem: Problem, candidates: CandidateStrategies, options: SearchOptions, milp: Milp
@@ -38,9 +41,11 @@ def best_baseline(
     problem: Problem,
     name: str,
     options: SearchOptions,
-    solve: Callable[[SearchOptions], SearchResult],
+    solve: Solve,
+    *,
     gap: float = 1e-3,
-) -> SearchResult:
+    or_free: bool = False,
+) -> tuple[CandidateStrategies, SearchResult]:
     """A baseline's best plan: without the limit if that fits, and within it otherwise.
 
     Args:
@@ -49,28 +54,31 @@ def best_baseline(
         options: of the search.
         solve: solves the linear program of the baseline's strategies under some options.
         gap: relative distance within which plans are as good.
+        or_free: whether the plan without the limit is the answer where none is found that fits.
+
+    Returns:
+        The strategies that the baseline allows, and the plan.
     """
-    free = dataclasses.replace(options, memory_limit=None, recompute=False)
-    found = _plain_baseline(problem, name, free, solve, gap)
-    if found.cost.memory.fits(options.memory_limit):
-        return found
-    return _plain_baseline(problem, name, options, solve, gap)
-
-
-def _plain_baseline(
-    problem: Problem,
-    name: str,
-    options: SearchOptions,
-    solve: Callable[[SearchOptions], SearchResult],
-    gap: float,
-) -> SearchResult:
-    by_axis, linear = baseline_by_axis(problem, name), options.linear
+    by_axis = baseline_by_axis(problem, name)
     strategies, baselines = Baselines(problem).strategies(by_axis), frozenset(by_axis.values())
-    found = solve(linear)
-    plain = simplify(problem, strategies, linear, found, gap)
-    first = _regather(problem, found, linear, baselines)
-    second = first if plain is found else _regather(problem, plain, linear, baselines)
-    return plainer(first, second, options, gap)
+
+    def best(options: SearchOptions) -> SearchResult:
+        linear = options.linear
+        found = solve(strategies, linear)
+        plain = simplify(problem, strategies, linear, found, gap)
+        first = _regather(problem, found, linear, baselines)
+        second = first if plain is found else _regather(problem, plain, linear, baselines)
+        return plainer(first, second, options, gap)
+
+    free = best(dataclasses.replace(options, memory_limit=None, recompute=False))
+    if free.cost.memory.fits(options.memory_limit):
+        return strategies, free
+    try:
+        return strategies, best(options)
+    except PlanError:
+        if not or_free:
+            raise
+        return strategies, free
 
 
 def _regather(

@@ -61,8 +61,7 @@ def plainer(
 ) -> SearchResult:
     """The plain plan of a linear program, unless its schedule takes longer by more than the gap.
 
-    Plans of one sum may differ by half in their schedules: on axes of equal speed it is as good to
-    gather two matrices along one axis after the other as along both at once.
+    Plans of one sum may differ in their schedules, which hide different shares of communication.
     """
     first = timed(found, options)
     if plain is found:

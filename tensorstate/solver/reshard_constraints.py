@@ -300,9 +300,10 @@ class _GroupConstraints:
         if sum(size > 1 for size in self.problem.mesh.sizes) <= MOST_WHOLE_AXES:
             return None
         consumers = [c for c in self.group.consumer_classes if c.class_id is not None]
-        targets = {t for c in consumers for t in self.choices.target_terms(c)}
-        if len(self.sources) > 1 or any(len(self.choices.target_terms(c)) > 1 for c in consumers):
+        by_consumer = [self.choices.target_terms(c) for c in consumers]
+        if any(len(terms) > 1 for terms in (self.sources, *by_consumer)):
             return None
+        targets = {placements for terms in by_consumer for placements in terms}
         (source,) = self.sources
         shards = [max(at_axis) for at_axis in zip(source, *targets, strict=True)]
         smallest = tuple(max(placement, REPLICATED) for placement in shards)
