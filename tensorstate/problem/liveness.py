@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -92,6 +91,10 @@ class LiveRanges:
 
 
 COUNTS = tuple(f.name for f in dataclasses.fields(LiveRanges) if f.type == "np.ndarray")
+NUMBER = {name: number for number, name in enumerate(COUNTS)}
+
+LiveRange = tuple[str, int, int, int]
+"""One of ``COUNTS``, and how many tensors are live after a point, up to another."""
 
 
 class Liveness:
@@ -113,6 +116,10 @@ class Liveness:
     ):
         self.graph, self.after_loop, self.staged = graph, after_loop, staged
         self.at = execution_order(graph, after_loop, together)
+        self._consumers = [
+            [graph.operators[index] for index in dict.fromkeys(c.operator for c in t.consumers)]
+            for t in graph.tensors
+        ]
         self._bodies = bodies(graph, self.at, together)
         self.end = len(graph.operators)
         # The first point after the loop; without a loop, past the end of the step.
@@ -137,8 +144,7 @@ class Liveness:
 
     def consumers(self, tensor: int) -> list[Operator]:
         """The operators that read a tensor, each once, in the order of execution."""
-        operators = dict.fromkeys(c.operator for c in self.graph.tensors[tensor].consumers)
-        return [self.graph.operators[index] for index in operators]
+        return self._consumers[tensor]
 
     # ------------------------------------------------------------------ operators
 
@@ -281,10 +287,12 @@ class Liveness:
             needed_after_forward: whether they are read in the backward pass.
             consumers: the nodes of each consumer class that read them.
         """
-        counts = {name: np.zeros(len(self.program_points), int) for name in COUNTS}
-        for tensor in tensors:
-            for name, is_live in self._live_ranges(tensor, in_forward, needed_after_forward):
-                counts[name] += is_live
+        ranges = [
+            live
+            for tensor in tensors
+            for live in self._live_ranges(tensor, in_forward, needed_after_forward)
+        ]
+        counts = dict(zip(COUNTS, self._counted(ranges), strict=True))
         nodes = self.graph.nodes
         points = [
             [self.at[m.operator] for e in of_class for m in nodes[e].members[:1]]
@@ -299,6 +307,22 @@ class Liveness:
             fused_consumer=self._fused_consumer(tensors, consumers),
             copied=self._copied(frozenset(tensors), consumers),
         )
+
+    def _counted(self, ranges: Sequence[LiveRange]) -> np.ndarray:
+        """How many tensors are live at every program point, by the order of ``COUNTS``.
+
+        A count rises at the first point of a range and falls behind its last: a sum over these
+        steps, since masks of all points took most of the time of a first estimate.
+        """
+        steps = np.zeros((len(COUNTS), len(self.program_points) + 1), int)
+        if ranges:
+            names, starts, ends, tensors = zip(*ranges, strict=True)
+            rows = np.array([NUMBER[name] for name in names])
+            first = np.searchsorted(self.program_points, starts, side="right")
+            behind = np.searchsorted(self.program_points, ends, side="right")
+            np.add.at(steps, (rows, first), tensors)
+            np.subtract.at(steps, (rows, np.maximum(first, behind)), tensors)
+        return steps.cumsum(axis=1)[:, :-1]
 
     def _copied(
         self, tensors: frozenset[int], consumers: Sequence[Iterable[int]]
@@ -331,75 +355,73 @@ class Liveness:
 
     def _live_ranges(
         self, tensor: int, in_forward: bool, needed_after_forward: bool
-    ) -> Iterator[tuple[str, np.ndarray]]:
+    ) -> Iterator[LiveRange]:
         """The live ranges that one tensor adds to those of its group."""
-        points = self.program_points
-        produced_at = self._produced_at(tensor)
+        at, started_at = self._produced_at(tensor), self._started_at(tensor)
         reads = self.reads(tensor)
         stored_reads = [] if self.is_fused(tensor) else reads
-        saved = functools.partial(self._saved, tensor)
-        is_produced = (points == produced_at) & (
-            bool(stored_reads) and tensor not in self.replacing
-        )
-        started_at = self._started_at(tensor)
-        yield "producing", is_produced | ((points >= started_at) & (points < produced_at))
-        uses_after_loop = [p for p in stored_reads if produced_at < self.loop_end <= p]
+        is_produced = bool(stored_reads) and tensor not in self.replacing
+        produced = at if is_produced else at - 1  # the point of the producer, or none
+        yield "producing", started_at - 1, produced, 1
+        uses_after_loop = [p for p in stored_reads if at < self.loop_end <= p]
         yield from self._after_loop(uses_after_loop)
         stored_reads = [p for p in stored_reads if p not in uses_after_loop]
         reads = [p for p in reads if p not in uses_after_loop]
         before = [p for p in stored_reads if p < self.forward_end]
         after = [p for p in stored_reads if p >= self.forward_end]
         if not in_forward:
-            is_read = bool(stored_reads or uses_after_loop)
-            yield "resharded_after_forward", is_produced
-            yield "receive_buffer_after_forward", (points == produced_at) & is_read
-            yield "awaiting_backward_use", _points_between(points, produced_at, after)
+            yield "resharded_after_forward", at - 1, produced, 1
+            if stored_reads or uses_after_loop:
+                yield "receive_buffer_after_forward", at - 1, at, 1
+            yield "awaiting_backward_use", at, max(after, default=at), 1
             return
         recompute_reads = [] if self.is_fused(tensor) else self._recompute_reads(tensor)
         yield from self._resharded_after_forward(after, recompute_reads)
-        start = min(before, default=self.forward_end) - 1
-        if produced_at < 0:
+        last_forward = max(before, default=at)
+        if at < 0:
             ends = before if needed_after_forward else stored_reads
-            yield "receive_buffer_in_forward", points == min(before, default=-1)
-            yield "resharded_in_forward", _points_between(points, start, ends)
-            yield "saved", _points_between(points, start, after)
-            yield "saved_copy", _points_between(points, start, after)
+            start = min(before, default=self.forward_end) - 1
+            if before:
+                yield "receive_buffer_in_forward", start, start + 1, 1
+            yield "resharded_in_forward", start, max(ends, default=start), 1
+            yield "saved", start, max(after, default=start), 1
+            yield "saved_copy", start, max(after, default=start), 1
             return
-        awaited = _points_between(points, start, before) if needed_after_forward else False
-        yield "receive_buffer_in_forward", is_produced
-        yield "resharded_in_forward", is_produced | awaited
+        yield "receive_buffer_in_forward", at - 1, produced, 1
+        yield "resharded_in_forward", at - 1, produced, 1
+        if before and needed_after_forward:
+            yield "resharded_in_forward", min(before) - 1, last_forward, 1
         if not stored_reads and not uses_after_loop:
-            ends = self._recompute_reads(tensor)
-            yield "saved_for_recompute", saved(produced_at, ends)
-        yield "awaiting_forward_use", _points_between(points, produced_at, before)
+            yield from self._saved("saved_for_recompute", tensor, self._recompute_reads(tensor))
+        yield "awaiting_forward_use", at, last_forward, 1
         reads_after = self._reads_if_recomputed(tensor, after)
         yield from self._recomputed(recompute_reads, reads_after)
         if needed_after_forward:
             copy_reads = [p for p in reads if p >= self.forward_end]
-            yield "saved", saved(produced_at, after)
-            yield "saved_copy", saved(produced_at, copy_reads)
+            yield from self._saved("saved", tensor, after)
+            yield from self._saved("saved_copy", tensor, copy_reads)
         else:
-            last_forward = max(before, default=produced_at)
-            yield "saved", saved(produced_at, reads_after)
-            yield "saved_copy", saved(produced_at, reads_after)
-            yield "fused_input", _points_between(points, last_forward, after)
+            yield from self._saved("saved", tensor, reads_after)
+            yield from self._saved("saved_copy", tensor, reads_after)
+            yield "fused_input", last_forward, max(after, default=last_forward), 1
 
-    def _saved(self, tensor: int, start: int, ends: Sequence[int]) -> np.ndarray:
-        """How many saved copies of a tensor are live, which is read after the forward pass.
+    def _saved(self, name: str, tensor: int, ends: Sequence[int]) -> Iterator[LiveRange]:
+        """The saved copies of a tensor, which is read after the forward pass.
 
         Of a body all iterations save theirs in one stack, of which the loop that mirrors it reads
         one row at a time.
         """
+        if not ends:
+            return
         loops = self.graph.loops_around(tensor)
         mirror = self.graph.mirror(loops)
-        once = _points_between(self.program_points, start, ends)
-        if mirror is None or not ends:
-            return once
+        if mirror is None:
+            yield name, self._produced_at(tensor), max(ends), 1
+            return
         (loop,) = loops
-        first, last = self._bodies[loop].first, self._bodies[mirror].last
-        stack = _points_between(self.program_points, first - 1, [last])
-        row = _points_between(self.program_points, min(ends) - 1, ends)
-        return (self.graph.loops[loop].length or 1) * stack + row
+        rows = self.graph.loops[loop].length or 1
+        yield name, self._bodies[loop].first - 1, self._bodies[mirror].last, rows
+        yield name, min(ends) - 1, max(ends), 1
 
     def _produced_at(self, tensor: int) -> int:
         """The point of a tensor's producer; -1 for inputs and constants."""
@@ -415,40 +437,46 @@ class Liveness:
             return self._bodies[producer.loops[-1]].first
         return self._produced_at(tensor)
 
-    def _after_loop(self, uses_after_loop: Sequence[int]) -> Iterator[tuple[str, np.ndarray]]:
+    def _after_loop(self, uses_after_loop: Sequence[int]) -> Iterator[LiveRange]:
         """The ranges of a tensor of the loop that is read at these points after it."""
-        points, first = self.program_points, min(uses_after_loop, default=self.end)
-        yield "loop_resident", points <= max([self.loop_end - 1, *uses_after_loop])
-        yield "resharded_after_loop", _points_between(points, first - 1, uses_after_loop)
-        yield "receive_buffer_after_loop", points == min(uses_after_loop, default=-1)
+        yield "loop_resident", -1, max([self.loop_end - 1, *uses_after_loop]), 1
+        if uses_after_loop:
+            first = min(uses_after_loop)
+            yield "resharded_after_loop", first - 1, max(uses_after_loop), 1
+            yield "receive_buffer_after_loop", first - 1, first, 1
 
     def _resharded_after_forward(
         self, after: Sequence[int], recompute_reads: Sequence[int]
-    ) -> Iterator[tuple[str, np.ndarray]]:
+    ) -> Iterator[LiveRange]:
         """The ranges of copies resharded after the forward pass.
 
         Args:
             after: reads by the backward pass.
             recompute_reads: reads by recomputed operators.
         """
-        points, first = self.program_points, min([*after, *recompute_reads], default=self.end)
-        after_forward = _points_between(points, min(after, default=self.end) - 1, after)
-        earlier = _points_between(points, first - 1, [*after, *recompute_reads]) & ~after_forward
-        is_received = points == min(recompute_reads, default=-1)
-        yield "receive_buffer_after_forward", points == min(after, default=-1)
-        yield "resharded_after_forward", after_forward
-        yield "receive_buffer_for_recompute", is_received & (first not in after)
-        yield "resharded_for_recompute", earlier
+        if after:
+            yield "receive_buffer_after_forward", min(after) - 1, min(after), 1
+            yield "resharded_after_forward", min(after) - 1, max(after), 1
+        if not recompute_reads:
+            return
+        first, last = min(recompute_reads), max(recompute_reads)
+        if min(after, default=self.end) > first:
+            yield "receive_buffer_for_recompute", first - 1, first, 1
+        if not after:
+            yield "resharded_for_recompute", first - 1, last, 1
+            return
+        yield "resharded_for_recompute", first - 1, min(after) - 1, 1
+        yield "resharded_for_recompute", max(after), last, 1
 
     def _recomputed(
         self, recompute_reads: Sequence[int], reads_after: Sequence[int]
-    ) -> Iterator[tuple[str, np.ndarray]]:
+    ) -> Iterator[LiveRange]:
         """The ranges of a recomputed tensor, from its first read on."""
-        points, end = self.program_points, self.end
-        awaiting = _points_between(points, min(reads_after, default=end) - 1, reads_after)
-        from_first = _points_between(points, min(recompute_reads, default=end) - 1, reads_after)
-        yield "recomputed", awaiting
-        yield "recomputed_early", from_first & ~awaiting
+        if not reads_after:
+            return
+        yield "recomputed", min(reads_after) - 1, max(reads_after), 1
+        if recompute_reads:
+            yield "recomputed_early", min(recompute_reads) - 1, min(reads_after) - 1, 1
 
     def _reads_if_recomputed(self, tensor: int, after: list[int]) -> list[int]:
         """The reads after the forward pass, if the consumers are recomputed."""
@@ -473,8 +501,3 @@ def _last_consumer(points: Sequence[Sequence[int]]) -> int | None:
     """The number of the consumer that runs last; ``None`` if none runs."""
     last = {number: max(of_consumer) for number, of_consumer in enumerate(points) if of_consumer}
     return max(last, key=lambda number: last[number], default=None)
-
-
-def _points_between(program_points: np.ndarray, start: int, ends: Sequence[int]) -> np.ndarray:
-    """A mask of the points after ``start``, up to the last of ``ends``."""
-    return (program_points > start) & (program_points <= max(ends, default=-math.inf))
