@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -287,11 +288,8 @@ class Liveness:
             needed_after_forward: whether they are read in the backward pass.
             consumers: the nodes of each consumer class that read them.
         """
-        ranges = [
-            live
-            for tensor in tensors
-            for live in self._live_ranges(tensor, in_forward, needed_after_forward)
-        ]
+        of_each = (self._live_ranges(t, in_forward, needed_after_forward) for t in tensors)
+        ranges = list(itertools.chain.from_iterable(of_each))
         counts = dict(zip(COUNTS, self._counted(ranges), strict=True))
         nodes = self.graph.nodes
         points = [
@@ -309,10 +307,9 @@ class Liveness:
         )
 
     def _counted(self, ranges: Sequence[LiveRange]) -> np.ndarray:
-        """How many tensors are live at every program point, by the order of ``COUNTS``.
+        """How many tensors are live at every program point, in the order of ``COUNTS``.
 
-        A count rises at the first point of a range and falls behind its last: a sum over these
-        steps, since masks of all points took most of the time of a first estimate.
+        A count rises at the first point of a range and falls behind its last.
         """
         steps = np.zeros((len(COUNTS), len(self.program_points) + 1), int)
         if ranges:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,13 @@ from tensorstate.problem.pipeline import (
     pipeline,
     stream_factor,
 )
-from tensorstate.problem.reshard import NO_RESHARD, ReshardGraph, ReshardStep, ReshardTree
+from tensorstate.problem.reshard import (
+    NO_RESHARD,
+    CollectiveSeconds,
+    ReshardGraph,
+    ReshardStep,
+    ReshardTree,
+)
 from tensorstate.problem.tensor_groups import (
     ConsumerClass,
     NodeStrategies,
@@ -108,6 +114,8 @@ class Problem:
         graph: of one microbatch and of the operators after the loop; without a loop, of the step.
         group_costs: by tensor group what ``cost.cost`` keeps of the decisions that it priced last:
             most plans that are priced differ from the one before in few groups.
+        programs: what ``solver.formulation`` keeps for a problem's discounts, if it shall.
+        shares, undiscounted: of ``discounted``; no shares, and ``None``, where all is paid.
 
     Raises:
         PlanError: the step cannot be split into this number of microbatches.
@@ -153,10 +161,12 @@ class Problem:
             self.liveness.lasting,
             self.pipeline.batch_placements if self.pipeline else (),
         )
-        self._shares: Mapping[TensorGroup, tuple[float, ...]] = {}
+        self.shares: Mapping[TensorGroup, tuple[float, ...]] = {}
         self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
         self.group_costs: dict[int, object] = {}
+        self.programs: dict[object, Any] | None = None
+        self.undiscounted: Problem | None = None
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The problem of the same step on another network, or on other devices."""
@@ -262,7 +272,7 @@ class Problem:
         there, and a gather after a cheaper reduction, would mix them. Nor is a residual of 1F1B
         resharded, of which no device has all microbatches at any time.
         """
-        shares, staged = self._shares.get(group), self.pipeline
+        shares, staged = self.shares.get(group), self.pipeline
         loops = self.graph.loops_around(group.tensors[0]) if staged is not None else ()
         apart = {self.stage_axis} if staged and loops and loops[0] in staged.loops else set()
         if staged is not None and group.tensors[0] in staged.held_tensors:
@@ -285,7 +295,8 @@ class Problem:
             shares: by tensor group the part along every mesh axis; of others all is paid.
         """
         other = copy.copy(self)
-        other._shares, other._reshard_graphs, other.group_costs = shares, {}, {}
+        other.shares, other._reshard_graphs, other.group_costs = shares, {}, {}
+        other.undiscounted = self.undiscounted or self
         return other
 
     def sends(self, group: TensorGroup, placements: Placements) -> tuple[ReshardTree, int]:
@@ -439,7 +450,7 @@ class Problem:
         discounted, what remains is counted; otherwise, as of all collectives, everything.
         """
         seconds = self.ring_seconds(class_id, strategy)
-        if not seconds or not self._shares:
+        if not seconds or not self.shares:
             return seconds
         hides = self.seconds(class_id, strategy) * (1 - 1 / self.ring_blocks(class_id, strategy))
         return max(0.0, seconds - hides) + HIDDEN_SHARE * min(seconds, hides)
@@ -479,11 +490,7 @@ class Problem:
 
 
 def _shared_seconds(
-    seconds: Callable[[str, int, int], float],
-    shares: tuple[float, ...],
-    kind: str,
-    axis: int,
-    nbytes: int,
+    seconds: CollectiveSeconds, shares: tuple[float, ...], kind: str, axis: int, nbytes: int
 ) -> float:
     """Seconds of a collective of which a share is paid."""
     return shares[axis] * seconds(kind, axis, nbytes)

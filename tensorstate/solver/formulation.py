@@ -1,8 +1,5 @@
 """The exact search as a mixed-integer linear program, after Alpa and AutoParallel.
 
-The bytes of a tensor group at a program point are linear in the variables: they are the terms of
-``tensorstate.cost.memory``, with a variable as the share of each term.
-
 Indices: node class g and its strategies w; tensor group f; pass p (``cost.reshard_passes``) and its
 consumers d; placements s; reshard steps m between placements; program points t. ``N[g]`` and
 ``N[f]`` are numbers of members.
@@ -59,192 +56,26 @@ shortest-path problems.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from scipy.sparse import coo_matrix, csr_matrix
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram, Solution, Terms, nondominated_rows
+from tensorstate.solver.linear_program import LinearProgram, Solution
+from tensorstate.solver.memory_constraints import MEMORY_UNITS, MemoryConstraints
 from tensorstate.solver.reshard_constraints import (
     GroupVariables,
     ReshardConstraints,
     StrategyVariables,
-    UsedSteps,
 )
-
-# The memory limit in units of the program: the solver's tolerances are absolute.
-MEMORY_UNITS = 1e3
-
-
-class MemoryConstraints:
-    """Bounds the live bytes per device by the memory limit.
-
-    Args:
-        choices: the strategies of all classes.
-        limit: bytes; may be infinite.
-
-    Attributes:
-        unit: bytes per unit of the program.
-    """
-
-    def __init__(self, choices: StrategyVariables, limit: float):
-        self.choices, self.problem, self.program = choices, choices.problem, choices.program
-        self.limit = limit
-        self.unit = limit / MEMORY_UNITS if np.isfinite(limit) else 1e6
-        self.inputs: dict[int, float] = defaultdict(float)
-        self.live: dict[int, np.ndarray] = {}  # by variable, bytes at every program point
-
-    def add_group(self, variables: GroupVariables) -> None:
-        """Add the bytes of a tensor group at every program point."""
-        group = self.problem.tensor_groups[variables.number]
-        shares = VariableShares(self.choices, variables)
-        for _, variable, nbytes in memory_terms(self.problem, variables.number, shares):
-            if nbytes.any():
-                self.live[variable] = self.live.get(variable, 0) + nbytes / self.unit
-        if group.is_input:
-            for placements, sources in shares.produced().items():
-                nbytes = group.multiplicity * self.problem.input_bytes(group, placements)
-                for variable in sources:
-                    self.inputs[variable] += nbytes / self.unit
-
-    def bytes_at_points(self, values: np.ndarray) -> np.ndarray:
-        """Bytes at every program point, of values of the variables."""
-        inputs = sum(values[variable] * nbytes for variable, nbytes in self.inputs.items())
-        live = (values[variable] * nbytes for variable, nbytes in self.live.items())
-        return self.unit * sum(live, start=np.full(1, inputs))
-
-    def add_peak(self, reserved: np.ndarray | None) -> int:
-        """The limit, a new variable: live bytes <= peak = limit, at every program point.
-
-        Program points other than the first are lazy rows of the program.
-
-        Args:
-            reserved: parts of the limit at every program point that others take, if any.
-        """
-        limit = self.limit / self.unit
-        peak = self.program.add_variable(low=limit if np.isfinite(limit) else 0.0, high=limit)
-        self.program.add_constraint([*self.inputs.items(), (peak, -1.0)], -np.inf, 0.0)
-        variables = np.array([*self.live], dtype=np.int32)
-        columns = np.array([*self.live.values()])
-        if not len(variables):
-            return peak
-        if reserved is None:  # else a point with fewer bytes may be the tighter one
-            columns = columns[:, nondominated_rows(columns.T)]
-        live = coo_matrix(columns.T)
-        points = columns.shape[1]
-        shape = points, self.program.num_variables
-        everywhere = np.array([*self.inputs, peak], dtype=np.int32)
-        nbytes = np.array([*self.inputs.values(), -1.0])
-        numbers = np.repeat(np.arange(points), len(everywhere))
-        parts = (
-            (live.data, (live.row, variables[live.col])),
-            (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
-        )
-        if reserved is not None:
-            parts += ((reserved, (np.arange(points), np.full(points, peak))),)
-        self.program.set_lazy(
-            sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
-        )
-        return peak
-
-
-class VariableShares(Shares[int]):
-    """The shares of a tensor group as variables of the program.
-
-    A share that is the positive part of a difference, or the largest of several shares, is a new
-    variable that is at least (or, where it reduces memory, at most) each of them.
-    """
-
-    def __init__(self, choices: StrategyVariables, variables: GroupVariables):
-        self.choices, self.program, self.variables = choices, choices.program, variables
-        self.group = choices.problem.tensor_groups[variables.number]
-
-    def resharded(self, phase: ReshardPhase) -> UsedSteps:
-        """See ``Shares``."""
-        if phase == "for_recompute":
-            return self._largest(self.variables.for_recompute)
-        return self.variables.used.get(phase, {})
-
-    def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
-        """By step m: largest[m] >= flow[d, m] for every recomputed consumer d."""
-        if len(flows) < 2:
-            return flows[0] if flows else {}
-        largest: Mapping[ReshardStep, int] = {
-            step: self.program.add_fraction() for step in flows[0]
-        }
-        for flow in flows:
-            for step, variable in flow.items():
-                self.program.add_constraint([(largest[step], 1.0), (variable, -1.0)], 0.0, np.inf)
-        return largest
-
-    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, list[int]]:
-        """See ``Shares``."""
-        return self.choices.source_terms(self.group, recomputed)
-
-    def awaiting(
-        self, consumer: int | None, recomputed: bool | None = None
-    ) -> Mapping[Placements, Iterable[int]]:
-        """See ``Shares``."""
-        consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
-        if consumer_class is None or consumer_class.class_id is None:
-            return self.choices.source_terms(self.group, recomputed)
-        return self.choices.target_terms(consumer_class, recomputed)
-
-    def saved(self) -> Mapping[Placements, int]:
-        """See ``Shares``."""
-        return self.variables.saved
-
-    def saved_beside_produced(self, placements: Placements) -> int:
-        """copied[s] >= saved[s] - produced[s]."""
-        copied, share = self.program.add_fraction(), self.variables.saved[placements]
-        produced = [(v, 1.0) for v in self.produced().get(placements, ())]
-        self.program.add_constraint([(copied, 1.0), (share, -1.0), *produced], 0.0, np.inf)
-        return copied
-
-    def saved_for_recompute(self, placements: Placements) -> int:
-        """read[s] >= restored[d, s] - recomputed[s] for every recomputed consumer d."""
-        recomputed = self.produced(recomputed=True).get(placements, ())
-        return self._restored_beside(placements, [(v, 1.0) for v in recomputed])
-
-    def recomputed_for_recompute(self, placements: Placements) -> int | None:
-        """read[s] >= restored[d, s] - saved[s] for every recomputed consumer d."""
-        if placements not in self.produced(recomputed=True):
-            return None
-        return self._restored_beside(placements, [(self.variables.saved[placements], 1.0)])
-
-    def _restored_beside(self, placements: Placements, others: Terms) -> int:
-        """The largest share that a recomputed consumer takes in a placement, minus others."""
-        read = self.program.add_fraction()
-        for restored in self.variables.restored_for_recompute:
-            parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
-            self.program.add_constraint([(read, 1.0), *parts, *others], 0.0, np.inf)
-        return read
-
-    def loop_resident(self) -> Mapping[Placements, int]:
-        """See ``Shares``."""
-        return self.variables.loop_resident
-
-    def resident_in_place(self, placements: Placements) -> int | None:
-        """in_place[s] <= loop_resident[s], in_place[s] <= produced[s]."""
-        sources = self.produced()
-        if not self.group.is_input or placements not in sources:
-            return None
-        in_place, resident = self.program.add_fraction(), self.variables.loop_resident[placements]
-        self.program.add_constraint([(in_place, 1.0), (resident, -1.0)], -np.inf, 0.0)
-        produced = [(v, -1.0) for v in sources[placements]]
-        self.program.add_constraint([(in_place, 1.0), *produced], -np.inf, 0.0)
-        return in_place
-
 
 # Program points whose memory a proof that nothing fits begins with.
 PROOF_POINTS = 4
@@ -305,6 +136,22 @@ class Formulation:
         self.num_shares = self.program.num_variables
         self._add_objective(options.objective)
 
+    def discounted(self, problem: Problem) -> Formulation:
+        """The program of the same step whose collectives cost other shares of their seconds.
+
+        Its variables and rows are those of this one, which take longer to build than to solve.
+
+        Args:
+            problem: ``Problem.discounted`` of the problem.
+        """
+        other = copy.copy(self)
+        other.problem, other.program = problem, self.program.copied()
+        other.choices = copy.copy(self.choices)
+        other.choices.problem, other.choices.program = problem, other.program
+        other.program.clear_objective()
+        other._add_objective(self.objective)
+        return other
+
     def _forbid_useless_recompute(self) -> None:
         """A class is recomputed only for later or recomputed consumers (4)."""
         groups_of: dict[int, list[TensorGroup]] = defaultdict(list)
@@ -335,9 +182,9 @@ class Formulation:
         """
         if self.is_of_memory or self.objective != "sum" or self.resharding.split:
             return None
-        variables, seconds = np.array(self.resharding.communication).reshape(-1, 2).T
+        variables, seconds = self.resharding.communication(self.problem)
         less = (1 - EASIER_SHARE) * MICROSECONDS * seconds
-        return self.program.costs - np.bincount(variables.astype(int), less, self.num_shares)
+        return self.program.costs - np.bincount(variables, less, self.num_shares)
 
     def _add_objective(self, objective: str) -> None:
         """The sum of compute and communication, or the larger of the two (10).
@@ -350,12 +197,16 @@ class Formulation:
                 'a solver minimizes the "sum" or the "max"; objective="overlap" is for '
                 "tensorstate.search, which times the plans of several programs"
             )
-        sent = [pair for pair in self.choices.sent if pair[1]]
-        compute, communication = self.choices.seconds, [*self.resharding.communication, *sent]
+        resharded = self.resharding.communication(self.problem)
+        compute = self.choices.seconds
+        communication = [
+            *zip(*(column.tolist() for column in resharded), strict=True),
+            *self.choices.sent(self.problem),
+        ]
         if objective == "sum":
             for variable, seconds in (*compute, *communication):
                 self.program.add_cost(variable, MICROSECONDS * seconds)
-            for seconds, flows in self.resharding.shared:
+            for seconds, flows in self.resharding.shared_communication(self.problem):
                 self.program.add_shared_costs(MICROSECONDS * seconds, flows)
             return
         upper = math.fsum(MICROSECONDS * s for _, s in (*compute, *communication))
@@ -479,6 +330,29 @@ class Formulation:
     def nbytes(self, peak: float) -> float:
         """The minimized memory in bytes."""
         return peak if self.memory_constraints is None else peak * self.memory_constraints.unit
+
+
+def formulate(
+    problem: Problem,
+    candidates: Sequence[Sequence[Strategy]],
+    options: SearchOptions,
+    *,
+    prune_placements: bool = False,
+) -> Formulation:
+    """The program of a problem, which shares its rows with those of other discounts if it may.
+
+    ``Problem.programs`` keeps that of all candidates, before anything was added for a solve.
+    """
+    kept = problem.programs
+    key = id(candidates), options
+    if kept is None or prune_placements or options.memory_limit is not None:
+        kept = None
+    elif not kept:  # beside the candidates, which are not another's id then
+        kept[key] = candidates, Formulation(problem, candidates, options)
+    if kept is None or key not in kept:
+        return Formulation(problem, candidates, options, prune_placements=prune_placements)
+    _, formulation = kept[key]
+    return formulation.discounted(problem)
 
 
 def _assign_by_share(

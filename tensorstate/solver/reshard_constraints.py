@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,6 @@ class StrategyVariables:
     Attributes:
         x: by class, the variables of its strategies, recomputed or not.
         seconds: seconds of compute, for all of each variable.
-        sent: seconds of sends within operators, likewise.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class StrategyVariables:
     ):
         self.program, self.problem, self.recompute = program, problem, recompute
         self.seconds: list[tuple[int, float]] = []
-        self.sent: list[tuple[int, float]] = []
         self.x = [
             self._add_class(class_id, strategies) for class_id, strategies in enumerate(candidates)
         ]
@@ -88,7 +86,6 @@ class StrategyVariables:
         for strategy in candidates:
             strategies.append(self.program.add_variable(high=1.0, integer=True))
             seconds = multiplicity * problem.seconds(class_id, strategy)
-            sent = multiplicity * problem.ring_paid(class_id, strategy)
             choices[strategy, False] = strategies[-1]
             if recomputed:
                 choices[strategy, False] = self.program.add_fraction()
@@ -97,11 +94,17 @@ class StrategyVariables:
                 parts = [(choices[strategy, a], 1.0) for a in (False, True)]
                 self.program.add_constraint([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
                 self.seconds.append((choices[strategy, True], 2 * seconds))
-                self.sent.append((choices[strategy, True], 2 * sent))
             self.seconds.append((choices[strategy, False], seconds))
-            self.sent.append((choices[strategy, False], sent))
         self.program.add_constraint([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
+
+    def sent(self, problem: Problem) -> Iterator[tuple[int, float]]:
+        """Seconds of sends within operators, for all of each variable that sends."""
+        for class_id, choices in enumerate(self.x):
+            for (strategy, recomputed), variable in choices.items():
+                each = problem.ring_paid(class_id, strategy)
+                if each:
+                    yield variable, problem.multiplicity(class_id) * each * (1 + recomputed)
 
     def make_integral(self, share: int, multiplicity: int) -> None:
         """A share of a small group stands for whole members: share = count / multiplicity."""
@@ -186,8 +189,10 @@ class ReshardConstraints:
         split: whether the program may split the seconds of a shared step; not with a limit.
 
     Attributes:
-        communication: seconds of communication, for all of each variable.
-        shared: seconds of steps, and the flows of which the largest takes them, by route.
+        paid: (variable, seconds of all of it, tensor group, mesh axis) of all that is sent; the
+            axis is -1 for sends between stages, of which no share is ever discounted.
+        shared: (seconds of steps, flows of which the largest takes them, tensor group, axes of the
+            steps) of every route.
     """
 
     def __init__(
@@ -195,12 +200,31 @@ class ReshardConstraints:
     ):
         self.choices, self.problem, self.program = choices, choices.problem, choices.program
         self.limited, self.prune_placements, self.split = limited, prune_placements, split
-        self.communication: list[tuple[int, float]] = []
-        self.shared: list[tuple[np.ndarray, np.ndarray]] = []
+        self.paid: list[tuple[int, float, int, int]] = []
+        self.shared: list[tuple[np.ndarray, np.ndarray, int, np.ndarray]] = []
 
     def add_group(self, number: int) -> GroupVariables:
         """Add all passes of a tensor group."""
         return _GroupConstraints(self, number).add()
+
+    def communication(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+        """Variables, and seconds of communication for all of each, as a problem discounts them."""
+        columns = zip(*self.paid, strict=True) if self.paid else [()] * 4
+        variables, seconds, groups, axes = map(np.array, columns)
+        shares = _shares_by_group(problem)[groups.astype(int), axes.astype(int)]
+        return variables.astype(int), seconds * shares
+
+    def shared_communication(self, problem: Problem) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Likewise the seconds of steps, and the flows of which the largest takes them."""
+        shares = _shares_by_group(problem)
+        for seconds, flows, group, axes in self.shared:
+            yield seconds * shares[group, axes], flows
+
+
+def _shares_by_group(problem: Problem) -> np.ndarray:
+    """The shares that are paid, of shape (tensor groups, mesh axes + 1); the last ones are 1."""
+    every = (1.0,) * len(problem.mesh.sizes)
+    return np.array([(*problem.shares.get(group, every), 1.0) for group in problem.tensor_groups])
 
 
 class _GroupConstraints:
@@ -232,7 +256,8 @@ class _GroupConstraints:
         for placements, variables in self.sources.items():
             sent, times = self.problem.sends(self.group, placements)
             seconds = self.group.multiplicity * times * sent.seconds
-            self.owner.communication += [(v, seconds) for v in variables if seconds]
+            number = self.variables.number
+            self.owner.paid += [(v, seconds, number, -1) for v in variables if seconds]
         return self.variables
 
     def _add_both_passes(self, start: ByPlacements) -> None:
@@ -272,7 +297,9 @@ class _GroupConstraints:
 
     def _arcs(self) -> Arcs:
         """Steps between reachable placements: partial on an axis only as the producer leaves it."""
-        graph, is_pruned = self.problem.reshard_graph(self.group), self.owner.prune_placements
+        priced = self.problem.undiscounted or self.problem  # see ``communication``
+        graph = priced.reshard_graph(self.group)
+        is_pruned = self.owner.prune_placements
         near = self._near() if is_pruned else None
         wanted = self._wanted_by_axis() if is_pruned and near is None else None
         reachable = set(self.sources)
@@ -364,7 +391,8 @@ class _GroupConstraints:
             if starts and (seconds or not shared or self.limited):
                 used[step] = self.program.add_fraction()
                 if seconds:
-                    self.owner.communication.append((used[step], weight * seconds))
+                    paid = used[step], weight * seconds, self.variables.number, step.axis
+                    self.owner.paid.append(paid)
         for start, sink in zip(starts, sinks, strict=True):
             flow = used
             if shared:
@@ -373,10 +401,12 @@ class _GroupConstraints:
                     self.program.add_constraint([(variable, 1.0), (flow[step], -1.0)], 0.0, np.inf)
             self._conserve_flow(flow, start, sink)
             flows.append(flow)
-        paid = [(step, weight * seconds) for step, seconds in self.arcs if seconds]
-        if is_split and paid:
-            together = np.array([[flow[step] for flow in flows] for step, _ in paid])
-            self.owner.shared.append((np.array([seconds for _, seconds in paid]), together))
+        sending = [(step, weight * seconds) for step, seconds in self.arcs if seconds]
+        if is_split and sending:
+            together = np.array([[flow[step] for flow in flows] for step, _ in sending])
+            seconds = np.array([seconds for _, seconds in sending])
+            axes = np.array([step.axis for step, _ in sending])
+            self.owner.shared.append((seconds, together, self.variables.number, axes))
         return used, flows
 
     def _conserve_flow(self, flow: UsedSteps, start: ByPlacements, sink: ByPlacements) -> None:

@@ -62,6 +62,29 @@ def test_in_microbatches_the_program_is_the_cost(data, objective):
     _check_cost(data, problem, objective)
 
 
+@given(st.data(), st.sampled_from(("sum", "max")))
+@settings(max_examples=40)
+def test_a_discounted_program_is_that_of_the_discounted_problem(data, objective):
+    """Built with the shares of one discount, and discounted to those of another."""
+    problem = data.draw(problems())
+    axes = len(problem.mesh.sizes)
+    shares = st.tuples(*(st.floats(0.05, 0.95) for _ in range(axes)))
+    one, other = (
+        problem.discounted({group: data.draw(shares) for group in problem.tensor_groups})
+        for _ in range(2)
+    )
+    drawn = tuple(data.draw(st.sampled_from(strategies.all)) for strategies in problem.strategies)
+    built = formulation_of(one, [(strategy,) for strategy in drawn], objective=objective)
+    before = built.program.costs
+    discounted = built.discounted(other)
+    solution = discounted.program.solve(gap=1e-9)
+    expected = _price(other, Decisions(drawn), objective)
+    assert (solution.status == "infeasible") == math.isinf(expected)
+    if solution.status == "optimal":
+        assert discounted.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
+    assert (built.program.costs == before).all()
+
+
 @given(st.data(), st.floats(0.0, 1.0))
 @settings(max_examples=25)
 def test_in_microbatches_a_memory_limit_is_met(data, share):

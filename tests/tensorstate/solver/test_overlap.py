@@ -17,7 +17,13 @@ from tensorstate import AlphaBetaCosts, Auto, MeshShape, Milp, PlanError, search
 from tensorstate.cost.cost import SearchOptions, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.report import units
-from tensorstate.solver.overlap import search_overlapped
+from tensorstate.solver.overlap import (
+    LEAST_SHARE,
+    MOST_CORRECTIONS,
+    SAME_SHARE,
+    Shares,
+    search_overlapped,
+)
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import problems, some_strategies
@@ -57,6 +63,36 @@ def test_devices_that_overlap_nothing_get_the_plan_of_the_sum(data):
     summed = Milp(gap=1e-4).solve(problem, candidates, SearchOptions())
     assert found.objective == pytest.approx(summed.objective, rel=2e-4)
     assert found.bound == pytest.approx(summed.bound)
+
+
+@given(st.floats(0.1, 0.95), st.floats(0.0, 1.0), st.floats(0.0, 0.05))
+def test_shares_are_corrected_towards_those_that_a_schedule_exposes(right, much, little):
+    """A plan of less than the right share sends too much and exposes more, and one of more less."""
+    shares, tried = Shares.of(1), list[float]()
+    while shares is not None and len(tried) < 4 * MOST_CORRECTIONS:
+        (share,) = shares.assumed
+        tried.append(share)
+        exposed = right + much * (1 - right) if share < right else little
+        shares = shares.corrected([exposed])
+    assert shares is None
+    assert tried[0] == LEAST_SHARE
+    assert all(LEAST_SHARE <= share <= 1 for share in tried)
+    nearest = min(abs(share - right) for share in tried)
+    assert nearest <= max(SAME_SHARE, (1 - right) / 2)
+
+
+def test_shares_that_a_schedule_exposes_are_not_corrected():
+    assert Shares.of(2).corrected([LEAST_SHARE / 2, 0.0]) is None
+    raised = Shares.of(2).corrected([0.5, 0.0])
+    assert raised is not None
+    assert raised.assumed == (0.5, LEAST_SHARE)
+    assert raised.corrected([0.5, 0.0]) is None
+    lowered = raised.corrected([0.1, 0.0])
+    assert lowered is not None
+    assert LEAST_SHARE < lowered.assumed[0] < 0.5
+    between = lowered.corrected([1.0, 0.0])
+    assert between is not None
+    assert lowered.assumed[0] < between.assumed[0] < 0.5
 
 
 def block(params, x):

@@ -1,0 +1,196 @@
+"""The memory limit of the exact search: the bytes of tensor groups at program points, linearly.
+
+The bytes are the terms of ``tensorstate.cost.memory``, with a variable as the share of each term.
+``formulation`` says what the letters mean; this file adds its constraint (11).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from scipy.sparse import coo_matrix, csr_matrix
+
+from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
+from tensorstate.ir.placements import Placements
+from tensorstate.problem.reshard import ReshardStep
+from tensorstate.solver.linear_program import Terms
+from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
+
+# The memory limit in units of the program: the solver's tolerances are absolute.
+MEMORY_UNITS = 1e3
+
+
+class MemoryConstraints:
+    """Bounds the live bytes per device by the memory limit.
+
+    Args:
+        choices: the strategies of all classes.
+        limit: bytes; may be infinite.
+
+    Attributes:
+        unit: bytes per unit of the program.
+    """
+
+    def __init__(self, choices: StrategyVariables, limit: float):
+        self.choices, self.problem, self.program = choices, choices.problem, choices.program
+        self.limit = limit
+        self.unit = limit / MEMORY_UNITS if np.isfinite(limit) else 1e6
+        self.inputs: dict[int, float] = defaultdict(float)
+        self.live: dict[int, np.ndarray] = {}  # by variable, bytes at every program point
+
+    def add_group(self, variables: GroupVariables) -> None:
+        """Add the bytes of a tensor group at every program point."""
+        group = self.problem.tensor_groups[variables.number]
+        shares = VariableShares(self.choices, variables)
+        for _, variable, nbytes in memory_terms(self.problem, variables.number, shares):
+            if nbytes.any():
+                self.live[variable] = self.live.get(variable, 0) + nbytes / self.unit
+        if group.is_input:
+            for placements, sources in shares.produced().items():
+                nbytes = group.multiplicity * self.problem.input_bytes(group, placements)
+                for variable in sources:
+                    self.inputs[variable] += nbytes / self.unit
+
+    def bytes_at_points(self, values: np.ndarray) -> np.ndarray:
+        """Bytes at every program point, of values of the variables."""
+        inputs = sum(values[variable] * nbytes for variable, nbytes in self.inputs.items())
+        live = (values[variable] * nbytes for variable, nbytes in self.live.items())
+        return self.unit * sum(live, start=np.full(1, inputs))
+
+    def add_peak(self, reserved: np.ndarray | None) -> int:
+        """The limit, a new variable: live bytes <= peak = limit, at every program point.
+
+        Program points other than the first are lazy rows of the program.
+
+        Args:
+            reserved: parts of the limit at every program point that others take, if any.
+        """
+        limit = self.limit / self.unit
+        peak = self.program.add_variable(low=limit if np.isfinite(limit) else 0.0, high=limit)
+        self.program.add_constraint([*self.inputs.items(), (peak, -1.0)], -np.inf, 0.0)
+        variables = np.array([*self.live], dtype=np.int32)
+        columns = np.array([*self.live.values()])
+        if not len(variables):
+            return peak
+        if reserved is None:  # else a point with fewer bytes may be the tighter one
+            columns = columns[:, nondominated_rows(columns.T)]
+        live = coo_matrix(columns.T)
+        points = columns.shape[1]
+        shape = points, self.program.num_variables
+        everywhere = np.array([*self.inputs, peak], dtype=np.int32)
+        nbytes = np.array([*self.inputs.values(), -1.0])
+        numbers = np.repeat(np.arange(points), len(everywhere))
+        parts = (
+            (live.data, (live.row, variables[live.col])),
+            (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
+        )
+        if reserved is not None:
+            parts += ((reserved, (np.arange(points), np.full(points, peak))),)
+        self.program.set_lazy(
+            sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
+        )
+        return peak
+
+
+class VariableShares(Shares[int]):
+    """The shares of a tensor group as variables of the program.
+
+    A share that is the positive part of a difference, or the largest of several shares, is a new
+    variable that is at least (or, where it reduces memory, at most) each of them.
+    """
+
+    def __init__(self, choices: StrategyVariables, variables: GroupVariables):
+        self.choices, self.program, self.variables = choices, choices.program, variables
+        self.group = choices.problem.tensor_groups[variables.number]
+
+    def resharded(self, phase: ReshardPhase) -> UsedSteps:
+        """See ``Shares``."""
+        if phase == "for_recompute":
+            return self._largest(self.variables.for_recompute)
+        return self.variables.used.get(phase, {})
+
+    def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
+        """By step m: largest[m] >= flow[d, m] for every recomputed consumer d."""
+        if len(flows) < 2:
+            return flows[0] if flows else {}
+        largest: Mapping[ReshardStep, int] = {
+            step: self.program.add_fraction() for step in flows[0]
+        }
+        for flow in flows:
+            for step, variable in flow.items():
+                self.program.add_constraint([(largest[step], 1.0), (variable, -1.0)], 0.0, np.inf)
+        return largest
+
+    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, list[int]]:
+        """See ``Shares``."""
+        return self.choices.source_terms(self.group, recomputed)
+
+    def awaiting(
+        self, consumer: int | None, recomputed: bool | None = None
+    ) -> Mapping[Placements, Iterable[int]]:
+        """See ``Shares``."""
+        consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
+        if consumer_class is None or consumer_class.class_id is None:
+            return self.choices.source_terms(self.group, recomputed)
+        return self.choices.target_terms(consumer_class, recomputed)
+
+    def saved(self) -> Mapping[Placements, int]:
+        """See ``Shares``."""
+        return self.variables.saved
+
+    def saved_beside_produced(self, placements: Placements) -> int:
+        """copied[s] >= saved[s] - produced[s]."""
+        copied, share = self.program.add_fraction(), self.variables.saved[placements]
+        produced = [(v, 1.0) for v in self.produced().get(placements, ())]
+        self.program.add_constraint([(copied, 1.0), (share, -1.0), *produced], 0.0, np.inf)
+        return copied
+
+    def saved_for_recompute(self, placements: Placements) -> int:
+        """read[s] >= restored[d, s] - recomputed[s] for every recomputed consumer d."""
+        recomputed = self.produced(recomputed=True).get(placements, ())
+        return self._restored_beside(placements, [(v, 1.0) for v in recomputed])
+
+    def recomputed_for_recompute(self, placements: Placements) -> int | None:
+        """read[s] >= restored[d, s] - saved[s] for every recomputed consumer d."""
+        if placements not in self.produced(recomputed=True):
+            return None
+        return self._restored_beside(placements, [(self.variables.saved[placements], 1.0)])
+
+    def _restored_beside(self, placements: Placements, others: Terms) -> int:
+        """The largest share that a recomputed consumer takes in a placement, minus others."""
+        read = self.program.add_fraction()
+        for restored in self.variables.restored_for_recompute:
+            parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
+            self.program.add_constraint([(read, 1.0), *parts, *others], 0.0, np.inf)
+        return read
+
+    def loop_resident(self) -> Mapping[Placements, int]:
+        """See ``Shares``."""
+        return self.variables.loop_resident
+
+    def resident_in_place(self, placements: Placements) -> int | None:
+        """in_place[s] <= loop_resident[s], in_place[s] <= produced[s]."""
+        sources = self.produced()
+        if not self.group.is_input or placements not in sources:
+            return None
+        in_place, resident = self.program.add_fraction(), self.variables.loop_resident[placements]
+        self.program.add_constraint([(in_place, 1.0), (resident, -1.0)], -np.inf, 0.0)
+        produced = [(v, -1.0) for v in sources[placements]]
+        self.program.add_constraint([(in_place, 1.0), *produced], -np.inf, 0.0)
+        return in_place
+
+
+def nondominated_rows(rows: np.ndarray) -> np.ndarray:
+    """The lazy rows that a neighbouring kept row does not imply.
+
+    A row is dominated if every variable has at least as large a factor in the other.
+    """
+    kept: list[int] = []
+    for row in range(len(rows)):
+        while kept and (rows[row] >= rows[kept[-1]]).all():
+            kept.pop()
+        if not kept or (rows[row] > rows[kept[-1]]).any():
+            kept.append(row)
+    return np.array(kept)
