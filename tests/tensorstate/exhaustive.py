@@ -66,8 +66,9 @@ class Every:
     ):
         self.problem, self.candidates = problem, candidates
         self.program_points = len(problem.liveness.program_points) if save else 0
-        self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
-        found: dict[Hashable, Decisions] = {}
+        self._tables: dict[Hashable, np.ndarray] = {}
+        self._seconds: dict[frozenset[int], np.ndarray] = {}
+        found: dict[tuple[frozenset[int], Hashable], Decisions] = {}
         resident_choices = list(_loop_resident_plan(problem, candidates)) if save else [{}]
         for recomputed in _recomputed_sets(problem) if recompute else [frozenset()]:
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
@@ -79,7 +80,10 @@ class Every:
                         frozenset(loop_resident.items()),
                     )
                     found.setdefault((recomputed_nodes, needed_after_forward), decisions)
-        self.columns = [self._columns(decisions) for decisions in found.values()]
+        self.columns = [
+            self._columns(decisions, recomputed_nodes)
+            for (recomputed_nodes, _), decisions in found.items()
+        ]
 
     @property
     def least_peak(self) -> float:
@@ -107,30 +111,34 @@ class Every:
 
     # ------------------------------------------------------------------ columns
 
-    def _columns(self, decisions: Decisions) -> Columns:
-        problem, candidates = self.problem, self.candidates
-        recomputed_nodes = find_recomputed_nodes(problem, decisions)
-        shape = tuple(map(len, candidates))
-        compute, communication, inputs = (np.zeros(shape) for _ in range(3))
-        there = [np.zeros(shape) for _ in range(self.program_points)]
-        for class_id, choices in enumerate(candidates):
+    def _columns(self, decisions: Decisions, recomputed_nodes: frozenset[int]) -> Columns:
+        totals = np.zeros((2 + self.program_points, *map(len, self.candidates)))
+        for number in range(len(self.problem.tensor_groups)):
+            totals += self._table(decisions, recomputed_nodes, number)
+        communication, inputs, *there = totals
+        peak = inputs + np.ceil(np.max(there, axis=0) - EXACT) if there else inputs
+        return Columns(decisions, self._compute(recomputed_nodes), communication, peak)
+
+    def _compute(self, recomputed_nodes: frozenset[int]) -> np.ndarray:
+        """Seconds of all operators."""
+        if recomputed_nodes in self._seconds:
+            return self._seconds[recomputed_nodes]
+        problem, shape = self.problem, tuple(map(len, self.candidates))
+        compute = self._seconds[recomputed_nodes] = np.zeros(shape)
+        for class_id, choices in enumerate(self.candidates):
             members = problem.graph.node_classes[class_id]
             runs = len(members) + len(recomputed_nodes.intersection(members))
             seconds = [runs * problem.seconds(class_id, strategy) for strategy in choices]
             compute += _along(np.array(seconds), (class_id,), shape)
-        for number in range(len(problem.tensor_groups)):
-            groups, table = self._table(decisions, recomputed_nodes, number)
-            totals = (communication, inputs, *there)
-            for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
-                if column.any():
-                    total += _along(column, groups, shape)
-        peak = inputs + np.ceil(np.max(there, axis=0) - EXACT) if there else inputs
-        return Columns(decisions, compute, communication, peak)
+        return compute
 
     def _table(
         self, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
-    ) -> tuple[tuple[int, ...], np.ndarray]:
-        """Seconds, bytes of inputs, and other bytes at every point, of a tensor group."""
+    ) -> np.ndarray:
+        """Seconds, bytes of inputs, and other bytes at every point, of a tensor group.
+
+        The strategies of its classes stand along their dimensions; the others have size one.
+        """
         group, candidates = self.problem.tensor_groups[number], self.candidates
         needed_after_forward = tuple(
             (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
@@ -149,8 +157,10 @@ class Every:
             table[at] = _costs(self.problem, decided, recomputed_nodes, number)[
                 : 2 + self.program_points
             ]
-        self._tables[key] = groups, table
-        return groups, table
+        shape = tuple(map(len, candidates))
+        columns = np.stack([_along(column, groups, shape) for column in np.moveaxis(table, -1, 0)])
+        self._tables[key] = columns
+        return columns
 
 
 def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np.ndarray:

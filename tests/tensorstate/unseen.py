@@ -216,11 +216,18 @@ def by_example(p, x, key):
 
 def recurrent(kind: type, carry: Callable[..., Any]) -> Unseen:
     """An ``nnx.RNN`` over a sequence of 4."""
-    network = nnx.RNN(kind(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
-    graphdef, weights, rest = nnx.split(network, nnx.Param, ...)
     optimizer = optax.adamw(1e-2)
 
+    # Not where it is listed: every process of tests reads the list, few run it.
+    @functools.cache
+    def parts():
+        with jax.ensure_compile_time_eval():  # ``step`` and ``init`` are traced
+            network = nnx.RNN(kind(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
+        return nnx.split(network, nnx.Param, ...)
+
     def step(params, state, x, key):
+        graphdef, _, rest = parts()
+
         def loss(params):
             network = nnx.merge(graphdef, params, rest)
             outputs = network(x, initial_carry=carry(x[:, 0]))
@@ -231,6 +238,7 @@ def recurrent(kind: type, carry: Callable[..., Any]) -> Unseen:
         return optax.apply_updates(params, updates), state, value
 
     def init():
+        _, weights, _ = parts()
         x = jax.random.normal(jax.random.key(1), (BATCH, 4, WIDTH))
         return weights, optimizer.init(weights), x, jax.random.key(0)
 
