@@ -54,13 +54,15 @@ TARGETS = {
     ),
     "jaxcoll/collective.py": ("tests/core/test_collective.py",),
     "jaxcoll/schedule.py": ("tests/core/test_schedule.py", "tests/core/test_verifier.py"),
-    "jaxcoll/verifier.py": ("tests/core/test_verifier.py",),
+    "jaxcoll/verifier.py": ("tests/core/test_verifier.py", "tests/synth/tacos/test_out_of_core.py"),
     "jaxcoll/simulation/kernels.py": (
         "tests/simulation/test_schedules.py",
         "tests/simulation/test_messages.py",
     ),
     "jaxcoll/simulation/schedules.py": (
         "tests/simulation/test_schedules.py",
+        "tests/simulation/test_sum_order.py",
+        "tests/simulation/test_steady.py",
         "tests/simulation/test_framing.py",
     ),
     "jaxcoll/bounds/times.py": ("tests/bounds/test_times.py", "tests/bounds/test_without.py"),

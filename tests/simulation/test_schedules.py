@@ -212,12 +212,12 @@ def test_nothing_to_do_takes_no_time():
     assert timeline.mean_utilization() == 0
 
 
-def test_many_sizes_on_links_of_many_speeds():
-    """More cases of a size and a speed than a byte counts: each hop takes its own time."""
-    n, sizes = 24, 16
+@pytest.mark.parametrize(("n", "sizes"), [(24, 16), (48, 32)])
+def test_many_sizes_on_links_of_many_speeds(n, sizes):
+    """More cases of a size and a speed than a byte counts, or than are worth a table of them."""
     src = np.arange(n)
     network = Topology(n, src, (src + 1) % n, np.full(n, 1e-6), 1e9 * (src + 1))
-    # In one step rank r sends the first r % 16 + 1 of its chunks, as one message.
+    # In one step rank r sends the first r % sizes + 1 of its chunks, as one message.
     sends = [(r, r * sizes + c) for r in range(n) for c in range(r % sizes + 1)]
     rank, chunk = np.asarray(sends).T
     schedule = Schedule.from_sends(

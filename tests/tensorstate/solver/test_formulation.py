@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
+from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.solvers import formulation_of
-from tests.tensorstate.tiny import LINES, SPLITTABLE, graph, problems, some_strategies
+from tests.tensorstate.tiny import (
+    LINES,
+    MESHES,
+    SPLITTABLE,
+    few_strategies,
+    graph,
+    problems,
+    some_strategies,
+)
 
 
 def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
@@ -79,6 +88,45 @@ def test_in_microbatches_a_memory_limit_is_met(data, share):
     cost = estimate_cost(problem, formulation.decisions(solution))
     assert cost.memory.peak <= limit + 1
     assert formulation.seconds(solution.objective) == pytest.approx(cost.serial_seconds, rel=1e-5)
+
+
+LIMITED = [
+    ("chain", 1, 1, False),
+    ("chain", 1, 4, True),
+    ("greatest", 1, 2, True),
+    ("embedding", 1, 4, False),
+    ("linear", 1, 4, True),
+    ("tanh", 1, 1, False),
+    ("tanh", 1, 4, False),
+    ("twice", 1, 4, False),
+    ("slope", 1, 4, True),
+    ("chain", 2, 4, False),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "num_repeats", "recompute"), LIMITED)
+def test_a_memory_limit_holds_to_the_byte(name, mesh, num_repeats, recompute):
+    """At the peak of each plan that no other beats, and one byte below it, by enumeration.
+
+    Where the program counts a byte too many, the plan is lost at its own peak; where it counts one
+    too few, the plan is still found below it.
+    """
+    axes = len(MESHES[mesh].sizes)
+    network = AlphaBetaCosts(MESHES[mesh], (3e-7, 1e-7)[:axes], (1e8, 3e7)[:axes])
+    device = Hardware("slow", {4: 1e9}, 1e9, 1e9)
+    problem = Problem(graph(name), network, device, num_repeats)
+    candidates = few_strategies(problem, 30)
+    every = Every(problem, candidates, recompute=recompute, save=True)
+    frontier = every.frontier()
+    assert len(frontier) > 1
+    for limit in (peak - less for peak, _ in frontier for less in (0, 1)):
+        least, _ = every.best("sum", limit)
+        formulation = formulation_of(problem, candidates, recompute=recompute, memory_limit=limit)
+        solution = formulation.program.solve(gap=1e-7)
+        assert (solution.status == "infeasible") == math.isinf(least)
+        if math.isfinite(least):
+            assert formulation.seconds(solution.objective) == pytest.approx(least, rel=1e-6)
+            assert estimate_cost(problem, formulation.decisions(solution)).memory.peak <= limit
 
 
 @given(st.data(), st.booleans())
