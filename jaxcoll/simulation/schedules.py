@@ -118,7 +118,7 @@ def check_request(nbytes: Number, model: str) -> Fraction:
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     edges = schedule.edges
-    if len(edges) == 0 or (edges.hops == 1).all():
+    if (edges.hops == 1).all():
         return np.arange(len(edge) + 1), edges.path_link[edge]
     hops = edges.hops[edge]
     ptr = np.concatenate([[0], np.cumsum(hops)])

@@ -65,7 +65,11 @@ TARGETS = {
         "tests/simulation/test_steady.py",
         "tests/simulation/test_framing.py",
     ),
-    "jaxcoll/bounds/times.py": ("tests/bounds/test_times.py", "tests/bounds/test_without.py"),
+    "jaxcoll/bounds/times.py": (
+        "tests/bounds/test_times.py",
+        "tests/bounds/test_flows_over_time.py",
+        "tests/bounds/test_without.py",
+    ),
     "jaxcoll/synth/building/base.py": (
         "tests/synth/test_placement.py",
         "tests/synth/test_extremes.py",

@@ -14,8 +14,8 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
-from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.execution.test_sharded_step import problem_of
+from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import formulation_of
 from tests.tensorstate.tiny import (
     LINES,
