@@ -47,7 +47,7 @@ def test_nobody_who_says_nothing_of_a_seed_says_another_than_0():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [None, ((0, 1, 2), (4, 3))])
 def test_sends_are_what_ranks_lack(kind, groups):
-    """Of a reduction, what the copies of its dual lack; an all_reduce is one of each."""
+    """A reduction moves as many chunks as the copies of its dual; an all_reduce is one of each."""
     collective = Collective(kind, 5, 3, groups)
     ways = {"all_reduce": ("all_gather",) * 2, "reduce_scatter": ("all_gather",)}
     lacking = 0
