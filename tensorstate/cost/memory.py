@@ -6,7 +6,7 @@ resharded). Each is one linear term: a share of the group times bytes at every p
 here once, and the shares come from a ``Shares``:
 
 - of given decisions they are numbers, and ``bytes_by_point`` sums the terms;
-- in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
+- in the mixed-integer program they are linear expressions, and ``solver.formulation`` bounds
   the sum of the terms at every program point by the memory limit.
 
 So the solver's memory and the reported one cannot differ but by rounding.

@@ -49,7 +49,7 @@ for ``saved`` and ``loop_resident`` under a memory limit), ``Formulation._forbid
 ``reshard_constraints`` by ``_conserve_flow`` (5), ``_route`` (6), ``_sinks`` (7),
 ``_available_share`` (8) and ``_restored`` (9), ``Formulation._add_objective`` (10), and
 ``MemoryConstraints.add_peak`` (11). The terms of (11) are those of ``cost.memory``;
-``memory_constraints.VariableShares`` gives their shares. (5) has one flow for every row of the
+``VariableShares`` gives their shares. (5) has one flow for every row of the
 table in ``cost.reshard_passes``: ``start`` and ``sink`` are x, saved, restored, available, returned
 and loop_resident.
 

@@ -77,7 +77,10 @@ TARGETS = {
     ),
     "jaxcoll/synth/building/derive.py": ("tests/synth/building", "tests/synth/test_placement.py"),
     "jaxcoll/execute/choice/__init__.py": (
+        "tests/execute/test_misuse.py",
+        "tests/execute/meshes/test_degraded.py",
         "tests/execute/test_functions.py",
+        "tests/execute/test_cheapest.py",
         "tests/execute/test_direct_connect.py",
     ),
     "tensorstate/problem/liveness.py": (
@@ -86,6 +89,18 @@ TARGETS = {
         "tests/tensorstate/problem",
     ),
     "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
+    "tensorstate/cost/memory.py": (
+        "tests/tensorstate/problem/test_liveness.py",
+        "tests/tensorstate/cost/test_cost.py",
+        "tests/tensorstate/solver/test_formulation.py",
+    ),
+    "tensorstate/cost/timeline.py": ("tests/tensorstate/cost/test_timeline.py",),
+    "tensorstate/hardware.py": ("tests/tensorstate/test_hardware.py",),
+    "tensorstate/problem/reshard.py": ("tests/tensorstate/problem/test_reshard.py",),
+    "tensorstate/solver/formulation.py": (
+        "tests/tensorstate/solver/test_formulation.py",
+        "tests/tensorstate/solver/test_exact.py",
+    ),
 }
 
 LIBRARIES = ("scipy.optimize", "networkx", "highspy", "hypothesis", "jax")
@@ -244,6 +259,9 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.files) - TARGETS.keys():
         parser.error(f"{', '.join(sorted(unknown))}: not among the files with known tests")
+    paths = {*TARGETS, *itertools.chain(*TARGETS.values())}
+    if moved := [path for path in sorted(paths) if not (ROOT / path).exists()]:
+        parser.error(f"{', '.join(moved)}: not where TARGETS of {Path(__file__).name} says")
     # What takes seconds to import is imported once, and every run of tests is forked from there.
     os.environ["JAX_PLATFORMS"] = "cpu"
     multiprocessing.get_context("forkserver").set_forkserver_preload([*LIBRARIES, __name__])

@@ -17,6 +17,7 @@ from jaxcoll import (
     Topology,
     shortest_routes,
     simulate,
+    synthesize,
     topologies,
 )
 from jaxcoll.simulation import MODELS
@@ -59,6 +60,18 @@ def test_equals_the_slow_replay(schedule, nbytes, model):
     else:
         end = max((hop[3] for row in replay(schedule, nbytes, model) for hop in row), default=0)
         assert end <= timeline.exact_time <= end * Fraction(10**9 + 1, 10**9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("network", [topologies.ring(6), topologies.mesh(2, 3)], ids=str)
+def test_where_ranks_relay_it_equals_the_slow_replay(network, model):
+    """There a link is the first of some messages and within the path of others."""
+    for kind in ("all_gather", "all_to_all"):
+        schedule = synthesize(network, kind, "direct", chunks=1)
+        assert (schedule.edges.hops > 1).any()
+        timeline = simulate(schedule, 10**6, model)
+        assert timeline.clock.is_exact
+        assert hops(timeline) == replay(schedule, 10**6, model)
 
 
 @given(schedules(), models)

@@ -14,7 +14,7 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
-from tensorstate.ir.placements import MeshShape
+from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.exhaustive import Every
@@ -192,6 +192,17 @@ def test_the_memory_of_the_program_is_that_of_its_decisions(name, mesh, num_repe
     by_group = bytes_by_group(problem, found, cost.reshards, cost.recomputed_nodes)
     decided = np.sum([inputs + others.sum(0) for _, inputs, others in by_group], axis=0)
     assert (nbytes >= decided - 1e-3).all()
+
+
+def test_arguments_of_identical_layers_are_all_counted():
+    problem = problem_of("mlp", {"data": 8})
+    assert max(group.multiplicity for group in problem.tensor_groups if group.is_input) > 1
+    whole = [[(REPLICATED,)] for _ in problem.strategies]
+    formulation = formulation_of(problem, whole, memory_limit=1e9)
+    formulation.minimize_memory()
+    solution = formulation.program.solve(gap=1e-7)
+    peak = estimate_cost(problem, formulation.decisions(solution)).memory.peak
+    assert formulation.nbytes(solution.objective) == pytest.approx(peak, rel=1e-6)
 
 
 @given(st.data(), st.booleans())
