@@ -191,7 +191,17 @@ def test_live_bytes_in_microbatches_are_those_of_an_allocator(name):
 def test_live_bytes_of_a_model_are_those_of_an_allocator():
     """Its layers are identical, so of 610 operators 180 are program points."""
     model = load_model("llama")
-    check_allocated(trace(model.step, model.abstract_args, loops="unroll"), 1)
+    graph = trace(model.step, model.abstract_args, loops="unroll")
+    check_allocated(graph, 1)
+    # The last points of the first and of the last node of each class.
+    found = Liveness(graph)
+    expected = {found.end}
+    for members in graph.node_classes:
+        for number in {members[0], members[-1]}:
+            operators = [m.operator for m in graph.nodes[number].members]
+            runs = set().union(*(found.runs[operator] for operator in operators))
+            expected |= {max(runs)} if runs else set()
+    assert found.program_points.tolist() == sorted(expected)
 
 
 # ---------------------------------------------------------------------- one tensor
@@ -287,3 +297,22 @@ def test_what_is_read_after_the_loop_is_stored_and_resident():
         receive_buffer_after_loop=[(use, use)],
         resharded_after_loop=[(use, use)],
     )
+
+
+def test_operands_in_another_order_are_copied_where_their_convolution_runs():
+    def step(kernel, x):
+        def loss(kernel):
+            y = jax.lax.conv(jnp.tanh(x), kernel, (1, 1), "SAME")
+            return jnp.square(jax.lax.conv(y, kernel, (1, 1), "SAME")).sum()
+
+        return jax.grad(loss)(kernel)
+
+    found = liveness(step, s(2, 2, 3, 3), s(4, 2, 8, 8))
+    copies = [(o, k) for o in found.graph.operators for k in o.reordered]
+    assert copies
+    nodes = {m.operator: n.index for n in found.graph.nodes for m in n.members}
+    for operator, number in copies:
+        tensor = operator.operands[number].tensor
+        ranges = found.live_ranges([tensor], True, True, [[nodes[operator.index]]])
+        runs = found.program_points == found.at[operator.index]
+        np.testing.assert_array_equal(ranges.copied[0] > 0, runs)
