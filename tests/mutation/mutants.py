@@ -77,7 +77,7 @@ TARGETS = {
     ),
     "jaxcoll/synth/building/derive.py": ("tests/synth/building", "tests/synth/test_placement.py"),
     "jaxcoll/execute/choice/__init__.py": (
-        "tests/execute/test_choice.py",
+        "tests/execute/meshes/test_choice.py",
         "tests/execute/test_misuse.py",
         "tests/execute/meshes/test_degraded.py",
         "tests/execute/test_functions.py",
