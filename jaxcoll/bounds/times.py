@@ -299,7 +299,7 @@ def _bounds_of_copies(
     topology, nbytes = latencies.topology, needs_of(what) * size
     farthest = _farthest(latencies, nbytes)
     if not nbytes.any():
-        return (Bound(0.0, "distance", _NOTHING),)
+        return (farthest,)
     into, out_of = ("egress", "ingress") if is_backwards else ("ingress", "egress")
     # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
     # which each rank has its own leaves once for each: then both directions and the sum over all

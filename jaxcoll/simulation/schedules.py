@@ -118,7 +118,7 @@ def check_request(nbytes: Number, model: str) -> Fraction:
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     edges = schedule.edges
-    if len(edges) == 0 or (edges.hops == 1).all():
+    if (edges.hops == 1).all():
         return np.arange(len(edge) + 1), edges.path_link[edge]
     hops = edges.hops[edge]
     ptr = np.concatenate([[0], np.cumsum(hops)])
@@ -136,9 +136,7 @@ def _durations(
 ) -> tuple[Clock, np.ndarray, np.ndarray, np.ndarray]:
     """The clock, the case of each hop, how long a case occupies a link, how long it takes."""
     weight, total = common_parts(schedule.collective)
-    if len(schedule.edge) == 0:
-        weights = np.zeros(0, np.int64)
-    elif (weight == weight[0]).all():
+    if (weight == weight[0]).all():
         weights = np.diff(schedule.message_ptr) * weight[0]
     else:
         weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxcoll import topologies
 from jaxcoll.bounds.all_reduce_times import Latencies, across, entering, least_times, leaving
 from jaxcoll.bounds.times import arrival_over_time
 from jaxcoll.topology import Topology
@@ -121,3 +122,27 @@ def test_the_exact_arrival_is_the_maximum_flow_over_time(topology, data):
     # No second more than it takes, but for ticks and for data that moves within a second.
     enough = int(np.ceil(found * 49 / 48)) + 1
     assert all(gathered(topology, nbytes, v, enough) >= int(nbytes[:, v].sum()) for v in range(n))
+
+
+@settings(deadline=None, max_examples=20)
+@given(timed_networks(), st.data())
+def test_the_exact_arrival_is_found_from_any_time_that_it_is_above(topology, data):
+    """Flows are no less than cuts, to within one of the 48 ticks of the time that is known."""
+    latencies, nbytes = Latencies(topology), data.draw(bytes_between(topology.num_ranks))
+    least = entering(latencies, nbytes).seconds
+    if not least:
+        return
+    found = arrival_over_time(latencies, nbytes, least / 2)
+    assert found.seconds >= least * (1 - 1 / 48)
+    assert nbytes[:, found.rank].any()
+    assert arrival_over_time(latencies, nbytes, 2 * found.seconds).seconds == 0.0
+
+
+@pytest.mark.parametrize("links", [1, 2, 5])
+def test_latencies_of_whole_ticks_are_not_rounded_down(links):
+    """A byte along a line, of a second per link, and one in which it enters the last."""
+    nbytes = np.zeros((links + 1, links + 1))
+    nbytes[0, links] = 1.0
+    line = topologies.mesh(links + 1, alpha=1.0, bandwidth=1.0)
+    found = arrival_over_time(Latencies(line), nbytes, 1.0)
+    assert (found.seconds, found.rank) == (pytest.approx(links + 1, rel=1e-9), links)

@@ -225,6 +225,23 @@ def test_groups_bound_their_own_traffic():
     assert bound(topology, alone, 1e6).time == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_nobody_needs_anything_the_only_bound_is_0(kind):
+    (only,) = lower_bounds(topologies.ring(4), Collective(kind, 4, groups=((2,), (0,))), 1e6)
+    assert (only.time, only.name) == (0.0, "distance")
+    if kind in ("all_gather", "broadcast", "reduce_scatter", "reduce", "all_reduce"):
+        assert cut_bound(topologies.ring(1), kind, 1e6).time == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_latency_bounds_grow_with_the_bytes(kind):
+    """However few they are: a rank outside of the group adds no byte of its own."""
+    network, some = topologies.ring(5, alpha=0.0), Collective(kind, 5, groups=((0, 1, 3),))
+    few, many = (lower_bounds(network, some, nbytes) for nbytes in (1e-9, 1e9))
+    times = {b.name: b.time * 1e18 for b in few}
+    assert {b.name: b.time for b in many} == pytest.approx(times, rel=1e-9)
+
+
 @pytest.mark.parametrize("nbytes", [0, -5, float("nan"), "x"])
 def test_bytes_are_refused(nbytes):
     for function in (bound, ideal):
@@ -357,6 +374,14 @@ def test_the_linear_program_of_an_all_reduce_is_met_without_it(topology):
     seconds = all_reduce_seconds(topology, 1e15)
     assert bound(topology, "all_reduce", 1e15).time == pytest.approx(seconds, rel=1e-6)
     assert bound(topology, "all_reduce", 1e15, exact=True).time >= seconds
+
+
+def test_progress_of_exact_bounds_begins_with_none_of_them_and_ends_with_the_truest():
+    seen = []
+    found = bound(topologies.mesh(2, 3), "all_gather", 1e6, exact=True, progress=seen.append)
+    first, last = seen
+    assert (first.done, first.bound) == (0, bound(topologies.mesh(2, 3), "all_gather", 1e6).time)
+    assert (last.done, last.bound) == (last.total, found.time)
 
 
 def test_exact_is_a_flag():

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxcoll import Collective, CollectiveError
@@ -41,6 +41,8 @@ def test_holds_and_wants_broadcast(collective):
 
 
 @given(COLLECTIVES)
+@example(Collective("broadcast", 4, 1, ((3, 1), (2, 0)), root=1))
+@example(Collective("reduce", 4, 2, ((3, 1),), root=1))
 def test_numbering_of_chunks(collective):
     """Group by group, shard by shard, then within the shard."""
     k = collective.chunks_per_shard
@@ -57,7 +59,7 @@ def test_numbering_of_chunks(collective):
             for _ in range(k):
                 assert collective.group_of_chunk[chunk] == g
                 assert collective.owner[chunk] == owner
-                if collective.kind == "all_to_all":
+                if collective.kind in ("all_to_all", "broadcast", "reduce"):
                     assert collective.target[chunk] == target
                 elif collective.kind in ("gather", "scatter"):
                     assert collective.target[chunk] == root

@@ -283,6 +283,8 @@ def test_concatenation_of_what_does_not_fit_is_refused():
         other = reference.synthesize(ring(4), collective, 1)
         with pytest.raises(ScheduleError, match="different groups or chunks"):
             concatenate(scatter, other)
+    with pytest.raises(ScheduleError, match="second must be a Schedule"):
+        concatenate(scatter, "ring")  # type: ignore[arg-type]
 
 
 RING = ring(3)  # links 0->1, 0->2, 1->0, 1->2, 2->0, 2->1
@@ -315,6 +317,7 @@ BAD = [
     ({"chunk": [0.0, 1.0, 0.0]}, "chunk must hold integers, got float64"),
     ({"chunk": [0, 1]}, "need one value per send"),
     ({"chunk": [[0], [1], [2]]}, "need one value per send"),
+    ({"chunk": [[0], [1, 2], [0]]}, "chunk must be one column of integers"),
     ({"reduce": [False]}, "need one value per send"),
     ({"reduce": False}, "need one value per send"),
     ({"step_ptr": []}, "step_ptr must rise from 0 to the number of sends, 3"),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jaxcoll import Grid, Topology, TopologyError, topologies
 from jaxcoll.errors import AssumptionWarning
 from jaxcoll.topologies import ring, switch
+from jaxcoll.topology import connected
 from tests import strategies
 from tests.core.links import links
 from tests.elsewhere import printed_elsewhere
@@ -337,3 +338,11 @@ def test_exact_bandwidths_are_given_as_bandwidths_only():
 def test_an_object_that_is_not_a_mesh_is_refused():
     with pytest.raises(TopologyError, match=r"takes a jax\.sharding\.Mesh"):
         Topology.from_mesh([1, 2])
+
+
+def test_what_needs_every_rank_reached_refuses_a_network_that_need_not():
+    one_way = Topology(2, [0], [1], [0.0], [1e9], allow_unreachable=True)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="from rank 1 to rank 0"):
+        connected(one_way)
+    both = Topology(2, [0, 1], [1, 0], [0.0] * 2, [1e9] * 2, allow_unreachable=True)  # type: ignore[arg-type]
+    assert connected(both) is both

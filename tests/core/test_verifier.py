@@ -221,6 +221,17 @@ def test_the_first_fault_is_the_same_however_few_chunks_are_looked_at_together(s
     assert [str(refusal(schedule)) for schedule in schedules] == whole
 
 
+def test_a_sum_given_away_twice_comes_before_what_arrives_in_the_same_step(monkeypatch):
+    """Chunk 0 is given away twice, and two ranks trade their sums of chunk 1."""
+    ends = [(0, 1, 0), (0, 2, 0), (1, 2, 1), (2, 1, 1)]
+    sends = [Send(0, PATH[u, v], c, True) for u, v, c in ends]
+    schedule = schedule_of(FULL, Collective("reduce", 4, 2, root=3), sends)
+    whole = str(refusal(schedule))
+    assert "gives its partial sum of chunk 0 away twice" in whole
+    monkeypatch.setattr(verifier, "_PAIRS_AT_ONCE", 1)
+    assert str(refusal(schedule)) == whole
+
+
 def test_collectives_too_large_to_list_are_refused_at_once():
     nothing = schedule_of(ring(2), Collective("broadcast", 2, 2**31 - 1), [])
     for use in (verify, lambda schedule: simulate(schedule, 1e6)):

@@ -54,16 +54,22 @@ TARGETS = {
     ),
     "jaxcoll/collective.py": ("tests/core/test_collective.py",),
     "jaxcoll/schedule.py": ("tests/core/test_schedule.py", "tests/core/test_verifier.py"),
-    "jaxcoll/verifier.py": ("tests/core/test_verifier.py",),
+    "jaxcoll/verifier.py": ("tests/core/test_verifier.py", "tests/synth/tacos/test_out_of_core.py"),
     "jaxcoll/simulation/kernels.py": (
         "tests/simulation/test_schedules.py",
         "tests/simulation/test_messages.py",
     ),
     "jaxcoll/simulation/schedules.py": (
         "tests/simulation/test_schedules.py",
+        "tests/simulation/test_sum_order.py",
+        "tests/simulation/test_steady.py",
         "tests/simulation/test_framing.py",
     ),
-    "jaxcoll/bounds/times.py": ("tests/bounds/test_times.py", "tests/bounds/test_without.py"),
+    "jaxcoll/bounds/times.py": (
+        "tests/bounds/test_times.py",
+        "tests/bounds/test_flows_over_time.py",
+        "tests/bounds/test_without.py",
+    ),
     "jaxcoll/synth/building/base.py": (
         "tests/synth/test_placement.py",
         "tests/synth/test_extremes.py",
@@ -71,7 +77,11 @@ TARGETS = {
     ),
     "jaxcoll/synth/building/derive.py": ("tests/synth/building", "tests/synth/test_placement.py"),
     "jaxcoll/execute/choice/__init__.py": (
+        "tests/execute/meshes/test_choice.py",
+        "tests/execute/test_misuse.py",
+        "tests/execute/meshes/test_degraded.py",
         "tests/execute/test_functions.py",
+        "tests/execute/test_cheapest.py",
         "tests/execute/test_direct_connect.py",
     ),
     "tensorstate/problem/liveness.py": (
@@ -80,6 +90,18 @@ TARGETS = {
         "tests/tensorstate/problem",
     ),
     "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
+    "tensorstate/cost/memory.py": (
+        "tests/tensorstate/problem/test_liveness.py",
+        "tests/tensorstate/cost/test_cost.py",
+        "tests/tensorstate/solver/test_formulation.py",
+    ),
+    "tensorstate/cost/timeline.py": ("tests/tensorstate/cost/test_timeline.py",),
+    "tensorstate/hardware.py": ("tests/tensorstate/test_hardware.py",),
+    "tensorstate/problem/reshard.py": ("tests/tensorstate/problem/test_reshard.py",),
+    "tensorstate/solver/formulation.py": (
+        "tests/tensorstate/solver/test_formulation.py",
+        "tests/tensorstate/solver/test_exact.py",
+    ),
 }
 
 LIBRARIES = ("scipy.optimize", "networkx", "highspy", "hypothesis", "jax")
@@ -238,6 +260,9 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.files) - TARGETS.keys():
         parser.error(f"{', '.join(sorted(unknown))}: not among the files with known tests")
+    paths = {*TARGETS, *itertools.chain(*TARGETS.values())}
+    if moved := [path for path in sorted(paths) if not (ROOT / path).exists()]:
+        parser.error(f"{', '.join(moved)}: not where TARGETS of {Path(__file__).name} says")
     # What takes seconds to import is imported once, and every run of tests is forked from there.
     os.environ["JAX_PLATFORMS"] = "cpu"
     multiprocessing.get_context("forkserver").set_forkserver_preload([*LIBRARIES, __name__])

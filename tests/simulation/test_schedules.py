@@ -17,6 +17,7 @@ from jaxcoll import (
     Topology,
     shortest_routes,
     simulate,
+    synthesize,
     topologies,
 )
 from jaxcoll.simulation import MODELS
@@ -59,6 +60,18 @@ def test_equals_the_slow_replay(schedule, nbytes, model):
     else:
         end = max((hop[3] for row in replay(schedule, nbytes, model) for hop in row), default=0)
         assert end <= timeline.exact_time <= end * Fraction(10**9 + 1, 10**9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("network", [topologies.ring(6), topologies.mesh(2, 3)], ids=str)
+def test_where_ranks_relay_it_equals_the_slow_replay(network, model):
+    """There a link is the first of some messages and within the path of others."""
+    for kind in ("all_gather", "all_to_all"):
+        schedule = synthesize(network, kind, "direct", chunks=1)
+        assert (schedule.edges.hops > 1).any()
+        timeline = simulate(schedule, 10**6, model)
+        assert timeline.clock.is_exact
+        assert hops(timeline) == replay(schedule, 10**6, model)
 
 
 @given(schedules(), models)
@@ -212,12 +225,12 @@ def test_nothing_to_do_takes_no_time():
     assert timeline.mean_utilization() == 0
 
 
-def test_many_sizes_on_links_of_many_speeds():
-    """More cases of a size and a speed than a byte counts: each hop takes its own time."""
-    n, sizes = 24, 16
+@pytest.mark.parametrize(("n", "sizes"), [(24, 16), (48, 32)])
+def test_many_sizes_on_links_of_many_speeds(n, sizes):
+    """More cases of a size and a speed than a byte counts, or than are worth a table of them."""
     src = np.arange(n)
     network = Topology(n, src, (src + 1) % n, np.full(n, 1e-6), 1e9 * (src + 1))
-    # In one step rank r sends the first r % 16 + 1 of its chunks, as one message.
+    # In one step rank r sends the first r % sizes + 1 of its chunks, as one message.
     sends = [(r, r * sizes + c) for r in range(n) for c in range(r % sizes + 1)]
     rank, chunk = np.asarray(sends).T
     schedule = Schedule.from_sends(

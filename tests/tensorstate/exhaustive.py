@@ -109,6 +109,26 @@ class Every:
                 )
         return least, best
 
+    def frontier(self, objective: str = "sum") -> list[tuple[float, float]]:
+        """Plans that no other beats in both: (bytes of peak memory, objective), bytes rising.
+
+        Objectives that differ by less than a millionth are equal.
+        """
+        pairs = np.concatenate(
+            [
+                np.stack([columns.peak.ravel(), columns.objective(objective).ravel()])
+                for columns in self.columns
+            ],
+            axis=1,
+        )
+        pairs = pairs[:, np.isfinite(pairs).all(0)]
+        found: list[tuple[float, float]] = []
+        for at in np.lexsort(pairs[::-1]):
+            peak, value = map(float, pairs[:, at])
+            if not found or value < found[-1][1] * (1 - 1e-6):
+                found.append((peak, value))
+        return found
+
     # ------------------------------------------------------------------ columns
 
     def _columns(self, decisions: Decisions, recomputed_nodes: frozenset[int]) -> Columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -129,3 +130,12 @@ def some_strategies(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, 
         largest = max(range(len(saved)), key=lambda class_id: len(saved[class_id]))
         saved[largest].pop(draw(st.integers(1, len(saved[largest]) - 1)))
     return tuple(map(tuple, saved))
+
+
+def few_strategies(problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
+    """The same, with the strategies to leave out always drawn the same."""
+    rng, kept = random.Random(0), [list(strategies.all) for strategies in problem.strategies]
+    while math.prod(map(len, kept)) > most:
+        largest = max(kept, key=len)
+        largest.pop(rng.randrange(1, len(largest)))
+    return tuple(map(tuple, kept))

@@ -24,7 +24,7 @@ from typing import ClassVar, Self, final
 
 import numpy as np
 
-from jaxcoll.collective import DUALS, ROOTED, Collective
+from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
@@ -132,10 +132,8 @@ class Problem:
     @property
     def sends(self) -> int:
         """Chunks received in all: by every rank each once; an all_reduce sums them first."""
-        rooted, groups = self.collective.kind in ROOTED, self.collective.groups
-        shards = sum((1 if rooted else len(group)) * (len(group) - 1) for group in groups)
         twice = 2 if self.collective.kind == "all_reduce" else 1
-        return twice * shards * self.collective.chunks_per_shard
+        return twice * self.collective.num_deliveries
 
     @property
     def hops(self) -> float:

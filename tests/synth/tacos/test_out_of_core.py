@@ -202,6 +202,36 @@ def test_what_is_missing_at_the_end_is_named(compact):
         verify(short)
 
 
+def test_faults_are_those_that_the_schedule_in_memory_has(tmp_path):
+    """Of more chunks than a row of the table has bits, and more steps than are replayed at once."""
+    compact = synthesize_compact(ring(3), tmp_path / "s", chunks=172)
+    assert compact.collective.num_chunks > 512
+    assert compact.num_steps > 2 * 64
+
+    def fault(schedule) -> tuple[int | None, ...] | None:
+        try:
+            verify(schedule)
+        except ScheduleError as error:
+            return error.rank, error.chunk, error.step
+        return None
+
+    assert fault(compact) is None
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        one, other = rng.integers(0, compact.num_sends, 2)
+        broken = changed(compact, "chunk", one, compact.chunk[other])
+        if number % 3 == 1:
+            broken = changed(broken, "chunk", other, compact.chunk[one])
+        if number % 3 == 2:
+            left = compact.num_steps - 1
+            ptr = compact.step_ptr[: left + 1]
+            chunk, active = compact.chunk[: ptr[-1]], compact.active[:left]
+            broken = dataclasses.replace(compact, step_ptr=ptr, chunk=chunk, active=active)
+        found = fault(broken)
+        assert found is not None
+        assert found == fault(broken.to_schedule())
+
+
 @pytest.mark.parametrize("name", ["chunk", "active", "step_ptr", "order"])
 def test_truncated_files_are_refused(tmp_path, compact, name):
     path = tmp_path / "s" / name

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tensorstate
 from experiments.models import load_model
-from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.cost import (
+    SearchOptions,
+    SearchResult,
+    estimate_cost,
+    seconds_by_collective,
+)
 from tensorstate.cost.memory import EXACT, bytes_by_point, least_bytes_by_point
 from tensorstate.cost.reshard_plan import Decisions, find_recomputed_nodes, reshard_plans
 from tensorstate.errors import PlanError
@@ -261,3 +268,135 @@ def test_a_partial_sum_is_saved_where_a_later_consumer_takes_it_so():
         plans = estimate_cost(problem, Decisions(strategies)).reshards
         num_saved += sum(plan.saved is not None and min(plan.saved) == SUM for plan in plans)
     assert num_saved
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2])
+@pytest.mark.parametrize("name", ["linear", "twice", "layers"])
+def test_totals_are_sums_over_nodes_and_tensors(name, num_repeats):
+    """One node and one tensor after another, each run and each collective counted by itself."""
+    problem = tiny_problem(name, num_repeats)
+    nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
+    draw, found = random.Random(0), 0
+    while found < 10:
+        strategies = tuple(draw.choice(each.all) for each in problem.strategies)
+        again = frozenset(draw.sample(nodes, draw.randint(0, len(nodes))))
+        try:
+            cost = estimate_cost(problem, Decisions(strategies, again))
+        except PlanError:  # strategies that do not fit each other
+            continue
+        found += 1
+        seconds = []
+        for number, node in enumerate(problem.graph.nodes):
+            once = problem.seconds(node.class_id, strategies[node.class_id])
+            seconds += [once] * (2 if number in cost.recomputed_nodes else 1)
+        assert cost.compute == pytest.approx(math.fsum(seconds), rel=1e-12)
+        count, nbytes = Counter(), Counter()
+        for plan in cost.reshards:
+            for step, times in plan.counted_steps:
+                for _ in plan.tensors:
+                    count[step.kind, step.axis] += times
+                    nbytes[step.kind, step.axis] += times * step.nbytes
+        for counted in (count, nbytes):
+            counted.pop(("slice", 0), None)  # local
+        assert cost.count_by_collective == count
+        assert cost.bytes_by_collective == nbytes
+        by_collective = seconds_by_collective(problem, cost)
+        assert by_collective.keys() == count.keys()
+        assert math.fsum(by_collective.values()) == pytest.approx(cost.communication, rel=1e-12)
+
+
+def tiny_problem(name: str, num_repeats: int = 1) -> Problem:
+    network = AlphaBetaCosts(LINES[1], (1e-6,), (1e9,))
+    return Problem(graph(name), network, HARDWARE["CPU"], num_repeats)
+
+
+@pytest.mark.parametrize("copies", ["saved", "loop_resident"])
+def test_no_cost_depends_on_what_was_estimated_before(copies):
+    """A problem keeps the last costs of each tensor group, for decisions that differ elsewhere."""
+    problem = tiny_problem("linear", 2)
+    strategies = tuple((REPLICATED,) for _ in problem.strategies)
+    first = estimate_cost(problem, Decisions(strategies))
+    tensors = [t for plan in first.reshards for t in plan.tensors if getattr(plan, copies)]
+    tensors = [t for t in tensors if problem.graph.tensors[t].sizes]
+    peaks = {first.memory.peak}
+    for placements in ((0,), (REPLICATED,), (0,)):
+        decisions = Decisions(strategies, **{copies: dict.fromkeys(tensors, placements)})
+        cost, fresh = (
+            estimate_cost(one, decisions) for one in (problem, tiny_problem("linear", 2))
+        )
+        assert cost.communication == fresh.communication
+        assert cost.count_by_collective == fresh.count_by_collective
+        assert cost.memory == fresh.memory
+        peaks.add(cost.memory.peak)
+    assert len(peaks) > 1
+
+
+def test_sends_around_a_ring_are_part_of_the_communication():
+    """Keys and values once forward and twice backward, and once the sums of their gradients."""
+
+    def step(w, x):
+        def loss(w):
+            q, k, v = (jnp.tensordot(x, w[n], 1) for n in "qkv")
+            return jnp.square(attention(q, k, v)).mean()
+
+        return jax.grad(loss)(w)
+
+    attention = tensorstate.declare(
+        functools.partial(jax.nn.dot_product_attention, is_causal=True),
+        "b q h d, b k h d, b k h d -> b q h d",
+        ring="q k",
+    )
+    mesh = MeshShape.of({"sequence": 4})
+    traced = trace(step, ({n: s(8, 2, 4) for n in "qkv"}, s(1, 16, 8)))
+    problem = Problem(traced, AlphaBetaCosts(mesh, (1e-6,), (1e9,)), HARDWARE["CPU"])
+    candidates = [
+        [(each.ring.label,)] if each.ring is not None else each.all for each in problem.strategies
+    ]
+    formulation = Formulation(problem, candidates)
+    decisions = formulation.decisions(formulation.program.solve(gap=1e-6))
+    cost = estimate_cost(problem, decisions)
+    assert cost.count_by_collective["permute", 0] == 6 * (4 - 1) + 2 * 4
+    sends = cost.ring_sends
+    assert cost.bytes_by_collective["permute", 0] == sum(x.times * x.nbytes for x in sends)
+    seconds = seconds_by_collective(problem, cost)
+    assert seconds["permute", 0] == math.fsum(problem.send_around_seconds(x) for x in sends) > 0
+    assert math.fsum(seconds.values()) == pytest.approx(cost.communication, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [(None, None), (math.inf, math.inf), ("80GB", 80e9), (7, 7.0), (7.5, 7.5)]
+)
+def test_limits_are_bytes(given, limit):
+    assert SearchOptions(memory_limit=given).memory_limit == limit
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, "much", -math.inf])
+def test_limits_that_are_none_are_refused(limit):
+    with pytest.raises(PlanError, match="memory_limit"):
+        SearchOptions(memory_limit=limit)
+
+
+def test_what_is_minimized_is_named():
+    cost = solve_baseline(tiny_problem("linear"), "ddp").cost
+    assert 0 < cost.overlapped_seconds < cost.serial_seconds
+    values = {name: SearchOptions(objective=name).value(cost) for name in ("sum", "max", "overlap")}
+    assert values["sum"] == cost.serial_seconds == cost.compute + cost.communication
+    assert values["max"] == cost.overlapped_seconds == max(cost.compute, cost.communication)
+    assert values["overlap"] == cost.timeline().seconds
+
+
+@pytest.mark.parametrize(
+    ("objective", "bound", "gap"),
+    [
+        (4.0, 3.0, 0.25),
+        (4.0, 4.0, 0.0),
+        (4.0, 5.0, 0.0),
+        (0.0, 0.0, 0.0),
+        (0.5, 0.25, 0.5),
+        (1.0, -math.inf, math.inf),
+    ],
+)
+def test_the_gap_is_relative_to_the_objective(objective, bound, gap):
+    plan = solve_baseline(tiny_problem("linear"), "ddp")
+    result = SearchResult(plan.decisions, plan.cost, objective, bound, "milp", 0.0)
+    assert result.gap == gap

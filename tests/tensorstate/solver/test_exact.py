@@ -75,32 +75,26 @@ def test_no_recomputation_is_better(data, objective):
 
 
 def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
+    """At peaks of plans that no other beats, and a byte below them: there a byte counted wrong,
+    or a limit a little too strict or too loose, loses a plan or finds one that does not fit.
+    """
     candidates, objective = data.draw(some_strategies(problem, most)), data.draw(OBJECTIVES)
     every = Every(problem, candidates, recompute=recompute, save=True)
-    limit = every.least_peak * data.draw(st.floats(0.9, 1.4))
-    least, _ = every.best(objective, limit)
-
-    def search():
-        return solve_milp(
-            problem,
-            candidates,
-            recompute=recompute,
-            memory_limit=limit,
-            objective=objective,
-            gap=GAP,
-        )
-
-    if math.isinf(least):
-        with pytest.raises(PlanError, match="no plan fits"):
-            search()
-        return
-    found = search()
-    _check(problem, found, objective, least)
-    assert found.cost.memory.peak <= limit
+    limits = [peak - less for peak, _ in every.frontier(objective) for less in (0, 1)]
+    for limit in data.draw(st.lists(st.sampled_from(limits), min_size=1, max_size=3, unique=True)):
+        least, _ = every.best(objective, limit)
+        options = {"memory_limit": limit, "recompute": recompute, "objective": objective}
+        if math.isinf(least):
+            with pytest.raises(PlanError, match="no plan fits"):
+                solve_milp(problem, candidates, gap=GAP, **options)
+            continue
+        found = solve_milp(problem, candidates, gap=GAP, **options)
+        _check(problem, found, objective, least)
+        assert found.cost.memory.peak <= limit
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_nothing_that_fits_is_better(data, trained):
     """Under a memory limit, over all strategies and all saved placements."""
     names = ("linear",) if trained else ("norm", "residual", "greatest", "chain")
@@ -122,15 +116,15 @@ def test_no_tensor_is_split_between_reshardings_to_fit():
 
 
 @given(st.data())
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_no_recomputation_that_fits_is_better(data):
     """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
-    _check_limited(data, problem, True, 200)
+    _check_limited(data, problem, True, 60)
 
 
 @given(st.data())
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
     problem = data.draw(problems(("slope",), LINES))
     (number,) = (n for n, group in enumerate(problem.tensor_groups) if not group.consumer_classes)
