@@ -102,6 +102,10 @@ TARGETS = {
         "tests/tensorstate/solver/test_formulation.py",
         "tests/tensorstate/solver/test_exact.py",
     ),
+    "tensorstate/solver/memory_constraints.py": (
+        "tests/tensorstate/solver/test_formulation.py",
+        "tests/tensorstate/solver/test_exact.py",
+    ),
 }
 
 LIBRARIES = ("scipy.optimize", "networkx", "highspy", "hypothesis", "jax")

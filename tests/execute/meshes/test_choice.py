@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError, ScheduleError, topologies
+from jaxcoll import Collective, CollectiveError, Schedule, ScheduleError, topologies
 from jaxcoll.execute.choice import choose, on_network
 from jaxcoll.execute.layout import Axes
 from jaxcoll.synth import Ring, synthesize
@@ -93,10 +93,12 @@ def test_synthesizers_run_on_the_stated_network_for_the_bytes_of_the_call():
     assert on_network(None, "all_gather", FOUR, None, None, 0) is None
     assert on_network("ring", "all_gather", FOUR, None, None, 0) == Ring()
     auto = on_network("auto", "all_gather", FOUR, None, None, 0)  # of an empty operand
+    assert isinstance(auto, Schedule)
     assert auto.topology == choose("auto", "all_gather", FOUR).topology
     with jc.use_topology(STAR):
         for name in ("ring", "auto"):
             found = on_network(name, "all_gather", FOUR, None, None, 4)
+            assert isinstance(found, Schedule)
             assert found.topology == STAR
             assert found.collective.kind == "all_gather"
         assert on_network("ring", "all_gather", FOUR, None, None, 4) == synthesize(

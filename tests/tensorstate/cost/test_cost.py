@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -320,7 +321,8 @@ def test_no_cost_depends_on_what_was_estimated_before(copies):
     tensors = [t for t in tensors if problem.graph.tensors[t].sizes]
     peaks = {first.memory.peak}
     for placements in ((0,), (REPLICATED,), (0,)):
-        decisions = Decisions(strategies, **{copies: dict.fromkeys(tensors, placements)})
+        decided = dict.fromkeys(tensors, placements)
+        decisions = dataclasses.replace(Decisions(strategies), **{copies: decided})
         cost, fresh = (
             estimate_cost(one, decisions) for one in (problem, tiny_problem("linear", 2))
         )
