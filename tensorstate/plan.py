@@ -22,8 +22,7 @@ from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
 from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply, check_axes
 from tensorstate.export.axis_rules import AxisRules, axis_rules, path_rules
-from tensorstate.export.constrained_step import constrained_step
-from tensorstate.export.explicit_step import explicit_step
+from tensorstate.export.constrained_step import constrained_step, explicit_step
 from tensorstate.export.plan_file import plan_file
 from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs

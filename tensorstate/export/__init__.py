@@ -1,6 +1,5 @@
 """Ways of a plan out of this process and this library.
 
 In reading order: ``specs`` (trees of ``PartitionSpec``), ``plan_file`` and ``plan_json`` (plans as
-files), ``factored``, ``constrained_step`` and ``explicit_step`` (plans on whole arrays),
-``axis_rules``.
+files), ``factored`` and ``constrained_step`` (plans on whole arrays), ``axis_rules``.
 """

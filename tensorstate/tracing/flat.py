@@ -1,15 +1,22 @@
-"""Flat programs: a traced function as one list of equations on arrays, without calls and loops."""
+"""Flat programs: a traced function as one list of equations on arrays, without calls.
+
+Equations of repeated scalars are computed while tracing. Between the body of a loop and the program
+around it stand equations of their own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from jax.extend import source_info_util as info
 
-from tensorstate.ir.graph import SourceLocation
+from tensorstate.ir import jaxprs
+from tensorstate.ir.graph import LOOP_EXITS, SourceLocation
+from tensorstate.rules import elementwise
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -211,3 +218,128 @@ def _needed_by(loop: FlatLoop, live: set[int]) -> Iterator[FlatEqn]:
     for pair in loop.carries:
         if any(id(eqn.outputs[0]) in live for eqn in pair):
             yield from pair
+
+
+# ---------------------------------------------------------------------- constants
+
+
+def folded(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
+    """The result of an equation as a repeated scalar, if all operands are repeated scalars."""
+    name = eqn.primitive.name
+    if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
+        aval = eqn.outvars[0].aval
+        return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
+    scalars = [atom for atom in inputs if isinstance(atom, SplatConstant)]
+    if len(eqn.outvars) != 1 or len(scalars) != len(inputs):
+        return None
+    aval = eqn.outvars[0].aval
+    if name in ("broadcast_in_dim", "reshape", "squeeze", "transpose", "expand_dims"):
+        return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
+    if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
+        return None
+    values = [np.asarray(atom.value, atom.dtype) for atom in scalars]
+    value = scalar_result(eqn.primitive, values, eqn.params)
+    return SplatConstant(tuple(aval.shape), aval.dtype, value)
+
+
+def scalar_result(
+    primitive: Any, values: Sequence[np.ndarray], params: Mapping[str, Any]
+) -> np.ndarray:
+    """The result of an elementwise primitive on scalars."""
+    operands = tuple((value.dtype, value.tobytes()) for value in values)
+    named = tuple(sorted((k, v) for k, v in params.items() if k != "sharding"))
+    return _scalar(primitive, operands, named, "sharding" in params)
+
+
+@functools.lru_cache(4096)
+def _scalar(primitive, operands, params, sharding: bool) -> np.ndarray:
+    values = [np.frombuffer(data, dtype)[0] for dtype, data in operands]
+    more = {"sharding": None} if sharding else {}
+    return np.asarray(primitive.bind(*values, **dict(params), **more))
+
+
+# ---------------------------------------------------------------------- boundaries of loops
+
+
+class LoopBoundary:
+    """The boundary of a loop, whose body runs ``inside`` and whose results are ``outside``.
+
+    Args:
+        loop: its carries and its condition are added as they are appended.
+        number: of the loop.
+        append: appends an equation to the program.
+        outside: the context of the loop.
+        info: JAX's source info of the loop.
+    """
+
+    def __init__(
+        self, loop: FlatLoop, number: int, append: Callable[..., FlatEqn], outside: Scope, info: Any
+    ) -> None:
+        self.loop, self.append, self.outside, self.info = loop, append, outside, info
+        self.inside = dataclasses.replace(outside, loops=(*outside.loops, number))
+        self._entries: dict[int, FlatEqn] = {}
+        # JAX may pass one array several times, as residuals of several operators.
+        self._rows: dict[int, FlatAtom] = {}
+        self._stacks: dict[int, FlatAtom] = {}  # by row; of the rows of an operand, the operand
+
+    def _append(self, name: str, x: FlatAtom, shape: Sequence[int]) -> FlatEqn:
+        out = FlatVar(tuple(shape), x.dtype)
+        equation = jaxprs.at_boundary(name)
+        eqn = self.append(*equation, [x], [out], self.inside, self.info)
+        if name in LOOP_EXITS:
+            out.loops = self.outside.loops
+        return eqn
+
+    def _array(self, x: FlatAtom, place: Scope) -> FlatVar:
+        """An array of its own, for a constant that other iterations change."""
+        if isinstance(x, FlatVar):
+            return x
+        out = FlatVar(x.shape, x.dtype)
+        self.append(*jaxprs.filling(), [x], [out], place, self.info)
+        return out
+
+    def carry_in(self, carry: Sequence[FlatAtom]) -> list[FlatVar]:
+        """The carry as an iteration finds it."""
+        # All of the initial carry first: the equations of a body follow each other.
+        initial = [self._array(x, self.outside) for x in carry]
+        entries = [self._append("carry_in", x, x.shape) for x in initial]
+        self._entries = {id(eqn.outputs[0]): eqn for eqn in entries}
+        return [eqn.outputs[0] for eqn in entries]
+
+    def carry_out(self, carried: FlatVar, made: FlatAtom) -> FlatVar:
+        """The carry after the loop, from its value after an iteration."""
+        eqn = self._append("carry_out", self._array(made, self.inside), made.shape)
+        self.loop.carries.append((self._entries[id(carried)], eqn))
+        return eqn.outputs[0]
+
+    def row(self, x: FlatAtom) -> FlatAtom:
+        """The row of a stacked operand that an iteration reads."""
+        if isinstance(x, SplatConstant):
+            return SplatConstant(x.shape[1:], x.dtype, x.value)
+        if x.rows is not None and x.rows[0] == self.loop.mirrors:
+            return x.rows[1]
+        if id(x) not in self._rows:
+            row = self._rows[id(x)] = self._append("scan_row", x, x.shape[1:]).outputs[0]
+            self._stacks[id(row)] = x
+        return self._rows[id(x)]
+
+    def stack(self, row: FlatAtom, shape: tuple[int, ...]) -> FlatAtom:
+        """The stacked result of all iterations."""
+        if isinstance(row, SplatConstant):
+            return SplatConstant(shape, row.dtype, row.value)
+        number = self.inside.loops[-1]
+        if number in row.loops:
+            if id(row) not in self._stacks:
+                stack = self._append("scan_stack", row, shape).outputs[0]
+                stack.rows = number, row
+                self._stacks[id(row)] = stack
+            return self._stacks[id(row)]
+        out = FlatVar(shape, row.dtype)
+        repeated = jaxprs.broadcasting(out.shape, range(1, len(out.shape)))
+        self.append(*repeated, [row], [out], self.outside, self.info)
+        return out
+
+    def condition(self, holds: FlatAtom) -> None:
+        """Whether another iteration runs."""
+        made = self._array(holds, self.inside)
+        self.loop.condition = self._append("while_condition", made, ())

@@ -32,21 +32,21 @@ from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
 from tensorstate.ir.graph import LoopForm
 from tensorstate.rules import RULES, AbstractArray, rule_of
-from tensorstate.tracing.constants import folded
 from tensorstate.tracing.flat import (
     FlatAtom,
     FlatEqn,
     FlatJaxpr,
     FlatLoop,
     FlatVar,
+    LoopBoundary,
     Scope,
     SplatConstant,
     eliminate_dead_code,
+    folded,
     is_constant,
     line_of,
     source_of,
 )
-from tensorstate.tracing.loop_boundary import LoopBoundary
 
 MAX_EQUATIONS = 400_000
 

@@ -17,8 +17,15 @@ import numpy as np
 from tensorstate.ir.padded import PaddedArray
 from tensorstate.rules import ShardingRule, elementwise
 from tensorstate.rules.padding import mask_padding_p
-from tensorstate.tracing.constants import scalar_result
-from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatLoop, FlatVar, SplatConstant
+from tensorstate.tracing.flat import (
+    FlatAtom,
+    FlatEqn,
+    FlatJaxpr,
+    FlatLoop,
+    FlatVar,
+    SplatConstant,
+    scalar_result,
+)
 from tensorstate.tracing.propagate import FactorTable, Related
 
 Leaves = tuple[tuple[int, ...], ...]  # for every dimension its unsplit factors, major first

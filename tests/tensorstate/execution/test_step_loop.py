@@ -18,8 +18,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution import sharded_step
 from tensorstate.execution.sharded_step import apply
-from tensorstate.export.constrained_step import constrained_step
-from tensorstate.export.explicit_step import explicit_step
+from tensorstate.export.constrained_step import constrained_step, explicit_step
 from tensorstate.ir.graph import LOOP_BOUNDARY
 from tensorstate.problem.microbatching import split_microbatches
 from tensorstate.problem.problem import Problem

@@ -11,8 +11,7 @@ import tensorstate as ts
 from experiments.models import load_model
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.export.constrained_step import constrained_step
-from tensorstate.export.explicit_step import explicit_step
+from tensorstate.export.constrained_step import constrained_step, explicit_step
 from tests.tensorstate.execution.test_sharded_step import drawn
 from tests.tensorstate.oracle import assert_alike, jitted, on_devices
 from tests.tensorstate.steps import s

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.names import described
+from tensorstate.solver.refusal import described
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import MODELS
 from tests.tensorstate.steps import STEPS, s
