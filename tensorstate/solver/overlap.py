@@ -4,12 +4,12 @@ How much of a collective computation hides follows from the whole schedule and i
 So programs of "sum" are solved in which collectives cost only the share of their seconds that is
 exposed, and each plan is timed by its schedule (``cost.timeline``):
 
-1. of collectives of parameters ahead of their readers, and of gradients that the optimizer reads, a
-   small share; of the activations between operators all;
-2. along every mesh axis the share that the schedule of that plan exposes, where it is larger. The
-   plan of a share that is too small sends more than hides, and that of one too large sends less
-   than could: between two such shares the next is in the middle;
-3. all of everything, which is the plan of "sum", unless the best plan so far is within the gap.
+1. all of it, which is the plan of "sum";
+2. of collectives of parameters ahead of their readers, and of gradients that the optimizer reads, a
+   small share; and all of the activations between operators;
+3. along every mesh axis the share that the schedule of the last plan exposes, where it is larger.
+   The plan of a share that is too small sends more than hides, and that of one too large less than
+   could hide: between two such shares the next is in the middle.
 
 The named strategies are timed beside them, and the plan of the least schedule is the answer. Its
 bound is the least compute of any plan, or the bound of a program over the number of resources that
@@ -46,8 +46,9 @@ LOOP_SHARE = 0.25
 MOST_CORRECTIONS, SAME_SHARE, CLOSE = 4, 0.1, 0.02
 # Gap of these programs, whose shares are no more exact; half of it is for rounding.
 COARSE_GAP = 0.1
-# Parts of the time limit: of each program, of all of them; and seconds of a named strategy.
-PROGRAM_UNTIL, PROGRAMS_UNTIL, NAMED_CAP_S = 0.4, 0.8, 5.0
+# Parts of the time limit: of each program, until when one may begin, and until when all must end;
+# the rest is for named strategies. And seconds of one of these.
+PROGRAM_SHARE, BEGIN_UNTIL, END_UNTIL, NAMED_CAP_S = 0.4, 0.7, 0.8, 5.0
 # Of the named strategies those that send at different times; zero2 sends as zero1 does.
 NAMED = ("fsdp", "zero1", "ddp", "megatron", "megatron-sp", "fsdp + megatron-sp")
 
@@ -156,13 +157,13 @@ class _Overlap:
 
     def run(self) -> SearchResult:
         """The best of all plans."""
-        if not self.problem.hardware.overlaps:
-            return self._plain(self.problem, self._solved(self.problem, 1.0, self.solver.gap))
-        best = self._corrected_until_stable()
-        if best is None or best.objective * (1 - self.solver.gap) > self.bound:
-            sums = self._solved(self.problem, 1.0, self.solver.gap)
-            self._note_bound(sums)
-            best = self._better(best, self._plain(self.problem, sums))
+        overlaps, gap = self.problem.hardware.overlaps, self.solver.gap
+        sums = self._solved(self.problem, gap)
+        best = self._plain(self.problem, sums)
+        if not overlaps:
+            return best
+        self._note_bound(sums)
+        best = self._corrected_until_stable(best)
         for name in NAMED:
             named = self._named(name, best.objective)
             if named is not None and named.cost.compute < best.objective:
@@ -170,37 +171,39 @@ class _Overlap:
         bound, seconds = min(self.bound, best.objective), self._seconds()
         return dataclasses.replace(best, bound=bound, seconds=seconds)
 
-    def _corrected_until_stable(self) -> SearchResult | None:
-        """The best plan of programs whose shares are corrected; ``None`` if none is found."""
-        best, best_program, best_solved = None, self.problem, None
+    def _corrected_until_stable(self, sums: SearchResult) -> SearchResult:
+        """The best of the plan of "sum" and those of programs whose shares are corrected."""
+        best, best_solved, best_program = sums, None, self.problem
         hideable = [group for group in self.problem.tensor_groups if self._may_hide(group)]
-        shares = Shares.of(len(self.problem.mesh.sizes))
+        shares: Shares | None = Shares.of(len(self.problem.mesh.sizes))
         for _ in range(1 + MOST_CORRECTIONS):
+            is_close = best.objective * (1 - CLOSE) <= self.bound
+            is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
+            if shares is None or is_close or is_late:
+                break
             program = self.problem.discounted({group: shares.paid(group) for group in hideable})
             try:
-                solved = self._solved(program, PROGRAM_UNTIL, max(self.solver.gap, COARSE_GAP))
-            except PlanError:  # what is wrong, the program of "sum" says
+                solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
+            except PlanError:  # nothing in time
                 break
             self._note_bound(solved)
             found = timed(self._undiscounted(solved), self.options)
             if self._better(best, found) is found:
                 best, best_solved, best_program = found, solved, program
-            corrected = shares.corrected(self._exposed(found, hideable))
-            is_close = best is not None and best.objective * (1 - CLOSE) <= self.bound
-            is_late = self._seconds() > PROGRAMS_UNTIL * self.solver.time_limit
-            if corrected is None or is_close or is_late:
-                break
-            shares = corrected
-        return None if best_solved is None else self._plain(best_program, best_solved)
+            shares = shares.corrected(self._exposed(found, hideable))
+        return sums if best_solved is None else self._plain(best_program, best_solved)
 
     def _seconds(self) -> float:
         """Seconds since the search began."""
         return time.perf_counter() - self.start
 
-    def _solved(self, problem: Problem, share: float, gap: float) -> SearchResult:
-        """The best plan of a linear program, in a share of the time."""
-        limit = self.solver.time_limit
-        seconds = max(LEAST_SECONDS, min(limit - self._seconds(), share * limit))
+    def _solved(self, problem: Problem, gap: float) -> SearchResult:
+        """The best plan of a linear program, in its part of the time; alone, in all of it."""
+        seconds = limit = self.solver.time_limit
+        if self.problem.hardware.overlaps:
+            seconds = max(
+                LEAST_SECONDS, min(END_UNTIL * limit - self._seconds(), PROGRAM_SHARE * limit)
+            )
         solver = dataclasses.replace(self.solver, time_limit=seconds, gap=gap)
         return solver.solve(problem, self.candidates, self.linear, self.progress)
 
@@ -221,12 +224,10 @@ class _Overlap:
             solved, plain = found, found if plain is solved else self._undiscounted(plain)
         return plainer(solved, plain, self.options, gap)
 
-    def _better(self, best: SearchResult | None, found: SearchResult) -> SearchResult:
+    def _better(self, best: SearchResult, found: SearchResult) -> SearchResult:
         """The plan of the shorter schedule, of those that fit."""
         limit = self.options.memory_limit
-        if best is None or result_order(found, limit) < result_order(best, limit):
-            return found
-        return best
+        return found if result_order(found, limit) < result_order(best, limit) else best
 
     # ------------------------------------------------------------------ shares that are exposed
 
