@@ -79,16 +79,15 @@ def solve_by_size(
     the program is not very large, the remaining time goes to that of all strategies.
 
     A relaxation whose likeliest strategies are a plan within the gap needs no second program. Those
-    of baselines are, which leave a tenth or a sixth of the strategies. Branch and bound took two to
-    ten times as long for them, since it presolves and seeks plans of its own first; and to build a
-    program again takes as long as to solve it.
+    of baselines are, since they leave most classes one strategy. Branch and bound took ten times as
+    long for them, since it presolves and seeks plans of its own first; and to build a program again
+    takes as long as to solve it.
     """
     left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
-        every = sum(len(strategies.all) for strategies in full.problem.strategies)
-        is_baseline = 4 * sum(map(len, candidates)) < every
+        is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
         if is_baseline and full.memory_constraints is None:
             full.program.accepts = functools.partial(is_near, full, gap)
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())

@@ -101,8 +101,6 @@ class LinearProgram:
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
         self._shared: list[SharedCosts] = []
-        self._largest: list[int] = []
-        self._tight: list[int] = []
         self._lazy: Any = csr_matrix((0, 0))
         self._is_lazy = np.zeros(0, bool)
 
@@ -162,19 +160,12 @@ class LinearProgram:
             for variable in variables:
                 self._costs[variable] = cost
 
-    def _share(self, numbers: Iterable[int], values: np.ndarray | None = None) -> None:
-        """Let the largest of some flows cost what was split among them.
-
-        Args:
-            values: a solution, whose largest flows decide the basis to start from.
-        """
+    def _share(self, numbers: Iterable[int]) -> None:
+        """Let the largest of some flows cost what was split among them."""
         chosen = set(numbers)
         for number in chosen:
             costs, flows = self._shared[number]
             for cost, variables in zip(costs.tolist(), flows.tolist(), strict=True):
-                if values is not None:
-                    self._largest.append(self.num_variables)
-                    self._tight.append(self.num_rows + int(values[variables].argmax()))
                 largest = self.add_variable(cost, implied_upper=1.0)
                 for variable in variables:
                     self._costs[variable] = 0.0
@@ -242,7 +233,7 @@ class LinearProgram:
         """Share the costs that lack most, and return how many."""
         scale = abs(solution.objective)
         chosen = most_lacking(self._shared, solution.values, self.allowed * scale, EXACT * scale)
-        self._share(chosen, solution.values)
+        self._share(chosen)
         return len(chosen)
 
     def add_largest_lazy(self, count: int) -> None:
@@ -298,18 +289,11 @@ class LinearProgram:
         return self._solve_lazily(relax, options, until, progress)
 
     def _start_from(self, solver: highspy.Highs, basis: highspy.HighsBasis) -> None:
-        """Start from a basis to which variables and rows were added.
-
-        The variable of a largest flow has its value, not 0, which saves a third of the iterations.
-        """
+        """Start from a basis to which variables and rows were added."""
         status = highspy.HighsBasisStatus
         columns, rows = list(basis.col_status), list(basis.row_status)
-        columns += [status.kLower] * (self.num_variables - len(columns))
-        rows += [status.kBasic] * (self.num_rows - len(rows))
-        for largest, row in zip(self._largest, self._tight, strict=True):
-            columns[largest], rows[row] = status.kBasic, status.kLower
-        self._largest, self._tight = [], []
-        basis.col_status, basis.row_status = columns, rows
+        basis.col_status = columns + [status.kLower] * (self.num_variables - len(columns))
+        basis.row_status = rows + [status.kBasic] * (self.num_rows - len(rows))
         solver.setBasis(basis)
 
     def _solve_lazily(
@@ -336,8 +320,13 @@ class LinearProgram:
                 self._start_from(solver, basis)
             elif relax and self.easier is not None:
                 bound = max(bound, self._start_from_easier(solver, self.easier, left))
-            solution = self._run(solver, relax, left, progress)
-            if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
+            try:
+                solution = self._run(solver, relax, left, progress)
+            except RuntimeError:  # a basis that HiGHS cannot factor
+                if basis is None:
+                    raise
+                solution = None
+            if solution is None or solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
                 solver.clearSolver()  # from a basis an infeasible program may end so
                 solution = self._run(solver, relax, left, progress)
             bound = max(bound, solution.bound)
