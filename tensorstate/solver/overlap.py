@@ -42,7 +42,7 @@ LEAST_SHARE = 0.05
 LOOP_SHARE = 0.25
 # Programs of corrected shares, the difference of shares that justifies another, and the distance of
 # the best plan from the bound that does. Steps of Llama 3.1 8B on 2x4 and on 8 H100s with 12 to
-# 100 GB/s between hosts take 1 to 12 % less than with the better of "sum" and one assumed share.
+# 100 GB/s between hosts take up to 12 % less than with the better of "sum" and one assumed share.
 MOST_CORRECTIONS, SAME_SHARE, CLOSE = 4, 0.1, 0.02
 # Gap of these programs, whose shares are no more exact; half of it is for rounding.
 COARSE_GAP = 0.1
