@@ -20,6 +20,7 @@ from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import formulation_of
 from tests.tensorstate.tiny import (
+    LINES,
     MESHES,
     SPLITTABLE,
     few_strategies,
@@ -93,6 +94,25 @@ def test_a_discounted_program_is_that_of_the_discounted_problem(data, objective)
     if solution.status == "optimal":
         assert discounted.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
     assert (built.program.costs == before).all()
+
+
+@given(st.data(), st.floats(0.0, 1.0))
+@settings(max_examples=25)
+def test_in_microbatches_a_memory_limit_is_met(data, share):
+    """Loop-resident and saved copies under a limit cost as much as the program says."""
+    problem = data.draw(problems(SPLITTABLE, LINES, microbatches=(2, 4)))
+    candidates = data.draw(some_strategies(problem, 1_000))
+    least = formulation_of(problem, candidates, memory_limit=math.inf)
+    least.minimize_memory()
+    low = estimate_cost(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
+    free = formulation_of(problem, candidates)
+    high = estimate_cost(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
+    limit = low + share * (high - low) + 1
+    formulation = formulation_of(problem, candidates, memory_limit=limit)
+    solution = formulation.program.solve(gap=1e-9)
+    cost = estimate_cost(problem, formulation.decisions(solution))
+    assert cost.memory.peak <= limit + 1
+    assert formulation.seconds(solution.objective) == pytest.approx(cost.serial_seconds, rel=1e-5)
 
 
 LIMITED = [
@@ -178,6 +198,21 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     fewer = formulation_of(problem, fractional_support, recompute=recompute, objective=objective)
     recomputed = fewer.program.solve(relax=True)
     assert recomputed.objective == pytest.approx(relaxed.objective, rel=2e-2)
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_the_least_memory_is_no_more_than_any(data):
+    problem = data.draw(problems(("linear", "residual", "norm")))
+    candidates = data.draw(some_strategies(problem, 1_000))
+    formulation = formulation_of(problem, candidates, memory_limit=math.inf)
+    formulation.minimize_memory()
+    solution = formulation.program.solve(gap=1e-6)
+    least = estimate_cost(problem, formulation.decisions(solution)).memory.peak
+    for _ in range(5):
+        strategies = tuple(data.draw(st.sampled_from(choices)) for choices in candidates)
+        if math.isfinite(_price(problem, Decisions(strategies), "sum")):
+            assert estimate_cost(problem, Decisions(strategies)).memory.peak >= least
 
 
 RECOMPUTED = [
