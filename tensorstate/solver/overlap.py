@@ -190,7 +190,7 @@ class _Overlap:
             found = timed(self._undiscounted(solved), self.options)
             if self._better(best, found) is found:
                 best, best_solved, best_program = found, solved, program
-            shares = shares.corrected(self._exposed(found, hideable))
+            shares = shares.corrected(self._exposed(found, program))
         return sums if best_solved is None else self._plain(best_program, best_solved)
 
     def _seconds(self) -> float:
@@ -253,13 +253,13 @@ class _Overlap:
                 return False
         return True
 
-    def _exposed(self, found: SearchResult, hideable: Sequence[TensorGroup]) -> list[float]:
-        """The share of the seconds of these collectives that a schedule exposes, by mesh axis."""
-        timeline, numbers = found.cost.timeline(self.options.memory_limit), set(map(id, hideable))
+    def _exposed(self, found: SearchResult, program: Problem) -> list[float]:
+        """The share of the discounted seconds that a schedule exposes, by mesh axis."""
+        timeline = found.cost.timeline(self.options.memory_limit)
         sent = [0.0] * len(self.problem.mesh.sizes)
         for reshard in found.cost.reshards:
             group = self.problem.tensor_groups[reshard.group]
-            if id(group) in numbers:
+            if group in program.shares:
                 graph = self.problem.reshard_graph(group)
                 for step, count in reshard.counted_steps:
                     sent[step.axis] += reshard.multiplicity * count * graph.seconds(step)
