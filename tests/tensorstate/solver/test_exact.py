@@ -94,7 +94,7 @@ def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=20)
+@settings(max_examples=25)
 def test_nothing_that_fits_is_better(data, trained):
     """Under a memory limit, over all strategies and all saved placements."""
     names = ("linear",) if trained else ("norm", "residual", "greatest", "chain")
@@ -116,15 +116,15 @@ def test_no_tensor_is_split_between_reshardings_to_fit():
 
 
 @given(st.data())
-@settings(max_examples=5)
+@settings(max_examples=8)
 def test_no_recomputation_that_fits_is_better(data):
     """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
-    _check_limited(data, problem, True, 60)
+    _check_limited(data, problem, True, 200)
 
 
 @given(st.data())
-@settings(max_examples=3)
+@settings(max_examples=6)
 def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
     problem = data.draw(problems(("slope",), LINES))
     (number,) = (n for n, group in enumerate(problem.tensor_groups) if not group.consumer_classes)
