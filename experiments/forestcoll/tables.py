@@ -26,7 +26,8 @@ from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
+from jaxcoll.synth.forestcoll.stages import as_flow, assemble
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import mi250
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -225,8 +226,11 @@ def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -
         return None
     capacity = logical.capacity()
     trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
-    spread = watch.timed("joining hosts", assemble, inside, inner, logical, trees)
-    return watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
+    spread = watch.timed("joining hosts", assemble, logical, trees)
+    joined = watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
+    if joined is None:
+        return None
+    return watch.timed("joining hosts", as_flow, topology, scaling, joined)
 
 
 @dataclasses.dataclass(frozen=True)
