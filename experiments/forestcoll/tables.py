@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, at_least, one_of
+from experiments.config import StudyConfig, at_least, filled, one_of
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
 from experiments.study import ConfigError, Rows, publish
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
@@ -139,8 +139,7 @@ class TableB2(StudyConfig):
     clusters: Mapping[str, ClusterConfig]
 
     def __post_init__(self) -> None:
-        if not self.clusters:
-            raise ConfigError("needs clusters")
+        filled("clusters", self.clusters)
 
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
@@ -274,8 +273,8 @@ class ScalingConfig(StudyConfig):
         for name, ranks in self.algorithms.items():
             one_of("algorithms", name, tuple(ALGORITHMS))
             at_least(f"algorithms.{name}", ranks, 1)
-        if not self.clusters or not self.algorithms:
-            raise ConfigError("needs clusters and algorithms")
+        filled("clusters", self.clusters)
+        filled("algorithms", self.algorithms)
         at_least("seed", self.seed, 0)
 
 
