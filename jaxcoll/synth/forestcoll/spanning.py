@@ -13,6 +13,7 @@ it can be traded away.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import namedtuple
 
 import numpy as np
@@ -328,7 +329,7 @@ class RoutedTrees:
         paths = {"path_ptr": np.int64, "path_link": np.int32}
         checks.column_fields(self, "trees", ScheduleError, **dtypes, **paths)
 
-    @property
+    @functools.cached_property
     def tree_ptr(self) -> np.ndarray:
         """The edges of batch i are ``edge[tree_ptr[i]:tree_ptr[i + 1]]``."""
         return np.arange(len(self.root) + 1) * (len(self.edge) // len(self.root))
