@@ -297,6 +297,7 @@ def diameter(construction: Construction) -> int:
         return construction.arguments[0] * diameter(parts[0])
     if operation == "parallel":
         return diameter(parts[0])
+    # With degree 1 the base is a ring, whose line graph is the same ring.
     if operation == "line_graph" and _built(parts[0]).degree > 1:
         return construction.arguments[0] + diameter(parts[0])
     return _built(construction).diameter
@@ -400,6 +401,8 @@ def circulant_rows(degree: int, largest: int) -> Iterator[list]:
     """
     for size in range(degree + 2, largest + 1):
         best = None
+        # Every circulant seems to have an optimal BFB all_gather, but that is proved for two
+        # offsets only (Conjecture 1, App. A.6.4): here it is measured.
         for offsets in _small_diameters(size, degree // 2)[:_SCHEDULED]:
             cost = bfb_cost(circulant(size, offsets))
             if best is None or cost.inverse_bandwidth < best[0].inverse_bandwidth:

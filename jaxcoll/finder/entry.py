@@ -71,6 +71,7 @@ def find(
     checks.flag(parallel, "parallel", TopologyError)
     checks.flag(rates, "rates", TopologyError)
     executors.checked(executor, TopologyError)
+    # Expansions multiply sizes, so all sizes on the way to n divide it.
     sizes = [m for m in range(2, n + 1) if n % m == 0]
     with reporting(progress, "searching", TopologyError) as report:
         cells = search(sizes, degree, measure=True, executor=executor, report=report)
