@@ -96,7 +96,10 @@ TARGETS = {
         "tests/tensorstate/solver/test_formulation.py",
     ),
     "tensorstate/cost/timeline.py": ("tests/tensorstate/cost/test_timeline.py",),
-    "tensorstate/hardware.py": ("tests/tensorstate/test_hardware.py",),
+    "tensorstate/hardware.py": (
+        "tests/tensorstate/test_hardware.py",
+        "tests/tensorstate/test_measuring.py",
+    ),
     "tensorstate/problem/reshard.py": ("tests/tensorstate/problem/test_reshard.py",),
     "tensorstate/solver/formulation.py": (
         "tests/tensorstate/solver/test_formulation.py",
