@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, Room, Tasks, list_schedule
+from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, FreeMemory, Tasks, list_schedule
 from tensorstate.cost.step_tasks import StepTask, Where
 
 
@@ -144,7 +144,7 @@ class LoopSchedule:
         is_kept: np.ndarray,
         bodies: Bodies,
         resources: tuple[Sequence[int], int],
-        room: Room,
+        room: FreeMemory,
         carries: Mapping[int, Sequence[tuple[int, int]]],
         unrolled: Mapping[int, int],
     ):
@@ -216,7 +216,7 @@ class LoopSchedule:
         place = np.full(len(tasks.body) + len(self.bodies.wheres), -1)
         place[names] = np.arange(len(names))
         waiting, awaited = place[self.waiting[here]], place[self.awaited[here]]
-        # Chains of operators that are one node may seem to wait for what comes after them.
+        # Chains of operators that are one node may seem to wait for operators after them.
         is_wait = (order[awaited] < first[waiting]) | ~is_compute[awaited]
         nothing = np.zeros(loops, np.int64)
         columns = Tasks(

@@ -1,10 +1,10 @@
 """The tasks of a step: operators and collectives, and which of them waits for which.
 
-A tensor's copies are made by its producer and by the collectives of its reshard plan; whoever reads
-a copy waits for what makes it. Parameters, and casts of them, are sent *ahead* of their readers:
-nothing computes before them. Reductions that only the optimizer reads are sent *behind* their
-producers. In the body of a scan a collective is either where no carry leads to it or from it: then
-it may run beside other iterations than its own.
+A tensor's copies are made by its producer and by the collectives of its reshard plan; the readers
+of a copy wait for the one that makes it. Parameters, and casts of them, are sent *ahead* of their
+readers: nothing computes before them. Reductions that only the optimizer reads are sent *behind*
+their producers. In the body of a scan a collective is either where no carry leads to it or from it:
+then it may run beside other iterations than its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipeline stages: the layers of a scan placed along one mesh axis, and microbatches streamed.
+"""Stages of a pipeline: the layers of a scan placed along one mesh axis, and microbatches streamed.
 
 A scan over stacked layers is in the graph once. Its S stages are the shards of the *stacked*
 dimension along a mesh axis: parameters, residuals and gradients of a layer stay on the device that
@@ -49,7 +49,7 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pipeline:
+class PipelineStages:
     """The scans over layers of a training step as stages of a pipeline.
 
     Attributes:
@@ -264,7 +264,7 @@ def pipeline(
     microbatches: int,
     factor: int,
     schedule: Schedule = "gpipe",
-) -> Pipeline:
+) -> PipelineStages:
     """The scans over layers of a step as stages along a mesh axis.
 
     Args:
@@ -295,7 +295,7 @@ def pipeline(
     if schedule == "1f1b":
         graph, between = interleaved(graph, factor, loops, batch_placements)
         batch_placements, labels = BodySplit(graph, factor, loops, between).run()
-    return Pipeline(
+    return PipelineStages(
         graph, axis, stages, microbatches, factor, loops, batch_placements, labels, between
     )
 
@@ -447,7 +447,7 @@ def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
 
 
 def _parameters_of(graph: Graph, operator: Operator) -> Iterator[str]:
-    """The names of the parameters whose rows an operator reads."""
+    """The names of the parameters of which the operator reads rows."""
     pending = [use.tensor for use in operator.operands]
     while pending:
         tensor = graph.tensors[pending.pop()]

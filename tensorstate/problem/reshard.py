@@ -15,8 +15,8 @@ from typing import NamedTuple
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
-# What a byte of a copy adds to the seconds of a step where trees are compared: a gigabyte adds a
-# thousandth of a nanosecond, so that it decides among equals alone.
+# Seconds that each byte of a copy adds to those of a step where trees are compared: a gigabyte adds
+# a thousandth of a nanosecond, so that it decides among equals alone.
 BYTE_SECONDS = 1e-21
 # The part of its seconds that the longest step adds to them, and a step of half its seconds half of
 # that part: of trees that take equally long, the one whose steps are of about one length.

@@ -72,7 +72,7 @@ class NodeStrategies:
         for member in node.members:
             if (ring := graph.operators[member.operator].ring) is not None:
                 label, queries, keys = (member.labels[k] for k in ring[:3])
-                self.ring = Ring(label, queries, keys, ring.turns)
+                self.ring = Ring(label, queries, keys, ring.passes)
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:
@@ -335,7 +335,7 @@ def find_tensor_groups(
         lasting: tensors that are read by their producing node only, but stay in memory after it has
             run: they belong to a group too (see ``Liveness.lasting``).
         streamed: placements of all tensors along the microbatches of a pipeline, if there is one
-            (see ``Pipeline.batch_placements``).
+            (see ``PipelineStages.batch_placements``).
     """
     split_as = streamed if microbatch_split is None else microbatch_split.batch_placements
     uses_of: dict[int, _TensorUses] = {}

@@ -272,7 +272,7 @@ def _product(out: Names, *terms: tuple[Names, jax.Array]) -> jax.Array:
 # ---------------------------------------------------------------------- the ring
 
 Carried = tuple[Any, Any, Any]
-"""What stays on a device; the blocks that go round; and the sums that go round with them."""
+"""The state that stays on a device; the blocks that go round; the sums that go round with them."""
 
 
 def _around(
@@ -288,8 +288,8 @@ def _around(
     were. Blocks are not sent once all devices have seen them.
 
     Args:
-        block: of what stays, the blocks and sums that are here, and the number of these blocks in
-            the sequence; returns what stays, and the sums.
+        block: of the state that stays, the blocks and sums that have arrived, and the number of
+            these blocks in the sequence; returns the new state and the new sums.
         sent: axes before these, and how often blocks were sent along them.
         last: whether no device needs the blocks afterwards.
     """

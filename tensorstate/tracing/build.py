@@ -400,7 +400,7 @@ class _Labels:
             self.need_replication.update(labels[0])
             return None
         (label, *_), (queries, *_), (keys, *_) = labels
-        return Ring(label, queries, keys, ring.turns)
+        return Ring(label, queries, keys, ring.passes)
 
 
 def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:
