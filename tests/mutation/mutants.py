@@ -92,6 +92,7 @@ TARGETS = {
     "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
     "tensorstate/cost/memory.py": (
         "tests/tensorstate/problem/test_liveness.py",
+        "tests/tensorstate/cost/test_memory_terms.py",
         "tests/tensorstate/cost/test_cost.py",
         "tests/tensorstate/solver/test_formulation.py",
     ),

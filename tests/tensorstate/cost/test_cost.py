@@ -333,8 +333,9 @@ def test_no_cost_depends_on_what_was_estimated_before(copies):
     assert len(peaks) > 1
 
 
-def test_sends_around_a_ring_are_part_of_the_communication():
-    """Keys and values once forward and twice backward, and once the sums of their gradients."""
+@functools.cache
+def ring_problem(dtype) -> tuple[Problem, Decisions]:
+    """Attention in a ring of four devices."""
 
     def step(w, x):
         def loss(w):
@@ -349,13 +350,18 @@ def test_sends_around_a_ring_are_part_of_the_communication():
         ring="q k",
     )
     mesh = MeshShape.of({"sequence": 4})
-    traced = trace(step, ({n: s(8, 2, 4) for n in "qkv"}, s(1, 16, 8)))
+    traced = trace(step, ({n: s(8, 2, 4, dtype=dtype) for n in "qkv"}, s(1, 16, 8, dtype=dtype)))
     problem = Problem(traced, AlphaBetaCosts(mesh, (1e-6,), (1e9,)), HARDWARE["CPU"])
     candidates = [
         [(each.ring.label,)] if each.ring is not None else each.all for each in problem.strategies
     ]
     formulation = Formulation(problem, candidates)
-    decisions = formulation.decisions(formulation.program.solve(gap=1e-6))
+    return problem, formulation.decisions(formulation.program.solve(gap=1e-6))
+
+
+def test_sends_around_a_ring_are_part_of_the_communication():
+    """Keys and values once forward and twice backward, and once the sums of their gradients."""
+    problem, decisions = ring_problem(jnp.float32)
     cost = estimate_cost(problem, decisions)
     assert cost.count_by_collective["permute", 0] == 6 * (4 - 1) + 2 * 4
     sends = cost.ring_sends
