@@ -21,7 +21,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.cost.test_cost import ring_problem, tiny_problem
 from tests.tensorstate.steps import s
-from tests.tensorstate.tiny import LINES, MESHES
+from tests.tensorstate.tiny import LINES, MESHES, six_layers
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(jnp.float32, 4), (jnp.bfloat16, 2)])
@@ -56,16 +56,8 @@ def test_tensors_of_a_group_take_their_parts_of_its_memory():
 
     Placements of saved copies are drawn for each tensor, and layers that are recomputed.
     """
-
-    def step(ws, x):
-        def layer(y, w):
-            return jnp.sin(jnp.tanh(y @ w) * 2 + 1) @ w + y, None
-
-        return jax.grad(lambda ws: jnp.square(jax.lax.scan(layer, x, ws)[0]).sum())(ws)
-
-    traced = trace(step, (s(6, 8, 8), s(8, 8)), loops="unroll")
     network = AlphaBetaCosts(MESHES[2], (1e-6,) * 2, (1e9,) * 2)
-    problem, draw, mixed = Problem(traced, network, HARDWARE["CPU"]), random.Random(0), 0
+    problem, draw, mixed = Problem(six_layers(), network, HARDWARE["CPU"]), random.Random(0), 0
     forward = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
     many = [n for n, group in enumerate(problem.tensor_groups) if group.multiplicity > 2]
     for number in many * 30:
