@@ -355,6 +355,7 @@ def _exposed(loops: LoopSchedule) -> dict[tuple[int, bool], float]:
     for number, start, end in sorted(runs, key=lambda run: run[1]):
         if axis[number] >= 0:
             continue
+        # Computation starts as its collective ends, up to the rounding of sums of seconds.
         waited, until = start - last_compute, start * (1 + 1e-12)
         if waited > 0 and sends:
             own = [(ends[b][k - 1], b) for b in before[number]

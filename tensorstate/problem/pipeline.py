@@ -147,6 +147,7 @@ class PipelineStages:
         tensors, operators = of_one_microbatch(
             graph, self.microbatches, self.batch_placements, self.labels
         )
+        # All devices run one program: in the bubble layers run too, on values that are lost.
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
             if number in self.loops
@@ -384,6 +385,9 @@ def layer_loops(graph: Graph, factor: int) -> frozenset[int]:
     Raises:
         PlanError: there is none.
     """
+    # The backward scan may read no parameters, where the forward one has saved them or values made
+    # of them in stacks: so the stacks of a scan that is found lead to the scans that read them. The
+    # forward scan stands first in the graph.
     weights = _made_of_parameters(graph, factor)
     found: set[int] = set()
     residuals: set[int] = set()
