@@ -54,6 +54,8 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     Raises:
         PlanError: naming the primitive without a rule, and its line in the model.
     """
+    # All equations first: a reshape at the end may split a factor of the first array. Tensors have
+    # one position for each factor, so they are made when no factor is split any more.
     dims = FactorTable()
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
     for loop in program.loops:
