@@ -227,8 +227,9 @@ def survivors(path: str, options: argparse.Namespace, trees: queue.Queue[Path]):
     Raises:
         RuntimeError: the tests fail without a mutant.
     """
-    source = (ROOT / path).read_text(encoding="utf-8")
     tree = trees.get()
+    # Of the copy: the tree it was made of may have been edited since.
+    source = (tree / path).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as warm:
         passed, seconds = passes(tree, TARGETS[path], 1800, warm)
         trees.put(tree)
