@@ -447,6 +447,7 @@ class _DecidedShares(Shares[float]):
             if reshard.saved is not None:
                 shares[reshard.saved] += reshard.multiplicity / self.group.multiplicity
             elif reshard.is_recomputed:
+                # Not saved, but live there for recomputed readers (``recomputed_for_recompute``).
                 shares[self.source] += 0.0
         return shares
 
