@@ -1,6 +1,6 @@
 """tensorstate: chooses the placements of every tensor of a training step, and runs the plan.
 
-``trace`` turns a step into a graph of operators; ``search`` chooses the placements of all tensors
+``trace`` traces a step into a graph of operators; ``search`` chooses the placements of all tensors
 on a device mesh, against the cost of collectives on the real network; the ``Plan`` is printed,
 compared with baselines such as FSDP, checked against the compiled program, and run.
 

@@ -391,7 +391,7 @@ class ScheduleCosts(CollectiveCostModel):
         return tuple(groups)
 
     def _links_of(self, axis: int) -> frozenset[int]:
-        """The links that an all-reduce along an axis uses, both ways."""
+        """The links that an all-reduce along an axis uses, in both directions."""
         schedule = self._fastest("all_reduce", axis, PROBE_BYTES)[1]
         schedule = self._in_order("all_reduce", axis) if schedule is None else schedule
         ptr, links = schedule.edges.path_ptr, schedule.edges.path_link

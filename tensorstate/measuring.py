@@ -228,7 +228,7 @@ def _filled(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> jax.
 
 
 def _memory(device: Any) -> float:
-    """Bytes of a device: what its allocator may take, or a share of the host's memory."""
+    """Bytes of a device: the limit of its allocator, or a share of the host's memory."""
     try:
         stats = device.memory_stats() or {}
     except jax.errors.JaxRuntimeError:

@@ -1,4 +1,4 @@
-"""The shape of a mesh, and its axes on the wires of a network, chosen along with the plan.
+"""The shape of a mesh, and its axes on the links of a network, chosen along with the plan.
 
 1. Every assignment of the ranks to two axes is priced by the time of an all-gather along each of
    them. Of those of equal sizes only the ones remain that no other beats on both axes.
@@ -41,7 +41,7 @@ AXES = ("data", "model")
 PROBE_BYTES = 1 << 24
 PROBES = ((Bucket(), 1), (Ring(), 2), (Direct(), 1))
 
-# A repriced plan that is this part slower than the best is not searched for on those wires.
+# A repriced plan that is this part slower than the best is not searched for on those links.
 NEAR = 0.05
 
 # Meshes that are searched with the best schedules.
@@ -52,7 +52,7 @@ Groups = frozenset[frozenset[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A mesh on wires, with the groups and the probe's seconds of each axis, and cheap prices."""
+    """A mesh on the network: groups and probe's seconds of each axis, and cheap prices."""
 
     assignment: MeshAssignment
     groups: tuple[Groups, ...]
@@ -132,7 +132,7 @@ class MeshChoice:
             reasons.append(f"on {_text(network.mesh)}: {error}")
             return None
 
-    # ------------------------------------------------------------------ meshes and their wires
+    # ------------------------------------------------------------------ meshes and their links
 
     def _nondominated(self) -> list[_Candidate]:
         """The assignments that none of equal sizes beats on all axes, each set of groups once."""
@@ -147,7 +147,7 @@ class MeshChoice:
             network = self._network(assignment, PROBES)
             seconds = tuple(self._probe(network, group, a) for a, group in enumerate(groups))
             if not self.named and list(seconds) != sorted(seconds, reverse=True):
-                # The other order of the axes is the same mesh, with the slower wires first.
+                # The other order of the axes is the same mesh, with the slower links first.
                 assignment = _swapped(assignment)
                 network = self._network(assignment, PROBES)
                 groups, seconds = groups[::-1], seconds[::-1]
@@ -207,7 +207,7 @@ class MeshChoice:
 
 
 def _beats(one: _Candidate, other: _Candidate, is_first: bool) -> bool:
-    """Whether wires are at least as fast on all axes; of equal ones the first does."""
+    """Whether the links are at least as fast on all axes; of equal ones the first does."""
     if one is other:
         return False
     pairs = list(zip(one.seconds, other.seconds, strict=True))

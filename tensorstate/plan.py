@@ -16,7 +16,7 @@ from jaxcoll.io.files import write_text
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.cost.timeline import Timeline
+from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.execution.device_order import priced_mesh, warn_of_other_order
 from tensorstate.execution.placement_table import Collectives, lax_collectives
@@ -84,7 +84,7 @@ class Plan:
         return self.result.cost
 
     @functools.cached_property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> StepSchedule:
         """The predicted schedule of compute and of each mesh axis; its ``seconds`` are a step's."""
         return self.cost.timeline(self.memory_limit)
 
@@ -140,7 +140,7 @@ class Plan:
 
         Args:
             devices: as many as the plan is for, in the order of ranks; by default the first ones of
-                JAX. Those with coordinates (TPU) are put where the links of the network are wires.
+                JAX. Those with coordinates (TPU) are placed so that links of the network join them.
 
         Raises:
             PlanError: another number of devices, or devices that the network's links do not join.

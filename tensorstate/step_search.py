@@ -85,7 +85,7 @@ def search(
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, with devices or abstract, of which they are read. ``None``: sizes of at
             most two axes, "data" and "model", are chosen with the plan, and their order on the
-            wires of ``topology`` (see ``tensorstate.mesh_choice``).
+            links of ``topology`` (see ``tensorstate.mesh_choice``).
         devices: how many there are, where the mesh is chosen; by default the network's ranks.
         topology: the network of the devices; collectives cost what their schedules cost on it, and
             what ``hardware`` charges beside it.
@@ -157,8 +157,8 @@ def search(
         def find(graph: Graph) -> Plan:
             if costs is not None:
                 return ask(network=costs, graph=graph).plan()
-            wires = checks.instance(topology, Topology, "topology", PlanError)
-            return _on_best_mesh(ask, graph, wires)
+            given = checks.instance(topology, Topology, "topology", PlanError)
+            return _on_best_mesh(ask, graph, given)
 
         # Last: it traces, others are refused at once.
         traced = functools.partial(graph_of, step, abstract_args, loop_form(recompute, stages))
@@ -167,8 +167,8 @@ def search(
         elif isinstance(padding, Mapping):
             plan = find(traced(pad_to=padding, strict=True))
         else:
-            wires = topology.num_ranks if topology is not None else 1
-            axes = (wires,) if sizes is None else sizes.sizes
+            ranks = topology.num_ranks if topology is not None else 1
+            axes = (ranks,) if sizes is None else sizes.sizes
             plan = padded_or_not(find, traced, axes, padding)
     log.info(
         "a plan of %d operators on %s: %.6g s per step, gap %.3g",
@@ -425,7 +425,7 @@ def _check_devices(
     checks.optional(devices, checks.integer, "devices", PlanError, least=1, most=MOST_DEVICES)
     if mesh is None and (network is not None or topology is None):
         raise PlanError(
-            "mesh=None chooses a mesh over the wires of a network: give topology=, not network=; "
+            "mesh=None chooses a mesh over the links of a network: give topology=, not network=; "
             "or give mesh="
         )
     given = mesh.num_devices if mesh is not None else topology.num_ranks if topology else 0

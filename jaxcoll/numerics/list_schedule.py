@@ -53,7 +53,7 @@ class Tasks(NamedTuple):
     awaited: np.ndarray
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes that are free between places of the traced order.
 
     Attributes:
@@ -66,8 +66,8 @@ class Room(NamedTuple):
     least: np.ndarray
 
     @classmethod
-    def of(cls, points: ArrayLike, left: ArrayLike, most: float = math.inf) -> Room:
-        """The room of which some bytes are left at every point, and ``most`` at others."""
+    def of(cls, points: ArrayLike, left: ArrayLike, most: float = math.inf) -> FreeMemory:
+        """Of bytes that are free at every point, and of ``most`` everywhere else."""
         # A sparse table: with the least of every run of 1, 2, 4, ... points, the least between any
         # two places is read in one step. It is asked for each copy that might be sent ahead.
         level = np.append(np.minimum(left, most), most)
@@ -134,7 +134,7 @@ _AHEAD, _BEHIND, _MOST = 0, 1, 2
 
 
 def list_schedule(
-    tasks: Tasks, num_resources: int, room: Room | None = None
+    tasks: Tasks, num_resources: int, room: FreeMemory | None = None
 ) -> tuple[np.ndarray, float]:
     """The start of every task in seconds, and the most bytes held ahead and behind.
 
@@ -146,7 +146,7 @@ def list_schedule(
     Raises:
         ValueError: tasks wait for each other in a circle.
     """
-    room = Room.of((), ()) if room is None else room
+    room = FreeMemory.of((), ()) if room is None else room
     count = len(tasks.seconds)
     by_awaited = np.argsort(tasks.awaited, kind="stable")
     sizes = np.bincount(tasks.awaited, minlength=count)

@@ -239,7 +239,7 @@ def sum_orders(schedule: Schedule) -> int:
     wanted = collective.postcondition()
     group = np.broadcast_to(collective.group_of_chunk, wanted.shape)
     found = np.unique(np.stack([group[wanted], orders[wanted]]), axis=1)
-    return int(np.bincount(found[0]).max(initial=1))
+    return int(np.bincount(found[0]).max())
 
 
 def _replayed(schedule: Schedule) -> np.ndarray:

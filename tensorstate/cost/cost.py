@@ -26,7 +26,7 @@ from tensorstate.cost.reshard_plan import (
     find_recomputed_nodes,
     reshard_plans,
 )
-from tensorstate.cost.timeline import Timeline, schedule_step
+from tensorstate.cost.timeline import StepSchedule, schedule_step
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem, RingSend
 
@@ -55,13 +55,13 @@ class Cost:
     reshards: tuple[ReshardPlan, ...]
     ring_sends: tuple[RingSend, ...]
     recomputed_nodes: frozenset[int]
-    schedule: Callable[[float | None], Timeline]
+    schedule: Callable[[float | None], StepSchedule]
 
     def __getstate__(self) -> dict:
         """Without the schedules, which belong to a problem: another process has its own."""
         return {**self.__dict__, "schedule": None}
 
-    def timeline(self, memory_limit: float | None = None) -> Timeline:
+    def timeline(self, memory_limit: float | None = None) -> StepSchedule:
         """The step's schedule, whose makespan is the time of the step.
 
         Args:
@@ -131,7 +131,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     live = inputs + nbytes.sum(0)
 
     @functools.cache
-    def schedule(memory_limit: float | None) -> Timeline:
+    def schedule(memory_limit: float | None) -> StepSchedule:
         return schedule_step(problem, decisions, reshards, recomputed_nodes, live, memory_limit)
 
     return Cost(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, Room, Tasks, list_schedule
+from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, FreeMemory, Tasks, list_schedule
 from tensorstate.cost.step_tasks import StepTask, Where
 
 
@@ -144,7 +144,7 @@ class LoopSchedule:
         is_kept: np.ndarray,
         bodies: Bodies,
         resources: tuple[Sequence[int], int],
-        room: Room,
+        room: FreeMemory,
         carries: Mapping[int, Sequence[tuple[int, int]]],
         unrolled: Mapping[int, int],
     ):
@@ -180,6 +180,8 @@ class LoopSchedule:
         if count > 1:
             self.held = max(self.held, float(tasks.across[own].sum() * (count - 1)))
             placed = _iterations(placed, count, self._carried(body, names))
+        # A loop is a task that takes as long as its body, which is all of its iterations: each of
+        # the copies of an unrolled body has a part of them.
         starts, held = list_schedule(placed, self.num_resources, self.room)
         self.held = max(self.held, held)
         ends = starts + placed.seconds
@@ -216,7 +218,7 @@ class LoopSchedule:
         place = np.full(len(tasks.body) + len(self.bodies.wheres), -1)
         place[names] = np.arange(len(names))
         waiting, awaited = place[self.waiting[here]], place[self.awaited[here]]
-        # Chains of operators that are one node may seem to wait for what comes after them.
+        # Chains of operators that are one node may seem to wait for operators after them.
         is_wait = (order[awaited] < first[waiting]) | ~is_compute[awaited]
         nothing = np.zeros(loops, np.int64)
         columns = Tasks(
@@ -240,6 +242,8 @@ class LoopSchedule:
 
 def _iterations(tasks: Tasks, count: int, carries: Sequence[tuple[int, int]]) -> Tasks:
     """Some iterations of a body in a row, of tasks that take as long as all of them."""
+    # The places of an iteration come behind those of the one before: computation runs in the order
+    # of places, collectives as soon as their operands exist.
     n, span = len(tasks.order), 1 + np.ptp(tasks.order)
     enters, leaves = np.array([*dict(carries).items()], np.int64).reshape(-1, 2).T
     later = n * np.arange(count)[:, None]

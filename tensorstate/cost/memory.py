@@ -1,7 +1,7 @@
 """Memory per device: live bytes at every program point, and their peak.
 
-A tensor group takes memory in several ways (produced, saved, resident in the microbatch loop,
-resharded). Each is one linear term: a share of the group times bytes at every program point
+A tensor group takes memory for several reasons (it is produced, saved, resident in the microbatch
+loop, resharded). Each is one linear term: a share of the group times bytes at every program point
 (``problem.liveness`` says how many of the group's tensors are live there, and why). The terms stand
 here once, and the shares come from a ``Shares``:
 
@@ -136,7 +136,7 @@ def _ring_terms(
 ) -> Iterator[Term[Share]]:
     """Blocks of keys and of their gradients: those in use and those that are being received.
 
-    Nothing but a ring shards a tensor along keys. Gradients are added up in at least 32 bits.
+    Only a ring shards along keys. Their gradients are accumulated in 32 bits or more.
     """
     points, dtype = problem.liveness.program_points, problem.graph.tensors[group.tensors[0]].dtype
     wide = max(1, SUMS_ITEMSIZE // dtype.itemsize)
@@ -447,6 +447,7 @@ class _DecidedShares(Shares[float]):
             if reshard.saved is not None:
                 shares[reshard.saved] += reshard.multiplicity / self.group.multiplicity
             elif reshard.is_recomputed:
+                # Not saved, but live there for recomputed readers (``recomputed_for_recompute``).
                 shares[self.source] += 0.0
         return shares
 

@@ -1,10 +1,7 @@
 """Decisions of a search, and where they reshard which tensor group, by which collectives.
 
-The decisions of a search, and the nodes that are recomputed under them.
-
-Where a tensor group is resharded in a training step, and by which collectives.
-
-A group is resharded in up to four passes. The microbatch loop surrounds the second and the third:
+Of the nodes that decisions recompute, those run whose results are needed. A group is resharded in
+up to four passes. The microbatch loop surrounds the second and the third:
 
     pass            starts from                               delivers
     before the loop produced                                  the loop-resident copy of an input
@@ -413,6 +410,7 @@ class _Planner:
         Args:
             known: placements in which a copy exists in any case.
         """
+        # None of them is the best in advance: a reduce-scatter costs half of an all-reduce.
         is_returned = any(c.class_id is None for c in consumers)
         if not is_returned or any(map(has_no_partial, known)):
             return [targets]
@@ -434,6 +432,8 @@ class _Planner:
         )
         # Partial maxima and minima are not saved, so ``near`` may be empty.
         best = min(map(order, near), default=(math.inf, 0, min(start)))
+        # The forward pass alone is a bound: where a copy that it makes anyway adds no seconds to
+        # it, none is faster. All placements are tried only above it.
         if best[0] > tree.seconds:
             every = all_placements(self.group.sizes, self.problem.mesh)
             partial = [placements for placements in near if not has_no_partial(placements)]

@@ -1,10 +1,10 @@
 """The tasks of a step: operators and collectives, and which of them waits for which.
 
-A tensor's copies are made by its producer and by the collectives of its reshard plan; whoever reads
-a copy waits for what makes it. Parameters, and casts of them, are sent *ahead* of their readers:
-nothing computes before them. Reductions that only the optimizer reads are sent *behind* their
-producers. In the body of a scan a collective is either where no carry leads to it or from it: then
-it may run beside other iterations than its own.
+A tensor's copies are made by its producer and by the collectives of its reshard plan; the readers
+of a copy wait for the one that makes it. Parameters, and casts of them, are sent *ahead* of their
+readers: nothing computes before them. Reductions that only the optimizer reads are sent *behind*
+their producers. In the body of a scan a collective is either where no carry leads to it or from it:
+then it may run beside other iterations than its own.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class StepTasks:
             sends = self.problem.ring_sends(task.class_id, strategy)
             if not sends:
                 continue
+            # Places are points of the traced order. Parts of one point stand a little before it.
             operands, blocks = task.before, self.problem.ring_blocks(task.class_id, strategy)
             last = task.seconds / blocks
             others = {"order": task.order - 1e-6, "seconds": task.seconds - last}
@@ -300,6 +301,7 @@ class StepTasks:
             task = self.tasks[number]
             node = self.problem.node(task.class_id)
             if task.axis < 0 and not task.before and not task.where and node.phase == "forward":
+                # Between -1 and 0: before the first operator, in the order of the tasks.
                 task.order = number / len(self.tasks) - 1.0
 
     def _find_across(self) -> None:
@@ -342,7 +344,7 @@ class StepTasks:
             task = tasks[number]
             if task.axis < 0:
                 continue
-            first = task.first = 2 * end
+            first = task.first = 2 * end  # behind all others, those of the optimizer too
             for reader in map(tasks.__getitem__, readers[number]):
                 if len(reader.where) < len(task.where):
                     continue  # read after the loop
@@ -357,6 +359,7 @@ class StepTasks:
                 continue
             sources = [tasks[b] for b in task.before]
             is_early = all(s.ahead if s.axis >= 0 else s.order < 0 for s in sources)
+            # One byte where it makes no copy: above 0 is ahead.
             task.ahead = task.ahead or 1 if is_early and not task.where else 0
             is_late = task.order >= end and not task.ahead
             task.behind = task.behind if is_late else 0

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.numerics.list_schedule import COMPUTE, Room
+from jaxcoll.numerics.list_schedule import COMPUTE, FreeMemory
 from tensorstate.cost.loop_schedule import Bodies, LoopSchedule, TaskColumns
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent, StepTasks
@@ -67,7 +67,7 @@ class Event(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Timeline:
+class StepSchedule:
     """The schedule of a step.
 
     Attributes:
@@ -93,7 +93,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         return (
-            f"Timeline({len(self.events)} events, {self.seconds:.4g} s, of which "
+            f"StepSchedule({len(self.events)} events, {self.seconds:.4g} s, of which "
             f"{self.exposed_seconds:.4g} s of communication exposed)"
         )
 
@@ -110,7 +110,7 @@ def schedule_step(
     recomputed_nodes: frozenset[int],
     live: np.ndarray,
     memory_limit: float | None = None,
-) -> Timeline:
+) -> StepSchedule:
     """The schedule of a step under decisions, with the buckets of the least time.
 
     Args:
@@ -120,7 +120,7 @@ def schedule_step(
         memory_limit: bytes per device; the device's memory by default.
     """
     step = _Step(StepTasks(problem, decisions, reshards, recomputed_nodes))
-    room = _room(problem, live, memory_limit)
+    room = _free_memory(problem, live, memory_limit)
     best = step.scheduled(0, room)
     for nbytes in step.worth_trying():
         found = step.scheduled(nbytes, room)
@@ -139,7 +139,7 @@ def schedule_step(
     return _timeline(best)
 
 
-def _unrolled(step: _Step, most: int, room: Room) -> dict[int, int]:
+def _unrolled(step: _Step, most: int, room: FreeMemory) -> dict[int, int]:
     """By scan the iterations that fit into a body, up to ``most``, and leave at most one behind."""
     unrolled = {}
     for number in step.carries:
@@ -156,13 +156,13 @@ def _unrolled(step: _Step, most: int, room: Room) -> dict[int, int]:
     return unrolled
 
 
-def _room(problem: Problem, live: np.ndarray, memory_limit: float | None) -> Room:
+def _free_memory(problem: Problem, live: np.ndarray, memory_limit: float | None) -> FreeMemory:
     """The bytes that a memory limit leaves free between two places of the traced order."""
     limit = problem.hardware.memory if memory_limit is None else memory_limit
     most = MOST_AHEAD * limit
     if memory_limit is None:
-        return Room.of((), (), most)
-    return Room.of(problem.liveness.program_points, limit - live, most)
+        return FreeMemory.of((), (), most)
+    return FreeMemory.of(problem.liveness.program_points, limit - live, most)
 
 
 # ---------------------------------------------------------------------- buckets
@@ -175,7 +175,7 @@ class _Schedule(NamedTuple):
         step: the tasks.
         joined: by number of its first task, the tasks of a bucket.
         loops: the schedule.
-        bucket_bytes, unrolled: as of a ``Timeline``.
+        bucket_bytes, unrolled: as of a ``StepSchedule``.
     """
 
     step: _Step
@@ -257,7 +257,7 @@ class _Step:
         return {bucket[0]: bucket for bucket in buckets if len(bucket) > 1}
 
     def scheduled(
-        self, bucket_bytes: int, room: Room, unrolled: Mapping[int, int] | None = None
+        self, bucket_bytes: int, room: FreeMemory, unrolled: Mapping[int, int] | None = None
     ) -> _Schedule:
         """The schedule with buckets of a size, and some scans unrolled."""
         joined, columns = self.joined(bucket_bytes), self.columns
@@ -312,7 +312,7 @@ def _resources(problem: Problem) -> tuple[list[int], int]:
 # ---------------------------------------------------------------------- the timeline
 
 
-def _timeline(schedule: _Schedule) -> Timeline:
+def _timeline(schedule: _Schedule) -> StepSchedule:
     """The timeline of a schedule, with events and exposed seconds."""
     tasks, joined, loops = schedule.step.tasks, schedule.joined, schedule.loops
     events = []
@@ -323,7 +323,7 @@ def _timeline(schedule: _Schedule) -> Timeline:
             name = f"{task.name} of {len(joined[number])}" if number in joined else task.name
             events.append(Event(start, end - start, task.axis, name, task.class_id))
     columns = loops.tasks
-    return Timeline(
+    return StepSchedule(
         tuple(sorted(events)),
         loops.seconds,
         math.fsum(columns.seconds[(columns.axis < 0) & loops.is_kept].tolist()),
@@ -355,6 +355,7 @@ def _exposed(loops: LoopSchedule) -> dict[tuple[int, bool], float]:
     for number, start, end in sorted(runs, key=lambda run: run[1]):
         if axis[number] >= 0:
             continue
+        # Computation starts as its collective ends, up to the rounding of sums of seconds.
         waited, until = start - last_compute, start * (1 + 1e-12)
         if waited > 0 and sends:
             own = [(ends[b][k - 1], b) for b in before[number]

@@ -34,7 +34,9 @@ def apply_joined(
     first = steps[0]
     axis, kind, n = first.axis, first.kind, mesh.sizes[first.axis]
     pairs = [*zip(steps, arrays, strict=True)]
-    if kind == "reduce_scatter":  # rows for devices
+    # A reduce-scatter gives device k the k-th part of the vector. So the parts for one device stand
+    # side by side, of all tensors, and not the tensors.
+    if kind == "reduce_scatter":
         rows = [_leading(x, s.target[axis], n).reshape(n, -1) for s, x in pairs]
     else:
         rows = [x.reshape(1, -1) for x in arrays]

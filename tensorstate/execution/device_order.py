@@ -1,7 +1,7 @@
 """The devices of a plan in the order that was priced: mesh axes then lie on the links they pay for.
 
 A network numbers ranks, and a plan may put rank 5 at the second place of its mesh. JAX's own order
-knows neither: collectives would be right, on other wires than those whose time was counted.
+knows neither: collectives would be right, on other links than those whose time was counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
 
 
 def warn_of_other_order(network: CollectiveCostModel, mesh: Mesh) -> None:
-    """Warn where a mesh has the priced devices in another order, so that other wires are used."""
+    """Warn where a mesh has the priced devices in another order, so that other links are used."""
     if not isinstance(network, ScheduleCosts):
         return
     devices = sorted(mesh.devices.flat, key=lambda device: device.id)

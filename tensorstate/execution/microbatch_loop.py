@@ -1,10 +1,9 @@
 """Operators of a plan, run in its order, and the loop over microbatches around them.
 
-Runs operators, on global arrays or on the local shards of one device, in the order of the plan.
-
-A tensor is stored as an array with one dimension per position. An operator reads it through its
-view: a transpose, a broadcast and a reshape, as in the traced equation. Its primitive is bound with
-size parameters of the local shard.
+Operators run on global arrays, or on the local shards of one device. A tensor is stored as an array
+with one dimension per position. An operator reads it through its view: a transpose, a broadcast and
+a reshape, as in the traced equation. Its primitive is bound with size parameters of the local
+shard.
 
 The order is forced by ``lax.optimization_barrier``, all of whose results depend on all of its
 operands. Three properties of it matter. XLA removes an operand whose result has no other consumer
@@ -13,10 +12,9 @@ for is lost: hence two barriers per token. An array is live until all barriers t
 executed: hence the token is one element of the array. On CPU every barrier has its own table of
 pointers for the whole program: hence as few barriers as possible.
 
-The microbatch loop on a device: slices the batch, accumulates sums, concatenates results.
-
-The loop is a ``lax.scan``. Sums and other tensors that are read after the loop are in its carry.
-Microbatches of tensors that the step returns are stacked, and concatenated after it.
+The microbatch loop is a ``lax.scan``, which slices the batch of a device. Sums and other tensors
+that are read after the loop are in its carry. Microbatches of tensors that the step returns are
+stacked, and concatenated after it.
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
 
 
 def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The all-gathers that replicate a tensor, the minor mesh axis first."""
+    """The all-gathers that replicate a tensor, the minor mesh axis first.
+
+    Blocks of a position that two axes shard follow each other along the minor one.
+    """
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:
@@ -325,8 +328,10 @@ def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> Pa
         return None
     dimensions = []
     for positions, sizes in zip(view.positions, view.sizes, strict=True):
+        # A device has one block of consecutive elements of a dimension. A minor factor that is
+        # sharded is such a block only where no device has several elements of the major ones.
         names: list[str] = []
-        replicated = True  # whether all major factors are fully sharded
+        replicated = True  # whether each device has one element of all major factors
         for position, size in zip(positions, sizes, strict=True):
             axes = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
             if axes and not replicated:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.cost.timeline import Timeline
+from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
@@ -249,7 +249,7 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
-    timeline: Timeline | None = None,
+    timeline: StepSchedule | None = None,
 ) -> ShardedStep:
     """The training step of a problem, run as decided.
 

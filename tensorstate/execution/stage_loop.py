@@ -28,7 +28,7 @@ from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.step_loop import Runner, boundary_result, flat_operand, stacked
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import SUM, num_shards
-from tensorstate.problem.pipeline import Pipeline
+from tensorstate.problem.pipeline import PipelineStages
 from tensorstate.rules.sharding_rule import MicrobatchSlice
 
 
@@ -236,7 +236,7 @@ class _Interleaved:
         return found
 
 
-def _staged(runner: StageRunner) -> Pipeline:
+def _staged(runner: StageRunner) -> PipelineStages:
     staged = runner.table.problem.pipeline
     if staged is None:
         raise ValueError("the problem has no pipeline stages")

@@ -1,4 +1,4 @@
-"""Ways of a plan out of this process and this library.
+"""Plans for other processes, and for other libraries.
 
 In reading order: ``specs`` (trees of ``PartitionSpec``), ``plan_file`` and ``plan_json`` (plans as
 files), ``factored`` and ``constrained_step`` (plans on whole arrays), ``axis_rules``.

@@ -3,8 +3,8 @@
 Code bases with sharding rules of their own name the dimensions of their parameters ("embed",
 "mlp", "heads") and map every name to mesh axes once, for the whole model: Flax's
 ``nn.logical_axis_rules`` and metadata of ``nnx``, MaxText's ``logical_axis_rules``. A plan may
-shard one name in two ways. Then the way of most bytes becomes the rule, and the loss is counted:
-the best plan under the rules, against the plan.
+shard one name along different mesh axes in different places. Then those of the most bytes become
+the rule, and the loss is counted: the best plan under the rules, against the plan.
 """
 
 from __future__ import annotations

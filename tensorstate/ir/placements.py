@@ -123,10 +123,10 @@ class Ring(NamedTuple):
     Attributes:
         label: by which the strategy is named; no tensor has it.
         queries, keys: the labels that it shards.
-        turns: how often the operands with ``keys`` go round.
+        passes: how often the operands with ``keys`` go round the ring.
     """
 
     label: int
     queries: int
     keys: int
-    turns: int
+    passes: int

@@ -36,6 +36,7 @@ class BodySplit:
         Raises:
             PlanError: naming the operator that needs the full batch.
         """
+        # A carry that is a sum may make others sums: they are only ever added, until no more are.
         sums: set[int] = set()
         while True:
             tracker = self._tracked(sums)

@@ -275,7 +275,7 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
 
 
 def _uneven(problem: Problem, tensor: Tensor, placements: Sequence[int]) -> str:
-    """Which dimension has too few elements for its mesh axes, and what would fit."""
+    """Which dimension has too few elements for its mesh axes, and how many shards fit."""
     mesh = problem.mesh
     for number, positions in enumerate(tensor.array_dims or ()):
         axes = [axis for axis, placement in enumerate(placements) if placement in positions]

@@ -3,6 +3,11 @@
 The ranks of a network form a grid: the dimensions of a torus, or hosts and the ranks of each host.
 Every grid dimension is factorized over the mesh axes. The factors decide both the sizes of the mesh
 axes and the links along which they communicate. Ranks are numbered in row-major order.
+
+The axes that share a dimension are nested in it: of a ring of eight over axes of 2 and 4, the inner
+axis has neighbours. With the axis of 4 inside its groups are {0, 1, 2, 3} and {4, 5, 6, 7}, and the
+other's {0, 4}, {1, 5}, {2, 6} and {3, 7}; with the axis of 2 inside they are {0, 2, 4, 6} and
+{1, 3, 5, 7}, and {0, 1}, {2, 3}, {4, 5} and {6, 7}.
 """
 
 from __future__ import annotations
@@ -62,6 +67,7 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
     for parts in itertools.product(*splits):
         for nesting in itertools.product(nestings, repeat=len(grid_shape)):
             assignment = _assign(parts, nesting, axes)
+            # Nestings of a dimension that one axis has alone differ in name only.
             by_groups.setdefault(assignment.groups(), assignment)
     return tuple(by_groups.values())
 

@@ -175,6 +175,8 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
         PlanError: the step has no batch, or an operator needs the full batch at once.
     """
     factor = batch_factor(graph) if factor is None else factor
+    # A carry is taken to be the same for all microbatches until it leaves an iteration as a sum. It
+    # may make others sums then: they are only ever added, until no more are found.
     sums = set[int]()
     while True:
         tracker = BatchTracker(graph, factor)
@@ -220,6 +222,8 @@ class BatchTracker:
         reads_batch = any(placement >= 0 for placement in reads)
         after_forward = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
+        # Of sums over microbatches, f(a) + f(b) is f(a + b) only where f is linear: any other
+        # operator waits for the whole sum, after the loop.
         if after_forward or (partial and not self._passes_sums(operator, partial, reads)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
             if reads_batch:
@@ -352,6 +356,8 @@ def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) ->
             if before != after:
                 why = "its carry is split along the batch at one end of an iteration only"
                 tracker.refuse(graph.operators[leave], why)
+            # Every microbatch starts its loop from the same value, which the sum over microbatches
+            # would count as often as there are.
             first = graph.operators[enter].operands[0].tensor
             if enter in sums and tracker.batch_placements[first] != SUM:
                 producer = graph.tensors[first].producer
@@ -375,6 +381,7 @@ def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
         for loop in operator.loops[:1]:
             mirrors = graph.loops[loop].mirrors
             bodies.setdefault(loop if mirrors is None else mirrors, []).append(operator.index)
+    # From the results back: producers of all that the loop reads are in it, and bodies as a whole.
     pending = [index for index, is_in_loop in enumerate(in_loop) if is_in_loop]
     while pending:
         operator = graph.operators[pending.pop()]

@@ -1,4 +1,4 @@
-"""Pipeline stages: the layers of a scan placed along one mesh axis, and microbatches streamed.
+"""Stages of a pipeline: the layers of a scan placed along one mesh axis, and microbatches streamed.
 
 A scan over stacked layers is in the graph once. Its S stages are the shards of the *stacked*
 dimension along a mesh axis: parameters, residuals and gradients of a layer stay on the device that
@@ -49,7 +49,7 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pipeline:
+class PipelineStages:
     """The scans over layers of a training step as stages of a pipeline.
 
     Attributes:
@@ -147,6 +147,7 @@ class Pipeline:
         tensors, operators = of_one_microbatch(
             graph, self.microbatches, self.batch_placements, self.labels
         )
+        # All devices run one program: in the bubble layers run too, on values that are lost.
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
             if number in self.loops
@@ -264,7 +265,7 @@ def pipeline(
     microbatches: int,
     factor: int,
     schedule: Schedule = "gpipe",
-) -> Pipeline:
+) -> PipelineStages:
     """The scans over layers of a step as stages along a mesh axis.
 
     Args:
@@ -295,7 +296,7 @@ def pipeline(
     if schedule == "1f1b":
         graph, between = interleaved(graph, factor, loops, batch_placements)
         batch_placements, labels = BodySplit(graph, factor, loops, between).run()
-    return Pipeline(
+    return PipelineStages(
         graph, axis, stages, microbatches, factor, loops, batch_placements, labels, between
     )
 
@@ -384,6 +385,9 @@ def layer_loops(graph: Graph, factor: int) -> frozenset[int]:
     Raises:
         PlanError: there is none.
     """
+    # The backward scan may read no parameters, where the forward one has saved them or values made
+    # of them in stacks: so the stacks of a scan that is found lead to the scans that read them. The
+    # forward scan stands first in the graph.
     weights = _made_of_parameters(graph, factor)
     found: set[int] = set()
     residuals: set[int] = set()
@@ -447,7 +451,7 @@ def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
 
 
 def _parameters_of(graph: Graph, operator: Operator) -> Iterator[str]:
-    """The names of the parameters whose rows an operator reads."""
+    """The names of the parameters of which the operator reads rows."""
     pending = [use.tensor for use in operator.operands]
     while pending:
         tensor = graph.tensors[pending.pop()]

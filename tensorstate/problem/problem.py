@@ -44,7 +44,7 @@ from tensorstate.problem.execution_order import can_recompute
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.pipeline import (
-    Pipeline,
+    PipelineStages,
     Schedule,
     find_num_stages,
     pipeline,
@@ -205,7 +205,7 @@ class Problem:
 
     def _pipeline(
         self, axis: str | None, num_stages: int | None, microbatches: int, schedule: Schedule
-    ) -> Pipeline | None:
+    ) -> PipelineStages | None:
         """The stages along a mesh axis; none along an axis of one device."""
         checks.optional(axis, checks.text, "stages", PlanError)
         checks.optional(num_stages, checks.integer, "num_stages", PlanError, least=1)
@@ -412,10 +412,10 @@ class Problem:
         if ring is None or not axes:
             return ()
         operator = self.graph.operators[node.members[0].operator]
-        uses = [(use, ring.turns, True) for use in operator.operands]
+        uses = [(use, ring.passes, True) for use in operator.operands]
         uses += [(use, 1, False) for use in operator.results]
         sends, runs = [], self.num_repeats(class_id)
-        for use, turns, is_operand in uses:
+        for use, passes, is_operand in uses:
             of_node = tuple(labels[label] for label in use.labels)
             if ring.keys not in of_node:
                 continue
@@ -429,7 +429,7 @@ class Problem:
                 dtype = np.dtype(np.float32)
             for axis in axes:
                 around *= self.mesh.sizes[axis]
-                times = runs * turns * (around - is_operand)
+                times = runs * passes * (around - is_operand)
                 nbytes = tensor.size * dtype.itemsize // shards
                 sends.append(RingSend(axis, nbytes, times, str(dtype)))
         return tuple(sends)

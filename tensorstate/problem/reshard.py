@@ -15,11 +15,12 @@ from typing import NamedTuple
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
-# What a byte of a copy adds to the seconds of a step where trees are compared: a gigabyte adds a
-# thousandth of a nanosecond, so that it decides among equals alone.
+# Seconds that each byte of a copy adds to those of a step where trees are compared: a gigabyte adds
+# a thousandth of a nanosecond, so that it decides among equals alone.
 BYTE_SECONDS = 1e-21
 # The part of its seconds that the longest step adds to them, and a step of half its seconds half of
-# that part: of trees that take equally long, the one whose steps are of about one length.
+# that part: of trees that take equally long, the one whose steps are of about one length. By chance
+# the order of gathers along two axes made the FSDP of a small scan on 2x4 take 52, 61 or 79 us.
 EVENNESS = 1e-9
 
 
@@ -59,6 +60,8 @@ def reshard_steps(
         nbytes: of the full tensor.
         mesh: the device mesh.
     """
+    # Axes that shard one position split it in their order: only the last of them can give it up,
+    # and only one behind them can shard it too. Otherwise blocks would be permuted.
     local_bytes = nbytes // mesh.num_shards(placements)
     for axis, old in enumerate(placements):
         if mesh.sizes[axis] == 1 or (old >= 0 and old in placements[axis + 1 :]):
@@ -192,7 +195,7 @@ class ReshardGraph:
         root: list[tuple[float, Placements | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
             start: dict[Placements, float] = {}
-            if subset & (subset - 1) == 0:
+            if subset & (subset - 1) == 0:  # of one target
                 start[targets[subset.bit_length() - 1]] = 0.0
             for part in _subset_splits(subset):
                 for placements in best[part].keys() & best[subset ^ part].keys():

@@ -1,19 +1,17 @@
 """Strategies of nodes, and the groups of tensors whose placements follow from them.
 
-Strategies of a node on a mesh, and the placements of its tensors that follow from them.
-
 A strategy has one placement per mesh axis: ``REPLICATED``, a label to shard by, or
 ``partial_of(i)``: the operands of the node's i-th linear set are partial sums (see
-``graph.Operator``).
+``graph.Operator``). The placements of the node's tensors follow from it. A product x[i, k] w[k, j]
+sharded by k, for instance, requires x and w sharded along k, and its result is a partial sum.
 
 Operands and results are named by *port*: (position of the operator among the node's members, number
 of its operand or result). Ports are the same for all nodes of a class.
 
-Tensor groups: identical tensors with the same producer class and the same consumer classes.
-
-Communication and memory costs are those of tensor groups. They depend on the placements with which
-the producer class produces the tensors and on those that the consumer classes require. A group is
-counted with its multiplicity.
+A tensor group is identical tensors with the same producer class and the same consumer classes.
+Communication and memory are those of groups, each counted with its multiplicity: they depend only
+on the placements in which the producer class leaves the tensors, and on those that the consumer
+classes require.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class NodeStrategies:
         for member in node.members:
             if (ring := graph.operators[member.operator].ring) is not None:
                 label, queries, keys = (member.labels[k] for k in ring[:3])
-                self.ring = Ring(label, queries, keys, ring.turns)
+                self.ring = Ring(label, queries, keys, ring.passes)
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:
@@ -147,6 +145,8 @@ class NodeStrategies:
             return REPLICATED if position is None else position
         if placement == REPLICATED:
             return REPLICATED
+        # A product of two partial sums is not a partial product: of a * b one factor is whole. So
+        # is a tensor that is read at both kinds of ports.
         return SUM if ports <= self.linear[-2 - placement].operands else REPLICATED
 
 
@@ -186,6 +186,8 @@ def _propagate_partial(
     members: Sequence[Operator], internal: set[int], inputs: frozenset[int]
 ) -> LinearSet | None:
     """The smallest linear set with these inputs; ``None`` if an operator is not linear in them."""
+    # The inputs grow until they are closed: where a of a + b is partial, b must be so too, and the
+    # chain is followed from its beginning once more. Tensors within the chain cannot be added.
     while True:
         partial, results = set(inputs), set()
         missing: frozenset[int] = frozenset()
@@ -335,7 +337,7 @@ def find_tensor_groups(
         lasting: tensors that are read by their producing node only, but stay in memory after it has
             run: they belong to a group too (see ``Liveness.lasting``).
         streamed: placements of all tensors along the microbatches of a pipeline, if there is one
-            (see ``Pipeline.batch_placements``).
+            (see ``PipelineStages.batch_placements``).
     """
     split_as = streamed if microbatch_split is None else microbatch_split.batch_placements
     uses_of: dict[int, _TensorUses] = {}
@@ -368,7 +370,7 @@ def find_tensor_groups(
             # A tensor that is split into microbatches is returned in the loop.
             in_loop = microbatch_split is None or microbatch_split.batch_placements[tensor] >= 0
             uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
-    for tensor in (*inputs, *lasting):
+    for tensor in (*inputs, *lasting):  # without a reader in another node, but in memory
         uses(tensor)
     groups: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(uses_of):

@@ -301,7 +301,7 @@ def compare_with_hlo(
         network: by which the compiled collectives are priced.
         names: of the tensors, for a step whose collectives name theirs.
         held: bytes of collectives ahead and behind, beside those of the cost, on devices that
-            overlap (``Timeline.held``).
+            overlap (``StepSchedule.held``).
 
     Raises:
         FormatError: a compiler that does not show its HLO, or shows it in an unknown notation.

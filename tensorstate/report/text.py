@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, SearchResult, seconds_by_collective
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.cost.timeline import Timeline
+from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
@@ -261,7 +261,7 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
     ]
 
 
-def _time(cost: Cost, timeline: Timeline) -> str:
+def _time(cost: Cost, timeline: StepSchedule) -> str:
     """The time of the schedule, and how much of the communication computation hides."""
     sent, exposed = cost.communication, timeline.exposed_seconds
     hidden = f" ({seconds(exposed)} of it exposed)" if exposed < 0.999 * sent else ""

@@ -22,7 +22,7 @@ from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import CATEGORIES, bytes_by_group
 from tensorstate.cost.reshard_plan import reshard_plans
 from tensorstate.cost.step_tasks import operator_names
-from tensorstate.cost.timeline import Event, Timeline
+from tensorstate.cost.timeline import Event, StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
@@ -327,7 +327,7 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     }
 
 
-def _events(timeline: Timeline, shown: Sequence[int], notes: list[str]) -> list[list]:
+def _events(timeline: StepSchedule, shown: Sequence[int], notes: list[str]) -> list[list]:
     """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
     number = {class_id: i for i, class_id in enumerate(shown)}
     events: Sequence[Event] = timeline.events

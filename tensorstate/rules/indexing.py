@@ -200,6 +200,8 @@ def _run_scatter(equation: LocalEqn, arrays, shard: LocalShard):
         return bind_with(equation, (table, index, update))
     mode = Mode.from_any(equation.params["mode"])
     local, is_local, _ = _local_indices(index, scattered, dims, mode, shard)
+    # Rows of other devices get an index behind the shard, at which updates are dropped. So indices
+    # are neither sorted nor unique any more.
     outside = jnp.asarray([shard.size(dims[d]) for d in scattered], index.dtype)
     return bind_with(
         equation,

@@ -272,7 +272,7 @@ def _product(out: Names, *terms: tuple[Names, jax.Array]) -> jax.Array:
 # ---------------------------------------------------------------------- the ring
 
 Carried = tuple[Any, Any, Any]
-"""What stays on a device; the blocks that go round; and the sums that go round with them."""
+"""The state that stays on a device; the blocks that go round; the sums that go round with them."""
 
 
 def _around(
@@ -288,8 +288,8 @@ def _around(
     were. Blocks are not sent once all devices have seen them.
 
     Args:
-        block: of what stays, the blocks and sums that are here, and the number of these blocks in
-            the sequence; returns what stays, and the sums.
+        block: of the state that stays, the blocks and sums that have arrived, and the number of
+            these blocks in the sequence; returns the new state and the new sums.
         sent: axes before these, and how often blocks were sent along them.
         last: whether no device needs the blocks afterwards.
     """
@@ -367,6 +367,7 @@ def found(
             f"and its mask are found: give scale= and causal= ({error})"
         ) from error
     places = np.arange(of_places[a.queries])
+    # bfloat16 has 8 bits of precision.
     tolerance = 0.05 if min(dtype.itemsize for dtype in dtypes) < 4 else 1e-3
     for causal in (False, True) if a.causal is None else (a.causal,):
         one = a._replace(scale=scale, causal=causal)
@@ -432,6 +433,7 @@ def _scale(
     v[tuple(0 if n == a.keys else slice(None) for n in a.operands[2])] = 1
     last = tuple(-1 if n == a.queries else 0 for n in a.result)
     share = float(np.asarray(function(q, k, v)[0], np.float64)[last])
+    # One score is the scale s, all others are 0: its share is exp(s) / (exp(s) + num_keys - 1).
     num_keys = k.shape[a.k.index(a.keys)]
     measured = math.log(share * (num_keys - 1) / (1 - share)) if 0 < share < 1 else math.inf
     usual = (q.shape[-1] ** -0.5, 1.0)

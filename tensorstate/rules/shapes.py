@@ -284,6 +284,7 @@ def _threefry(key, width: int, dims, shape: Sequence[int], shard: LocalShard):
     for labels, size in zip(dims, shape, strict=True):
         along = shard.global_indices(labels).astype(jnp.uint32)
         index = index[..., None] * jnp.uint32(size) + along
+    # JAX hashes the number of an element in 64 bits: the upper 32 are 0 of fewer than 2**32.
     first, second = jax.random.key_data(key)
     high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * index, index))
     if width == 64:

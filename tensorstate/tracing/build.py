@@ -54,6 +54,8 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     Raises:
         PlanError: naming the primitive without a rule, and its line in the model.
     """
+    # All equations first: a reshape at the end may split a factor of the first array. Tensors have
+    # one position for each factor, so they are made when no factor is split any more.
     dims = FactorTable()
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
     for loop in program.loops:
@@ -400,7 +402,7 @@ class _Labels:
             self.need_replication.update(labels[0])
             return None
         (label, *_), (queries, *_), (keys, *_) = labels
-        return Ring(label, queries, keys, ring.turns)
+        return Ring(label, queries, keys, ring.passes)
 
 
 def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ from tensorstate.tracing.flat import (
     source_of,
 )
 
+# An unrolled loop over time is refused before its equations are appended.
 MAX_EQUATIONS = 400_000
 
 

@@ -117,6 +117,8 @@ def pad_program(
         try:
             padded = padder.program(program, related, updates)
         except RefusedError as refusal:
+            # The equations before have padded the factor already: all of them once more without it,
+            # at most as often as there are factors.
             for leaf in refusal.leaves:
                 longer.pop(leaf)
                 refused[dims.factors.size(leaf)] = refusal.reason

@@ -70,6 +70,9 @@ class Factors:
     def align_products(self, a: Iterable[int], b: Iterable[int]) -> None:
         """Unite two products of factors, each given major first, splitting where needed.
 
+        Of (4, 6) and (8, 3), which are reshapes of one another, 8 splits into 4 and 2, and 6 into 2
+        and 3: both are (4, 2, 3).
+
         Raises:
             UnalignedError: if neither of two aligned parts is a multiple of the other. Earlier
                 unions and splits stay: at worst, they distinguish fewer axes than there are.
@@ -200,6 +203,7 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
         for label, factor in zip(labels, dims.of(atom), strict=True):
             if label is None:
                 continue
+            # The first operand names the label, the others are united with it.
             known = first.setdefault(label, factor)
             if known != factor:
                 unite(factors, known, factor)

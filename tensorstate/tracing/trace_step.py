@@ -390,6 +390,7 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
 
 
 def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
+    # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).
     if remat_region is not None or "transpose(" in stack:
         return "backward"
     return "forward" if "jvp(" in stack else None

@@ -92,11 +92,15 @@ TARGETS = {
     "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
     "tensorstate/cost/memory.py": (
         "tests/tensorstate/problem/test_liveness.py",
+        "tests/tensorstate/cost/test_memory_terms.py",
         "tests/tensorstate/cost/test_cost.py",
         "tests/tensorstate/solver/test_formulation.py",
     ),
     "tensorstate/cost/timeline.py": ("tests/tensorstate/cost/test_timeline.py",),
-    "tensorstate/hardware.py": ("tests/tensorstate/test_hardware.py",),
+    "tensorstate/hardware.py": (
+        "tests/tensorstate/test_hardware.py",
+        "tests/tensorstate/test_measuring.py",
+    ),
     "tensorstate/problem/reshard.py": ("tests/tensorstate/problem/test_reshard.py",),
     "tensorstate/solver/formulation.py": (
         "tests/tensorstate/solver/test_formulation.py",
@@ -223,8 +227,9 @@ def survivors(path: str, options: argparse.Namespace, trees: queue.Queue[Path]):
     Raises:
         RuntimeError: the tests fail without a mutant.
     """
-    source = (ROOT / path).read_text(encoding="utf-8")
     tree = trees.get()
+    # Of the copy: the tree it was made of may have been edited since.
+    source = (tree / path).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as warm:
         passed, seconds = passes(tree, TARGETS[path], 1800, warm)
         trees.put(tree)

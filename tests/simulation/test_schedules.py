@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxcoll import (
     topologies,
 )
 from jaxcoll.simulation import MODELS
+from jaxcoll.simulation.schedules import _distinct
 from tests.simulation.replay import replay
 from tests.strategies import families, grids, schedules
 from tests.strategies import topologies as networks
@@ -244,3 +246,16 @@ def test_many_sizes_on_links_of_many_speeds(n, sizes):
     one = 1e6 / (n * sizes)
     expected = 1e-6 + one * (rank % sizes + 1) / (1e9 * (rank + 1))
     np.testing.assert_allclose(simulate(schedule, 1e6).end, expected, rtol=1e-9)
+
+
+def test_few_values_among_many_take_no_table_of_all():
+    """A million cases of a size and a speed, of which three occur: their own bytes, not a table."""
+    values = np.array([10**6, 3, 10**6, 0])
+    tracemalloc.start()
+    used, which, counts = _distinct(values, 10**6 + 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**5
+    assert used.tolist() == [0, 3, 10**6]
+    assert used[which].tolist() == values.tolist()
+    assert counts.tolist() == [1, 1, 2]

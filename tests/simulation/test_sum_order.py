@@ -102,6 +102,20 @@ def test_the_schedules_that_the_docs_name(name):
     assert (max(orders) == 1) == (name in ONE_ORDER)
 
 
+def test_two_arrivals_of_one_step_are_an_order_of_the_chunk_alone():
+    """Both ends of a line send to its middle in one step, of both chunks: nobody says which first.
+
+    One after the other they add in one order, the same for both chunks.
+    """
+    collective = Collective("reduce", 3, 2, ((1, 0, 2),))
+    network = topologies.mesh(3)
+    link = {pair: i for i, pair in enumerate(zip(network.src, network.dst, strict=True))}
+    ends, chunks = [link[0, 1]] * 2 + [link[2, 1]] * 2, [0, 1, 0, 1]
+    for steps, orders in (([0] * 4, 2), ([0, 0, 1, 1], 1)):
+        schedule = Schedule.from_sends(network, collective, steps, ends, chunks)
+        assert sum_orders(schedule) == brackets(schedule) == orders
+
+
 def test_a_gather_adds_nothing():
     schedule = synthesize(topologies.ring(4), "all_gather", "ring")
     with pytest.raises(CollectiveError, match="adds nothing"):

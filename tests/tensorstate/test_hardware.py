@@ -35,6 +35,34 @@ def test_alpha_beta_is_the_ring():
     assert network.schedule("all_reduce", 0, 4000) is None
 
 
+def test_a_send_is_one_step_of_the_ring():
+    network = AlphaBetaCosts(MESH, (1e-6, 2e-6), (1e9, 4e9))
+    assert network.send_seconds(0, 4000) == pytest.approx(1e-6 + 4000 / 1e9)
+    assert network.send_seconds(1, 4000) == pytest.approx(2e-6 + 4000 / 4e9)
+    one = AlphaBetaCosts(MeshShape.of({"one": 1}), (1e-6,), (1e9,))
+    assert one.send_seconds(0, 4000) == 0
+
+
+def test_the_last_device_sends_where_a_ring_is_closed():
+    """Along a line of four: to a neighbour, one hop; from the last back to the first, three."""
+    line = topologies.mesh(4, alpha=1e-6, bandwidth=1e9)
+    network = ScheduleCosts(line, MeshShape.of({"x": 4}))
+    hop = 1e-6 + 4000 / 1e9
+    assert network.send_seconds(0, 4000) == pytest.approx(hop)
+    assert network.send_seconds(0, 4000, around=True) == pytest.approx(3 * hop)
+    assert network.send_seconds(0, 0) == network.send_seconds(0, 0, around=True) == 0
+    charges = ExecutionCosts("tpu", permute=1e-3, step=1.0, copied=1e-9, added=1.0)
+    charged = ScheduleCosts(line, MeshShape.of({"x": 4}), execution=charges)
+    assert charged.send_seconds(0, 4000) == pytest.approx(1e-3 + 4000 * 1e-9 + hop)
+
+
+def test_axes_whose_collectives_use_one_link_are_a_group():
+    """Along a line of four, pairs of neighbours have links of their own until others cross them."""
+    square = MeshShape.of({"x": 2, "y": 2})
+    assert ScheduleCosts(topologies.mesh(4), square).link_groups() == (1, 1)
+    assert ScheduleCosts(topologies.torus(2, 2), square).link_groups() == (0, 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_costs_of_schedules_are_simulated_times(kind, axis):
@@ -127,8 +155,9 @@ def test_axes_of_one_device_cost_nothing():
 def test_bad_input():
     with pytest.raises(PlanError, match="2 x 4 devices over"):
         ScheduleCosts(topologies.ring(4), MESH)
-    with pytest.raises(PlanError, match="every rank"):
-        ScheduleCosts(topologies.ring(8), MESH, device_order=[0] * 8)
+    for order in ([0] * 8, [7] * 8, range(7), range(1, 9)):
+        with pytest.raises(PlanError, match="every rank from 0 to 7 once"):
+            ScheduleCosts(topologies.ring(8), MESH, device_order=order)
     with pytest.raises(PlanError, match="values for 2 axes"):
         AlphaBetaCosts(MESH, (0.0,), (1.0, 1.0))
     with pytest.raises(PlanError, match=r"bandwidth.1. must be .* above 0"):
@@ -142,6 +171,26 @@ def test_bad_input():
     network = ScheduleCosts(topologies.ring(8), MESH, candidates=())
     with pytest.raises(PlanError, match="no all_gather along mesh axis 'model'"):
         network.collective_seconds("all_gather", 1, 8)
+
+
+# Of the vendors' data sheets: dense TFLOP/s of 2-byte and of 4-byte elements, GB/s, GB.
+DATA_SHEETS = {
+    "A100": (312, 156, 2039, 80),
+    "H100": (989.4, 494.7, 3350, 80),
+    "TPU v4": (275, 275, 1228.8, 32),
+    "TPU v5e": (197, 197, 819, 16),
+    "TPU v5p": (459, 459, 2765, 95),
+}
+
+
+def test_devices_are_those_of_the_data_sheets():
+    assert HARDWARE.keys() - DATA_SHEETS.keys() == {"CPU", "CPU devices"}
+    for name, (half, single, bandwidth, memory) in DATA_SHEETS.items():
+        device = HARDWARE[name]
+        assert device.flops == {2: half * 1e12, 4: single * 1e12}
+        assert (device.memory_bandwidth, device.memory) == (bandwidth * 1e9, memory * 1e9)
+        assert device.overlaps
+    assert not any(HARDWARE[name].overlaps for name in ("CPU", "CPU devices"))
 
 
 def test_flops_by_element():

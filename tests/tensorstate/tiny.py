@@ -98,6 +98,19 @@ def graph(name: str) -> Graph:
     return trace(function, shapes)
 
 
+@functools.cache
+def six_layers() -> Graph:
+    """The gradient of a scan over six layers, unrolled: equal operators of layers are a class."""
+
+    def step(ws, x):
+        def layer(y, w):
+            return jnp.sin(jnp.tanh(y @ w) * 2 + 1) @ w + y, None
+
+        return jax.grad(lambda ws: jnp.square(jax.lax.scan(layer, x, ws)[0]).sum())(ws)
+
+    return trace(step, (s(6, 8, 8), s(8, 8)), loops="unroll")
+
+
 def rates(low: float, high: float) -> st.SearchStrategy[float]:
     """Numbers between powers of ten."""
     return st.floats(low, high).map(lambda exponent: float(f"{10**exponent:.3g}"))

@@ -3,7 +3,7 @@
 Ten programs tell the prices apart, each against one that moves nothing (its time is the dispatch's,
 which every program pays):
 
-- a ring all_gather of few bytes: rounds, each a step of its own;
+- a ring all_gather of few bytes: rounds, one in each step;
 - an all_gather of as many rounds in one step (``direct``): steps, by the difference;
 - the ring of many bytes: copies; the ring reduce_scatter of as many: additions;
 - ``direct`` all_to_all of many bytes: the copies of whole buffers;

@@ -2,9 +2,9 @@
 
 Straight-line code can forward received rows without storing them. A *value* is an array that all
 ranks have under the same name: the input, the rows received in a round, or a sum. The dataflow says
-which rows of which values a rank sends in each round, which rows are added, and where the rows of
-the result are. Forwarded rows are not copied, a sum is one fused addition, and no buffer is needed
-until the result is assembled.
+which rows of which values every rank sends in each round, which rows are added, and where the rows
+of the result are. Forwarded rows are not copied, a sum is one fused addition, and no buffer is
+needed until the result is assembled.
 
 That pays where all ranks do about the same, as in schedules of symmetric networks. Elsewhere
 ``dataflow_of`` gives ``None``, and the lowering uses a buffer.

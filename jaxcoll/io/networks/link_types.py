@@ -105,7 +105,7 @@ Wire = tuple[int, int, float, float]  # two vertices, seconds and bytes per seco
 
 
 def wired(ranks: int, names: Sequence[str], wires: Sequence[Wire], name: str) -> Topology:
-    """The network of wires, each a link in both directions.
+    """The network of wires, every one of which is a link in both directions.
 
     Args:
         ranks: vertices that are ranks, the first ones.

@@ -351,8 +351,8 @@ def _gather(columns, problem, base, out_link, out_chunk, times):
         usable_links(hops, tail[a:b], hops[u], sets)
         for t in range(1, len(start) - 1):
             # Every vertex and step is a problem of its own: links into different vertices are
-            # different links, and what arrived in a step leaves in the next at the earliest. So the
-            # optimum of each is the optimum of all (Thm. 16).
+            # different links, and a chunk that arrived in a step leaves in the next at the
+            # earliest. So the optimum of each is the optimum of all (Thm. 16).
             jobs = group_jobs(order[start[t] : start[t + 1]], sets, b - a)
             flow = np.empty(len(jobs.link), np.int64)
             time = least_time(jobs, chunks, delay[a:b], pace[a:b], flow)

@@ -126,8 +126,8 @@ def joint_all_reduce(
     count = min(count, pieces or count)
     turn = _turns(give, receive, start, times, count)
     # In-trees end together, one chunk's last sum in step turn + height, and the out-tree goes on
-    # from there: chunks of one turn keep step through both phases, whatever the heights of their
-    # trees.
+    # from there: chunks of the same turn keep step through both phases, whatever the heights of
+    # their trees.
     height = int(up[2].max())
     reduce_step = turn[up[1]] + height - up[2]
     gather_step = turn[down[1]] + height + down[2] - receive.edges.hops[down[0]]

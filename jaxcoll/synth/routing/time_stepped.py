@@ -394,7 +394,7 @@ def steps_of(ptr, path, width):
                 taken[count] = item[first[e]]
                 waiting[e] = heap.pop(key, item, first[e], waiting[e])
                 count += 1
-        # What is sent in a step joins its next queue after all links have taken theirs: a chunk
+        # A chunk that is sent in a step joins its next queue after all links have taken theirs: it
         # crosses one link in a step.
         for i in range(count):
             send = taken[i]

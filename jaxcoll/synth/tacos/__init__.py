@@ -9,8 +9,8 @@ For tens of thousands of ranks the same search runs in lockstep on several cores
 disk.
 
 Read in this order: this file, ``search`` (one search, from a network to columns), ``state`` (tables
-of the kernels), ``rules`` (which chunk a link takes), ``lockstep`` (Algorithms 1 and 2 where all
-links cost the same), ``events`` (where they do not).
+of the kernels), ``rules`` (the chunk that each link takes), ``lockstep`` (Algorithms 1 and 2 where
+all links cost the same), ``events`` (where they do not).
 """
 
 from __future__ import annotations

@@ -86,6 +86,13 @@ def test_counts_worth_trying_end_at_4096_and_are_never_none(counts, tried):
     assert Stated(counts).worth_trying(stated("all_gather")) == tried
 
 
+def test_who_says_nothing_of_counts_has_doublings_up_to_8():
+    class Silent(Stated):
+        chunk_counts = Synthesizer.chunk_counts
+
+    assert Silent().worth_trying(stated("all_gather")) == (tuple(2**k for k in range(4)),)
+
+
 def test_pieces_are_tried_up_to_256_and_are_never_more_than_chunks():
     assert in_pieces(None) == in_pieces(2) == ((1, 2, 4, 8, 16, 32, 64, 128, 256),)
     assert in_pieces(1) == ((1,),)

@@ -33,7 +33,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.formulation import Formulation
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import s
-from tests.tensorstate.tiny import LINES, gate, graph, problems
+from tests.tensorstate.tiny import LINES, gate, graph, problems, six_layers
 
 DEVICES = 8
 WIDTHS = (16, 32, 32, 8)
@@ -274,12 +274,26 @@ def test_a_partial_sum_is_saved_where_a_later_consumer_takes_it_so():
 @pytest.mark.parametrize("num_repeats", [1, 2])
 @pytest.mark.parametrize("name", ["linear", "twice", "layers"])
 def test_totals_are_sums_over_nodes_and_tensors(name, num_repeats):
+    check_totals(tiny_problem(name, num_repeats))
+
+
+def test_totals_of_identical_layers_are_sums_over_layers():
+    """Some of which are recomputed; few classes are sharded, so that strategies fit each other."""
+    network = AlphaBetaCosts(LINES[1], (1e-6,), (1e9,))
+    problem = Problem(six_layers(), network, HARDWARE["CPU"])
+    assert max(map(len, problem.graph.node_classes)) > 2
+    check_totals(problem, sharded=0.1)
+
+
+def check_totals(problem: Problem, sharded: float = 1.0) -> None:
     """One node and one tensor after another, each run and each collective counted by itself."""
-    problem = tiny_problem(name, num_repeats)
     nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
     draw, found = random.Random(0), 0
     while found < 10:
-        strategies = tuple(draw.choice(each.all) for each in problem.strategies)
+        strategies = tuple(
+            draw.choice(each.all if draw.random() < sharded else each.all[:1])
+            for each in problem.strategies
+        )
         again = frozenset(draw.sample(nodes, draw.randint(0, len(nodes))))
         try:
             cost = estimate_cost(problem, Decisions(strategies, again))
@@ -333,8 +347,9 @@ def test_no_cost_depends_on_what_was_estimated_before(copies):
     assert len(peaks) > 1
 
 
-def test_sends_around_a_ring_are_part_of_the_communication():
-    """Keys and values once forward and twice backward, and once the sums of their gradients."""
+@functools.cache
+def ring_problem(dtype) -> tuple[Problem, Decisions]:
+    """Attention in a ring of four devices."""
 
     def step(w, x):
         def loss(w):
@@ -349,13 +364,18 @@ def test_sends_around_a_ring_are_part_of_the_communication():
         ring="q k",
     )
     mesh = MeshShape.of({"sequence": 4})
-    traced = trace(step, ({n: s(8, 2, 4) for n in "qkv"}, s(1, 16, 8)))
+    traced = trace(step, ({n: s(8, 2, 4, dtype=dtype) for n in "qkv"}, s(1, 16, 8, dtype=dtype)))
     problem = Problem(traced, AlphaBetaCosts(mesh, (1e-6,), (1e9,)), HARDWARE["CPU"])
     candidates = [
         [(each.ring.label,)] if each.ring is not None else each.all for each in problem.strategies
     ]
     formulation = Formulation(problem, candidates)
-    decisions = formulation.decisions(formulation.program.solve(gap=1e-6))
+    return problem, formulation.decisions(formulation.program.solve(gap=1e-6))
+
+
+def test_sends_around_a_ring_are_part_of_the_communication():
+    """Keys and values once forward and twice backward, and once the sums of their gradients."""
+    problem, decisions = ring_problem(jnp.float32)
     cost = estimate_cost(problem, decisions)
     assert cost.count_by_collective["permute", 0] == 6 * (4 - 1) + 2 * 4
     sends = cost.ring_sends

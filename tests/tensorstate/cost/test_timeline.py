@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.numerics import list_schedule as scheduling
-from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, Room, Tasks
+from jaxcoll.numerics.list_schedule import COMPUTE, WHOLE, FreeMemory, Tasks
 from jaxcoll.synth import Ring
 from tensorstate.cost import timeline
 from tensorstate.cost.cost import Cost, estimate_cost
@@ -57,7 +57,7 @@ def list_schedule(
     ]
     waits = [(n, k) for n, task in enumerate(tasks) for k in task.before]
     columns += list(np.array(waits, np.int64).reshape(-1, 2).T)
-    free = Room.of((), (), room)
+    free = FreeMemory.of((), (), room)
     starts, held = scheduling.list_schedule(Tasks(*columns), num_resources, free)
     return starts.tolist(), held
 
@@ -193,7 +193,7 @@ def test_nothing_runs_beside_a_loop():
 def test_the_room_between_two_places_is_the_least_of_the_points_between(left, data):
     """As ``min`` says, from the first point that is not before a place; none is beyond the last."""
     points = sorted(data.draw(st.lists(st.integers(0, 30), min_size=len(left), max_size=len(left))))
-    room = Room.of(points, left, 8)
+    room = FreeMemory.of(points, left, 8)
     first, last = sorted(data.draw(st.tuples(st.integers(-1, 31), st.integers(-1, 31))))
     start, end = (
         next((k for k, p in enumerate(points) if p >= x), len(left)) for x in (first, last)

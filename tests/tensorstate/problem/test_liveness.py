@@ -218,9 +218,11 @@ def two_layers() -> Liveness:
     return liveness(step, s(4, 4), X)
 
 
-def check_ranges(found: Liveness, tensor: int, is_needed: bool, **expected) -> None:
-    """Ranges of a tensor of the forward pass, by name: parts of (first, last), each live."""
-    ranges = found.live_ranges([tensor], True, is_needed, [])
+def check_ranges(
+    found: Liveness, tensor: int, is_needed: bool, in_forward: bool = True, **expected
+) -> None:
+    """Ranges of a tensor by name: parts of (first, last), each live."""
+    ranges = found.live_ranges([tensor], in_forward, is_needed, [])
     for name, parts in expected.items():
         masks = [between(found, *part) for part in parts]
         live = np.any(masks, axis=0) if masks else np.zeros(len(found.program_points), bool)
@@ -275,6 +277,87 @@ def test_a_result_is_resharded_where_it_is_made_and_where_it_is_read():
     again = found.recompute_at[second.index]
     early = [(again, after[0] - 1)] if again < after[0] else []
     check_ranges(found, tensor, True, recomputed_early=early, resharded_for_recompute=early)
+
+
+def test_a_gradient_is_resharded_and_received_where_it_is_made():
+    found = two_layers()
+    product = next(
+        o for o in found.graph.operators if o.primitive == "dot_general" and o.phase == "backward"
+    )
+    (tensor,) = {use.tensor for use in product.results}
+    at, reads = found.at[product.index], found.reads(tensor)
+    assert found.forward_end <= at < reads[0]
+    at_once = {
+        name: [(at, at)]
+        for name in ("producing", "receive_buffer_after_forward", "resharded_after_forward")
+    }
+    waits = [(at + 1, reads[-1])]
+    check_ranges(found, tensor, False, in_forward=False, awaiting_backward_use=waits, **at_once)
+
+
+def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations():
+    """A bias, which no gradient depends on: received by the first of them, live to the last."""
+
+    def step(w, b, x):
+        def loss(w, b):
+            return jnp.square(jnp.tanh(jnp.tanh(x @ w + b) @ w + b)).sum()
+
+        return jax.grad(loss, (0, 1))(w, b)
+
+    found = liveness(step, s(4, 4), s(4), X)
+    bias = found.graph.inputs[1]
+    again = sorted(found.recompute_at[o.index] for o in found.consumers(bias))
+    assert max(found.reads(bias)) < found.forward_end <= again[0] < again[-1] < found.end
+    check_ranges(
+        found,
+        bias,
+        True,
+        receive_buffer_for_recompute=[(again[0], again[0])],
+        resharded_for_recompute=[(again[0], again[-1])],
+    )
+
+
+def test_nothing_is_recomputed_after_the_microbatch_loop():
+    """The operators of a microbatch are recomputed within it, those whose values it reads."""
+    mesh = MeshShape.of({"data": 1})
+    problem = Problem(graph("tanh"), AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["H100"], 2)
+    found = problem.liveness
+    after = found.program_points >= found.loop_end
+    assert after.sum() > 1  # beside the end of the step
+    recomputed = 0
+    for tensor in range(len(problem.graph.tensors)):
+        ranges = found.live_ranges([tensor], True, True, [])
+        for name in ("resharded_for_recompute", "receive_buffer_for_recompute"):
+            counts = getattr(ranges, name)
+            assert not counts[after].any()
+            recomputed += counts.any()
+    assert recomputed
+
+
+def test_a_loop_holds_what_it_reads_to_its_end():
+    """A kernel that another operator reads before the loop, or after it."""
+
+    def loop(x, w):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=3)[0].sum()
+
+    for function in (
+        lambda x, w: loop(x, w) + (x @ w).sum(),
+        lambda x, w: (x @ w).sum() + loop(x, w),
+    ):
+        found = liveness(function, X, s(4, 4))
+        outside, inside = [
+            [
+                o
+                for o in found.graph.operators
+                if o.primitive == "dot_general" and bool(o.loops) == k
+            ]
+            for k in (False, True)
+        ]
+        last = max(found.at[o.index] for o in found.graph.operators if o.loops)
+        kernel = found.graph.inputs[1]
+        expected = {last, *(found.at[o.index] for o in (*outside, *inside))}
+        assert found.reads(kernel) == sorted(expected)
+        assert found.at[inside[0].index] < last
 
 
 def test_what_is_read_after_the_loop_is_stored_and_resident():

@@ -19,7 +19,7 @@ from tensorstate.ir.placements import (
     all_placements,
     divides_evenly,
 )
-from tensorstate.problem.reshard import ReshardGraph, reshard_steps
+from tensorstate.problem.reshard import ReshardGraph, ReshardStep, reshard_steps
 
 MESH = MeshShape.of({"data": 2, "model": 4})
 
@@ -79,6 +79,18 @@ def test_partial_maxima_are_not_reduce_scattered():
 def test_an_axis_of_one_device_has_no_steps():
     mesh = MeshShape.of({"one": 1, "x": 2})
     assert all(step.axis == 1 for step in reshard_steps((REPLICATED, 0), (8, 8), 256, mesh))
+
+
+def test_steps_cost_what_their_collectives_or_their_sends_cost():
+    """A carry that is sent to the next stage is a send, where these have a price of their own."""
+    graphs = [
+        ReshardGraph((8, 16), 512, MESH, lambda kind, axis, nbytes: len(kind) + axis + nbytes, send)
+        for send in (None, lambda axis, nbytes: 1e3 * (axis + nbytes))
+    ]
+    ends = (0, REPLICATED), (REPLICATED, REPLICATED)
+    for kind, seconds in (("slice", [0, 0]), ("all_gather", [138, 138]), ("permute", [135, 128e3])):
+        step = ReshardStep(kind, 0, *ends, 128)
+        assert [graph.seconds(step) for graph in graphs] == seconds
 
 
 def test_known_trees():
