@@ -213,36 +213,38 @@ class Construction:
         make = {"degree": DegreeExpansion, "power": CartesianPower}[self.operation]
         return [make(self.arguments[0])]
 
-    def said(self) -> list:
-        """In JSON's terms."""
+    def to_json(self) -> list:
+        """As lists, numbers and strings that JSON can hold."""
         arguments = [list(a) if isinstance(a, tuple) else a for a in self.arguments]
-        return [self.operation, arguments, [part.said() for part in self.parts]]
+        return [self.operation, arguments, [part.to_json() for part in self.parts]]
 
     @classmethod
-    def heard(cls, said: object) -> Construction:
-        """What ``said`` returned.
+    def from_json(cls, value: object) -> Construction:
+        """The construction of which ``to_json`` gave a value.
 
         Raises:
             FormatError: anything else.
         """
-        return cls._heard(said, 0)
+        return cls._of_value(value, 0)
 
     @classmethod
-    def _heard(cls, said: object, depth: int) -> Construction:
+    def _of_value(cls, value: object, depth: int) -> Construction:
         if depth > _MOST_DEPTH:
             raise FormatError(f"a construction has at most {_MOST_DEPTH} parts in each other")
-        if not (isinstance(said, list) and len(said) == 3 and isinstance(said[2], list)):
-            raise FormatError(f"a construction is [operation, arguments, parts], got {shown(said)}")
-        name = fields.text(said[0], "an operation")
-        arguments = fields.list_of(_argument)(said[1], f"the arguments of {shown(name)}")
-        least, most = _PARTS.get(name, (1, 1)) if name not in BASES else (0, 0)
-        if name not in {*BASES, *_PARTS, *_WRITTEN} or not least <= len(said[2]) <= most:
+        if not (isinstance(value, list) and len(value) == 3 and isinstance(value[2], list)):
             raise FormatError(
-                f"no construction is called {shown(name)} with {len(said[2])} parts; known: "
+                f"a construction is [operation, arguments, parts], got {shown(value)}"
+            )
+        name = fields.text(value[0], "an operation")
+        arguments = fields.list_of(_argument)(value[1], f"the arguments of {shown(name)}")
+        least, most = _PARTS.get(name, (1, 1)) if name not in BASES else (0, 0)
+        if name not in {*BASES, *_PARTS, *_WRITTEN} or not least <= len(value[2]) <= most:
+            raise FormatError(
+                f"no construction is called {shown(name)} with {len(value[2])} parts; known: "
                 f"{', '.join(_PARTS)}, {', '.join(_WRITTEN)}, and bases, which have no parts"
             )
         _check_arguments(name, arguments)
-        return cls(name, arguments, tuple(cls._heard(part, depth + 1) for part in said[2]))
+        return cls(name, arguments, tuple(cls._of_value(part, depth + 1) for part in value[2]))
 
 
 def _argument(value: object, name: str) -> int | tuple[int, ...]:
