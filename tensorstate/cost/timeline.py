@@ -76,6 +76,7 @@ class StepSchedule:
         compute: seconds of computation.
         exposed: by mesh axis, and by whether only parameters and gradients are sent, the seconds
             for which computation waits.
+        exposed_of: the same by tensor and mesh axis, of joined collectives by bytes.
         held: the most bytes of collectives that are sent ahead or behind.
         bucket_bytes: most bytes of joined collectives; 0 where none are.
         buckets: the collectives that are joined.
@@ -86,6 +87,7 @@ class StepSchedule:
     seconds: float
     compute: float
     exposed: Mapping[tuple[int, bool], float]
+    exposed_of: Mapping[tuple[int, int], float]
     held: float
     bucket_bytes: int
     buckets: tuple[tuple[Sent, ...], ...]
@@ -323,11 +325,20 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
             name = f"{task.name} of {len(joined[number])}" if number in joined else task.name
             events.append(Event(start, end - start, task.axis, name, task.class_id))
     columns = loops.tasks
+    exposed, exposed_of = defaultdict[tuple[int, bool], float](float), defaultdict(float)
+    for number, seconds in _waits(loops).items():
+        task, joined_tasks = tasks[number], [tasks[n] for n in joined.get(number, (number,))]
+        exposed[task.axis, task.is_state] += seconds
+        sent = [(each.tensor, t.nbytes / len(t.sent)) for t in joined_tasks for each in t.sent]
+        total = math.fsum(nbytes for _, nbytes in sent)
+        for tensor, nbytes in sent if total else ():
+            exposed_of[tensor, task.axis] += seconds * nbytes / total
     return StepSchedule(
         tuple(sorted(events)),
         loops.seconds,
         math.fsum(columns.seconds[(columns.axis < 0) & loops.is_kept].tolist()),
-        _exposed(loops),
+        dict(exposed),
+        dict(exposed_of),
         loops.held,
         schedule.bucket_bytes,
         tuple(tuple(s for n in joined[first] for s in tasks[n].sent) for first in sorted(joined)),
@@ -335,14 +346,14 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
     )
 
 
-def _exposed(loops: LoopSchedule) -> dict[tuple[int, bool], float]:
-    """Seconds for which computation waits, by the collective that it waits for.
+def _waits(loops: LoopSchedule) -> dict[int, float]:
+    """Seconds for which computation waits, by the number of the collective that it waits for.
 
     At the end of a body, and where it waits for others that wait, that is the last that ended.
     """
-    exposed: dict[tuple[int, bool], float] = defaultdict(float)
+    waits: dict[int, float] = defaultdict(float)
     tasks = loops.tasks
-    axis, is_state = tasks.axis.tolist(), tasks.is_state.tolist()
+    axis = tasks.axis.tolist()
     runs = [*zip(*(column.tolist() for column in loops.runs), strict=True)]
     before: dict[int, list[int]] = defaultdict(list)
     for waiting, awaited in zip(tasks.waiting.tolist(), tasks.awaited.tolist(), strict=True):
@@ -362,9 +373,8 @@ def _exposed(loops: LoopSchedule) -> dict[tuple[int, bool], float]:
                    if (k := bisect.bisect_right(ends[b], until))]  # fmt: skip
             last = bisect.bisect_right(sends, (until, len(axis))) - 1
             blamed = (max(own) if own else sends[max(0, last)])[1]
-            exposed[axis[blamed], is_state[blamed]] += waited
+            waits[blamed] += waited
         last_compute = max(last_compute, end)
     if sends and sends[-1][0] > last_compute:
-        final = sends[-1][1]
-        exposed[axis[final], is_state[final]] += sends[-1][0] - last_compute
-    return dict(exposed)
+        waits[sends[-1][1]] += sends[-1][0] - last_compute
+    return waits

@@ -78,9 +78,9 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
 
 def test_a_saved_slice_frees_the_array_that_was_sliced():
     """A plan that slices what every device computes takes 27 % more if XLA fuses the slices."""
-    rng = np.random.default_rng(5)
+    rng, sizes = np.random.default_rng(5), dict[str, Any](SIZES["mlp"])
     network = AlphaBetaCosts(MeshShape.of(LINE), (1e-6,), (1e9,))
-    problem = problem_of("mlp", LINE, network, **SIZES["mlp"])
+    problem = problem_of("mlp", LINE, network, **sizes)
     candidates = []
     for strategies in problem.strategies:
         first, *others = strategies.all
@@ -89,7 +89,7 @@ def test_a_saved_slice_frees_the_array_that_was_sliced():
     found = solve_milp(problem, candidates, gap=2e-2)
     saved = [r.saved for r in found.cost.reshards if r.in_forward.steps]
     assert any(saved), "no slice or copy is saved: choose other strategies"
-    compared = report(traced("mlp", **SIZES["mlp"])[0], problem, found)
+    compared = report(traced("mlp", **sizes)[0], problem, found)
     assert compared.agrees, str(compared)
     assert excess(compared) <= 0.1, str(compared)
 

@@ -233,6 +233,8 @@ def check_bounds(problem: Problem, cost: Cost) -> None:
     assert timeline.seconds <= cost.serial_seconds * (1 + 1e-9)
     exposed = math.fsum(timeline.exposed.values())
     assert exposed == pytest.approx(timeline.exposed_seconds, rel=1e-6, abs=1e-12)
+    of_tensors = math.fsum(timeline.exposed_of.values())
+    assert of_tensors == pytest.approx(exposed, rel=1e-6, abs=1e-12)
     for axis in range(-1, len(spent)):
         own = [e for e in timeline.events if e.axis == axis]
         ends = [e.start + e.seconds for e in own]
