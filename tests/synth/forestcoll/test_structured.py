@@ -162,8 +162,8 @@ def test_hosts_that_are_unbalanced_alone_are_not_split(monkeypatch):
     for first, second, inside in ((0, 1, 4), (2, 3, 5)):
         links += [(first, inside, 4), (inside, first, 5), (first, 6, 5), (6, first, 4)]
         links += [(second, inside, 5), (inside, second, 4), (second, 6, 4), (6, second, 5)]
-    src, dst, speed = np.asarray(links).T
-    topology = Topology(4, src, dst, np.zeros(16), 1e9 * speed, num_vertices=7)
+    columns = np.asarray(links).T
+    topology = Topology(4, columns[0], columns[1], np.zeros(16), 1e9 * columns[2], num_vertices=7)
     split = []
 
     def noted(part, scaling, **options):
