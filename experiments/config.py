@@ -18,7 +18,7 @@ import io
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,12 @@ def one_of(where: str, value: str, known: tuple[str, ...]) -> None:
     """Refuses a value that is not among the known ones, with a ``ConfigError``."""
     if value not in known:
         raise ConfigError(f"unknown {where} {value!r}; known: {', '.join(known)}")
+
+
+def filled(where: str, values: Collection) -> None:
+    """Refuses an empty collection, with a ``ConfigError``."""
+    if not values:
+        raise ConfigError(f"needs {where}")
 
 
 def at_least(where: str, value: float, least: float) -> None:

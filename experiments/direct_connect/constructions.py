@@ -17,7 +17,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, at_least, one_of
+from experiments.config import PaperValue, StudyConfig, at_least, filled, one_of
 from experiments.direct_connect.paper import (
     Machine,
     built_cost,
@@ -60,8 +60,7 @@ class LineGraphs(StudyConfig):
 
     def __post_init__(self) -> None:
         at_least("most_built", self.most_built, 0)
-        if not self.bases:
-            raise ConfigError("needs bases")
+        filled("bases", self.bases)
 
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:

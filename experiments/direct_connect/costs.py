@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
+from experiments.config import PaperValue, StudyConfig, above, at_least, filled, one_of
 from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
@@ -103,8 +103,7 @@ class BySynthesizer(StudyConfig):
 
     def __post_init__(self) -> None:
         above("seconds", self.seconds, 0)
-        if not self.networks:
-            raise ConfigError("needs networks")
+        filled("networks", self.networks)
 
 
 def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
@@ -211,8 +210,7 @@ class Kautz(StudyConfig):
 
     def __post_init__(self) -> None:
         at_least("check_every", self.check_every, 1)
-        if not self.degrees:
-            raise ConfigError("needs degrees")
+        filled("degrees", self.degrees)
         at_least("largest", self.largest, max(self.degrees) + 1)
 
 

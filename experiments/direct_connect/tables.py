@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, above, at_least, one_of
+from experiments.config import StudyConfig, above, at_least, filled, one_of
 from experiments.direct_connect.paper import (
     Printed,
     base_cost,
@@ -396,8 +396,7 @@ class Frontiers(StudyConfig):
         at_least("alpha_us", self.alpha_us, 0)
         for name in ("buffer_us", "tolerance"):
             above(name, getattr(self, name), 0)
-        if not self.points:
-            raise ConfigError("needs points")
+        filled("points", self.points)
 
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:

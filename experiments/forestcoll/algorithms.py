@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from experiments.config import StudyConfig, at_least, one_of
-from experiments.study import ConfigError, Rows, publish, stacked_bars
+from experiments.config import StudyConfig, at_least, filled, one_of
+from experiments.study import Rows, publish, stacked_bars
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
@@ -302,8 +302,8 @@ class Config(StudyConfig):
     pieces: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.models or not self.pieces:
-            raise ConfigError("needs models and pieces")
+        filled("models", self.models)
+        filled("pieces", self.pieces)
         at_least("element_bytes", self.element_bytes, 1)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, at_least, one_of
+from experiments.config import PaperValue, StudyConfig, at_least, filled, one_of
 from experiments.forestcoll.algorithms import (
     KINDS,
     NAMES,
@@ -190,8 +190,7 @@ class Pieces(StudyConfig):
         for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
             if not values or sorted(set(values)) != list(values) or values[0] < 1:
                 raise ConfigError(f"{name} must rise from 1 or more, got {values}")
-        if not self.clusters:
-            raise ConfigError("needs clusters")
+        filled("clusters", self.clusters)
 
 
 def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:

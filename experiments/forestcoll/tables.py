@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, at_least, one_of
+from experiments.config import StudyConfig, at_least, filled, one_of
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
 from experiments.study import ConfigError, Rows, publish
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
@@ -26,7 +26,8 @@ from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
+from jaxcoll.synth.forestcoll.stages import as_flow, assemble
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import mi250
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -138,8 +139,7 @@ class TableB2(StudyConfig):
     clusters: Mapping[str, ClusterConfig]
 
     def __post_init__(self) -> None:
-        if not self.clusters:
-            raise ConfigError("needs clusters")
+        filled("clusters", self.clusters)
 
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
@@ -225,8 +225,11 @@ def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -
         return None
     capacity = logical.capacity()
     trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
-    spread = watch.timed("joining hosts", assemble, inside, inner, logical, trees)
-    return watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
+    spread = watch.timed("joining hosts", assemble, logical, trees)
+    joined = watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
+    if joined is None:
+        return None
+    return watch.timed("joining hosts", as_flow, topology, scaling, joined)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,8 +273,8 @@ class ScalingConfig(StudyConfig):
         for name, ranks in self.algorithms.items():
             one_of("algorithms", name, tuple(ALGORITHMS))
             at_least(f"algorithms.{name}", ranks, 1)
-        if not self.clusters or not self.algorithms:
-            raise ConfigError("needs clusters and algorithms")
+        filled("clusters", self.clusters)
+        filled("algorithms", self.algorithms)
         at_least("seed", self.seed, 0)
 
 

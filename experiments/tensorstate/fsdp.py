@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, TopologyConfig, above, at_least, one_of
+from experiments.config import StudyConfig, TopologyConfig, above, at_least, filled, one_of
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows, publish, stacked_bars
@@ -134,8 +134,9 @@ class Config(StudyConfig):
     pieces: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.hosts or not self.models or not self.pieces:
-            raise ConfigError("needs hosts, models and pieces")
+        filled("hosts", self.hosts)
+        filled("models", self.models)
+        filled("pieces", self.pieces)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -232,8 +233,9 @@ class Regret(StudyConfig):
         for name, chunks in self.candidates.items():
             one_of("candidates", name, tuple(SYNTHESIZERS))
             at_least(f"candidates.{name}", chunks, 1)
-        if not self.widths or not self.axes or not self.candidates:
-            raise ConfigError("needs widths, axes and candidates")
+        filled("widths", self.widths)
+        filled("axes", self.axes)
+        filled("candidates", self.candidates)
         if self.network.family not in ("torus", "mesh"):
             raise ConfigError(f"network.family must be torus or mesh, got {self.network.family!r}")
 

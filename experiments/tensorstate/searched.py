@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, above, at_least, one_of
+from experiments.config import StudyConfig, above, at_least, filled, one_of
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows, publish
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
@@ -131,8 +131,8 @@ class Rediscovery(StudyConfig):
         at_least("gap", self.gap, 0)
         for share in self.memory_shares:
             above("memory_shares", share, 0)
-        if not self.models or not self.families:
-            raise ConfigError("needs models and families")
+        filled("models", self.models)
+        filled("families", self.families)
 
 
 def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
@@ -269,8 +269,7 @@ class SearchTime(StudyConfig):
         at_least("gap", self.gap, 0)
         at_least("batch", self.batch, 1)
         above("time_limit", self.time_limit, 0)
-        if not self.meshes:
-            raise ConfigError("needs meshes")
+        filled("meshes", self.meshes)
 
 
 def search_time(config: SearchTime) -> list[dict[str, Any]]:

@@ -213,36 +213,38 @@ class Construction:
         make = {"degree": DegreeExpansion, "power": CartesianPower}[self.operation]
         return [make(self.arguments[0])]
 
-    def said(self) -> list:
-        """In JSON's terms."""
+    def to_json(self) -> list:
+        """As lists, numbers and strings that JSON can hold."""
         arguments = [list(a) if isinstance(a, tuple) else a for a in self.arguments]
-        return [self.operation, arguments, [part.said() for part in self.parts]]
+        return [self.operation, arguments, [part.to_json() for part in self.parts]]
 
     @classmethod
-    def heard(cls, said: object) -> Construction:
-        """What ``said`` returned.
+    def from_json(cls, value: object) -> Construction:
+        """The construction of which ``to_json`` gave a value.
 
         Raises:
             FormatError: anything else.
         """
-        return cls._heard(said, 0)
+        return cls._of_value(value, 0)
 
     @classmethod
-    def _heard(cls, said: object, depth: int) -> Construction:
+    def _of_value(cls, value: object, depth: int) -> Construction:
         if depth > _MOST_DEPTH:
             raise FormatError(f"a construction has at most {_MOST_DEPTH} parts in each other")
-        if not (isinstance(said, list) and len(said) == 3 and isinstance(said[2], list)):
-            raise FormatError(f"a construction is [operation, arguments, parts], got {shown(said)}")
-        name = fields.text(said[0], "an operation")
-        arguments = fields.list_of(_argument)(said[1], f"the arguments of {shown(name)}")
-        least, most = _PARTS.get(name, (1, 1)) if name not in BASES else (0, 0)
-        if name not in {*BASES, *_PARTS, *_WRITTEN} or not least <= len(said[2]) <= most:
+        if not (isinstance(value, list) and len(value) == 3 and isinstance(value[2], list)):
             raise FormatError(
-                f"no construction is called {shown(name)} with {len(said[2])} parts; known: "
+                f"a construction is [operation, arguments, parts], got {shown(value)}"
+            )
+        name = fields.text(value[0], "an operation")
+        arguments = fields.list_of(_argument)(value[1], f"the arguments of {shown(name)}")
+        least, most = _PARTS.get(name, (1, 1)) if name not in BASES else (0, 0)
+        if name not in {*BASES, *_PARTS, *_WRITTEN} or not least <= len(value[2]) <= most:
+            raise FormatError(
+                f"no construction is called {shown(name)} with {len(value[2])} parts; known: "
                 f"{', '.join(_PARTS)}, {', '.join(_WRITTEN)}, and bases, which have no parts"
             )
         _check_arguments(name, arguments)
-        return cls(name, arguments, tuple(cls._heard(part, depth + 1) for part in said[2]))
+        return cls(name, arguments, tuple(cls._of_value(part, depth + 1) for part in value[2]))
 
 
 def _argument(value: object, name: str) -> int | tuple[int, ...]:
@@ -297,6 +299,7 @@ def diameter(construction: Construction) -> int:
         return construction.arguments[0] * diameter(parts[0])
     if operation == "parallel":
         return diameter(parts[0])
+    # With degree 1 the base is a ring, whose line graph is the same ring.
     if operation == "line_graph" and _built(parts[0]).degree > 1:
         return construction.arguments[0] + diameter(parts[0])
     return _built(construction).diameter
@@ -400,6 +403,8 @@ def circulant_rows(degree: int, largest: int) -> Iterator[list]:
     """
     for size in range(degree + 2, largest + 1):
         best = None
+        # Every circulant seems to have an optimal BFB all_gather, but that is proved for two
+        # offsets only (Conjecture 1, App. A.6.4): here it is measured.
         for offsets in _small_diameters(size, degree // 2)[:_SCHEDULED]:
             cost = bfb_cost(circulant(size, offsets))
             if best is None or cost.inverse_bandwidth < best[0].inverse_bandwidth:

@@ -71,6 +71,7 @@ def find(
     checks.flag(parallel, "parallel", TopologyError)
     checks.flag(rates, "rates", TopologyError)
     executors.checked(executor, TopologyError)
+    # Expansions multiply sizes, so all sizes on the way to n divide it.
     sizes = [m for m in range(2, n + 1) if n % m == 0]
     with reporting(progress, "searching", TopologyError) as report:
         cells = search(sizes, degree, measure=True, executor=executor, report=report)
@@ -229,7 +230,7 @@ class Frontiers(Mapping):
     def dumps(self) -> str:
         """The frontiers as JSON text."""
         rows = [
-            [size, c.steps, *c.bandwidth.as_integer_ratio(), c.has, c.construction.said()]
+            [size, c.steps, *c.bandwidth.as_integer_ratio(), c.has, c.construction.to_json()]
             for size, candidates in self.cells.items()
             for c in candidates
         ]
@@ -337,4 +338,4 @@ def _heard(row: object, largest: int, where: str) -> tuple[int, Candidate]:
         readers.whole(*limit)(value, f"{where}[{i}]")
         for i, (value, limit) in enumerate(zip(entries[:5], limits, strict=True))
     )
-    return size, Candidate(steps, Fraction(above, below), has, Construction.heard(entries[5]))
+    return size, Candidate(steps, Fraction(above, below), has, Construction.from_json(entries[5]))

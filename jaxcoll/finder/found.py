@@ -170,6 +170,8 @@ class FoundTopology:
 
     def _all_gather(self, alpha, link_bandwidth) -> Schedule:
         digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
+        # What BFB finds on a line graph itself may be cheaper than the expanded schedule, and the
+        # candidate has that cost then (``with_bfb_cost``).
         if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
             return bfb_all_gather(digraph, alpha, link_bandwidth)
         return schedule
@@ -270,6 +272,7 @@ class Found:
             Choice(point, seconds(point), prices.fixed_cost(point.digraph))
             for point in (*self.points, *more)
         ]
+        # By rising fixed cost: a choice must be faster than all cheaper ones.
         kept: list[Choice] = []
         for choice in sorted(all_of_them, key=lambda each: (each.fixed.total, each.seconds)):
             if not kept or choice.seconds < kept[-1].seconds:
@@ -326,6 +329,8 @@ def paper_table() -> Sequence[dict]:
 
 def _rate_bound(size: int, degree: int) -> str:
     """Links over the least sum of distances that the degree allows."""
+    # At most d^i ranks are i links away, as in the Moore bound: fill the nearest first. A unit from
+    # every rank to every other then takes ``total`` links per rank at the least, of its ``degree``.
     reached, frontier, distance, total = 1, degree, 1, 0
     while reached < size:
         total += distance * min(frontier, size - reached)

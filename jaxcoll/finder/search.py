@@ -144,6 +144,10 @@ class _Table:
         if d == 1 or n % d:
             return
         for base in self.cells.get((n // d, d), ()):
+            # Vertices of L(G) are arcs of G, joined once at most; a self-loop of G stays one. The
+            # arc from uv to vw has one back only if w is u, so that links both ways are lost.
+            # Theorem 10 asks for two out-neighbours or more: d > 1 arcs without a parallel one
+            # have them. Other line graphs may be faster than Theorem 7 says, never slower.
             has = base.has & (Has.NO_LOOPS | Has.REVERSAL) | Has.NO_PARALLEL
             if base.has & (simple := Has.NO_LOOPS | Has.NO_PARALLEL) == simple:
                 has |= base.has & Has.BFB
@@ -153,6 +157,8 @@ class _Table:
     def _products(self, n: int, d: int) -> Iterator[Candidate]:
         """The sum of T_L, and bandwidth optimality (Theorem 13)."""
         optimum = bandwidth_optimum(n)
+        # BFB schedules a product of any factors, but its cost is known for these alone: the paper
+        # has no bound for others (App. A.4.3).
         for m in self.smaller[n]:
             for e in range(1, d // 2 + 1):
                 # Both orders of two factors are one product.
@@ -162,6 +168,8 @@ class _Table:
                     for second in self.factors.get((n // m, d - e), ()):
                         has = first.has & second.has
                         steps = first.steps + second.steps
+                        # All products of a cell cost the same T_B, the optimum, so that steps and
+                        # properties decide. Most are beaten, and are not made.
                         if not self._has_factor(n, d, steps, has):
                             made = product(first.construction, second.construction)
                             yield Candidate(steps, optimum, has, made)
@@ -174,6 +182,8 @@ class _Table:
         if n % k:
             return
         for base in self.cells.get((n // k, d // k), ()):
+            # Copies of a vertex get its shard in a step of their own at the end (Definition 2),
+            # later than a shortest path would bring it: the cost of BFB is not known then.
             if base.has & Has.NO_LOOPS:
                 bandwidth = base.bandwidth + Fraction(k - 1, n)
                 made = Construction("degree", (k,), (base.construction,))
@@ -185,6 +195,8 @@ class _Table:
         if m < 2 or m**k != n:
             return
         for base in self.cells.get((m, d // k), ()):
+            # As far above the optimum (N - 1)/N as the base is: any all_gather can be expanded, and
+            # an optimal one stays so (Corollary 12.1).
             bandwidth = base.bandwidth * Fraction(m, m - 1) * bandwidth_optimum(n)
             made = Construction("power", (k,), (base.construction,))
             yield Candidate(k * base.steps, bandwidth, int(base.has & ~Has.BFB), made)
@@ -195,6 +207,8 @@ class _Table:
             if base.has & Has.BFB and base.has & Has.NO_PARALLEL:
                 made = Construction("parallel", (k,), (base.construction,))
                 yield base._replace(has=int(base.has & ~Has.NO_PARALLEL), construction=made)
+            # Half of each shard goes by the schedule, half by its image on the reversed arcs. They
+            # share no arc, and arcs are half as fast for twice the degree: both costs stay.
             if k == 2 and base.has & Has.REVERSAL and not base.has & Has.BOTH_WAYS:
                 has = base.has & ~(Has.NO_PARALLEL | Has.BFB) | Has.BOTH_WAYS
                 made = Construction("bidirectional", (), (base.construction,))

@@ -332,21 +332,25 @@ def run_messages(waits, hops, num_links, start, end):
         Number of messages that arrived.
     """
     traffic = _traffic(hops, num_links, start)
-    size, done = _push_released(waits, traffic), 0
+    ready, order = _released(waits, traffic.times)
+    traffic.events[: len(order)] = ready[order]
+    size, done = len(order), 0
     while size:
         size, arrived = _run_messages(waits, hops, traffic, end, size)
         done += arrived
     return done
 
 
-@kernel(cache=True, nogil=True)
-def _push_released(waits, traffic):
-    """The messages that wait for none; how many events are to come."""
-    size = 0
-    for m in range(len(waits.release)):
-        if waits.pending[m] == 0:
-            size = heap.push(traffic.times, traffic.events, 0, size, waits.release[m], m)
-    return size
+def _released(waits, times):
+    """The messages that wait for none, and their order by release: the first of the times.
+
+    Sorted times are a heap as they stand.
+    """
+    ready = np.flatnonzero(waits.pending == 0)
+    release = waits.release[ready]
+    order = np.argsort(release, kind="stable")
+    times[: len(order)] = release[order]
+    return ready, order
 
 
 @kernel(cache=True, nogil=True)
@@ -420,23 +424,13 @@ def run_events(waits, hops, num_links, start, end):
         behind=np.full(count, _NONE, np.int64),
         hop=hops.ptr[:-1].copy(),
     )
-    size = number = _inject(waits, state)
-    done = 0
+    ready, order = _released(waits, state.times)
+    state.subject[: len(ready)], state.events[: len(order)] = ready, order
+    size, number, done = len(ready), len(ready), 0
     while size:
         size, number, arrived = _run_events(waits, hops, state, start, end, size, number)
         done += arrived
     return done
-
-
-@kernel(cache=True, nogil=True)
-def _inject(waits, state):
-    """The messages that wait for none; how many events these are."""
-    size = 0
-    for m in range(len(waits.release)):
-        if waits.pending[m] == 0:
-            state.subject[size] = m
-            size = heap.push(state.times, state.events, 0, size, waits.release[m], size)
-    return size
 
 
 @kernel(cache=True, nogil=True)

@@ -76,23 +76,25 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         times=np.zeros(links + 1, np.int64),
         events=np.arange(links + 1),
     )
-    _wait_at_roots(edge, path_ptr, path_link, before, pieces, now)
+    _wait_at_roots(path_link[path_ptr[edge]], before, pieces, now)
     pending = links
     while pending:
         pending = _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending)
     return now.begin
 
 
-@kernel(cache=True)
-def _wait_at_roots(edge, path_ptr, path_link, before, pieces, now):
+def _wait_at_roots(first_link, before, pieces, now):
     """Let the messages of the roots wait for their first links."""
-    for j in range(len(edge)):
-        if before[j] < 0:
-            link = path_link[path_ptr[edge[j]]]
-            for p in range(pieces):
-                first, message = now.heap_ptr[link], j * pieces + p
-                rank = p - now.below[j]
-                now.size[link] = heap.push(now.key, now.item, first, now.size[link], rank, message)
+    at_root = np.flatnonzero(before < 0)
+    link = np.repeat(first_link[at_root], pieces)
+    message = (at_root[:, None] * pieces + np.arange(pieces)).ravel()
+    rank = (np.arange(pieces) - now.below[at_root, None]).ravel()
+    # Sorted by (rank, message), the messages of a link are a heap as they stand.
+    order = np.lexsort((message, rank, link))
+    now.size[:] = np.bincount(link, minlength=len(now.size))
+    before_link = np.cumsum(now.size) - now.size
+    place = (now.heap_ptr[:-1] - before_link)[link[order]] + np.arange(len(order))
+    now.key[place], now.item[place] = rank[order], message[order]
 
 
 @kernel(cache=True, nogil=True)

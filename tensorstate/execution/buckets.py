@@ -85,7 +85,7 @@ def send(of: Any, tensors: Sequence[int]) -> None:
             each[step.target] = x
     for tensor, each in zip(tensors, copies, strict=True):
         steps = of.reshards[tensor].after_forward.steps
-        of.after_forward[tensor] = of.reshard(each, steps)
+        of.after_forward[tensor] = of.reshard(tensor, each, steps)
 
 
 def gather_together(of: Any, tensor: int, in_forward: bool) -> Copies:

@@ -105,7 +105,7 @@ class LocalExecutor:
         """The executor after the microbatch loop and the operators that follow it."""
         here = self.table, self.collectives, self.overlap
         before = {
-            tensor: self.reshard(dict(copies), self.reshards[tensor].before_loop.steps)
+            tensor: self.reshard(tensor, dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
         }
 
@@ -296,13 +296,17 @@ class LocalExecutor:
             if self.unsent.keys() >= {sent.tensor for sent in bucket}:
                 send(self, [sent.tensor for sent in bucket] or [tensor])
 
-    def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
-        """All copies after reshard steps, each of which starts from an existing copy."""
+    def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
+        """All copies after reshard steps, each of which starts from an existing copy.
+
+        XLA fuses a slice into its readers, for which it keeps the whole array; inputs last anyway.
+        """
         for step in steps:
             if step.target in copies:  # by a bucket
                 continue
-            x = copies[step.source]
-            copies[step.target] = apply_reshard_step(step, x, self.mesh, self.collectives)
+            made = apply_reshard_step(step, copies[step.source], self.mesh, self.collectives)
+            is_fused = step.kind == "slice" and tensor not in self.inputs
+            copies[step.target] = materialize(made) if is_fused else made
         return copies
 
     def read_all(self, tensor: int, in_forward: bool) -> Copies:
@@ -359,7 +363,7 @@ class LocalExecutor:
             copies = dict(zip(copies, arrays, strict=True)) | gather_together(
                 self, tensor, in_forward
             )
-        self.env(in_forward)[tensor] = self.reshard(copies, steps)
+        self.env(in_forward)[tensor] = self.reshard(tensor, copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
 
     def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
@@ -375,7 +379,7 @@ class LocalExecutor:
                 self.table.problem.tensor_groups[reshard.group]
             )
             tree = reshard_graph.cheapest_tree(frozenset(copies), frozenset({placements}))
-            self.reshard(copies, tree.steps)
+            self.reshard(tensor, copies, tree.steps)
         return copies[placements]
 
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
@@ -492,5 +496,5 @@ class LocalExecutor:
         if placements not in copies:  # no copy has a PartitionSpec
             whole = next(source for source in copies if min(source, default=0) >= REPLICATED)
             gathers = all_gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
-            copies = self.reshard(dict(copies), gathers)
+            copies = self.reshard(tensor, dict(copies), gathers)
         return copies[placements]

@@ -221,7 +221,7 @@ class GlobalExecutor(LocalExecutor):
         with self.named(tensor):
             super().reshard_when_ready(tensor, *args, **kwargs)
 
-    def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
+    def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
         """All copies after reshard steps, an island for each."""
         for step in steps:
             x = copies[step.source]

@@ -94,7 +94,7 @@ def test_all_reduces_are_built_at_the_predicted_cost(size: int, degree: int):
         found = cost(scatter, degree)
         assert found.steps <= point.reduce_scatter_cost.steps
         assert found.inverse_bandwidth <= point.reduce_scatter_cost.inverse_bandwidth
-        if "line_graph" not in str(point.construction.said()):
+        if "line_graph" not in str(point.construction.to_json()):
             assert found == point.reduce_scatter_cost
         both = cost(point.schedule("all_reduce"), degree)
         assert both.steps == found.steps + point.cost.steps
@@ -128,14 +128,14 @@ def test_candidates_are_what_they_are_said_to_be(small_cells, degree: int):
             assert Has.BOTH_WAYS not in has or digraph.is_undirected
             assert Has.REVERSAL not in has or is_reverse_symmetric(digraph)
             if Has.BFB in has:
-                found, text = bfb_cost(digraph), str(candidate.construction.said())
+                found, text = bfb_cost(digraph), str(candidate.construction.to_json())
                 assert found.steps == candidate.steps
                 assert found.inverse_bandwidth <= candidate.bandwidth
                 assert found == candidate.cost or "line_graph" in text
             assert candidate.steps >= moore_steps(*cell)
             assert candidate.bandwidth >= bandwidth_optimum(cell[0])
-            said = json.loads(json.dumps(candidate.construction.said()))
-            assert Construction.heard(said) == candidate.construction
+            said = json.loads(json.dumps(candidate.construction.to_json()))
+            assert Construction.from_json(said) == candidate.construction
 
 
 @settings(max_examples=25)
@@ -143,13 +143,13 @@ def test_candidates_are_what_they_are_said_to_be(small_cells, degree: int):
 def test_candidates_cost_what_is_predicted_or_less(small_cells, data):
     cell = data.draw(st.sampled_from([c for c in sorted(small_cells) if c[0] <= 24]))
     candidate = data.draw(st.sampled_from(small_cells[cell]))
-    assume("circulant" not in str(candidate.construction.said()) or cell[1] <= 4)
+    assume("circulant" not in str(candidate.construction.to_json()) or cell[1] <= 4)
     _, schedule = candidate.construction.all_gather()
     verify(schedule)
     built = cost(schedule, cell[1])
     assert built.steps <= candidate.steps
     assert built.inverse_bandwidth <= candidate.bandwidth
-    if "line_graph" not in str(candidate.construction.said()):
+    if "line_graph" not in str(candidate.construction.to_json()):
         assert built == candidate.cost
 
 
@@ -326,7 +326,7 @@ def test_twisted_bases_are_tried(size: int, degree: int, name: str):
 
 def test_shifted_rings_and_double_binary_trees_can_be_built_on():
     ring = Construction("shifted_ring", (8,))
-    assert Construction.heard(ring.said()).digraph().name == "C(8,{1,3})"
+    assert Construction.from_json(ring.to_json()).digraph().name == "C(8,{1,3})"
     assert cost(ring.all_gather()[1], 4) == bfb_cost(ring.digraph())
     assert Construction("double_binary_tree", (8,)).digraph().degree == 4
 

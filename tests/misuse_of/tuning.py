@@ -195,8 +195,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "finder.FoundTopology.schedule": (
         POINT.schedule, {"kind": "all_gather", "alpha": 1e-6, "link_bandwidth": 1e9}
     ),
-    "finder.Construction.heard": (
-        finder.Construction.heard, {"said": POINT.construction.said()}
+    "finder.Construction.from_json": (
+        finder.Construction.from_json, {"value": POINT.construction.to_json()}
     ),
     "finder.Construction.all_gather": (
         POINT.construction.all_gather, {"alpha": 1e-6, "link_bandwidth": 1e9}

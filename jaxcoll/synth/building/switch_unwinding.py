@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.links import canonical_order, exact_column, float_column
+from jaxcoll.links import canonical_order
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
@@ -230,11 +230,10 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     src = np.asarray([topology.src[path[0]] for path in every], np.int32)
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
     latency = _latencies(topology, every)
-    alpha, bandwidth = float_column(latency, "alpha"), float_column(share, "bandwidth")
     # A ``Topology`` sorts its links; the edges must stand in the same order.
-    order = canonical_order(src, dst, alpha, bandwidth, exact_column(share, "bandwidth"))
+    order = canonical_order(src, dst, np.asarray(latency), np.asarray(share, float), share)
     return Unwound(
-        Topology(n, src, dst, alpha, share, name=f"{topology.name} unwound"),  # type: ignore[arg-type]
+        Topology(n, src, dst, latency, share, name=f"{topology.name} unwound"),  # type: ignore[arg-type]
         Edges(
             src[order],
             dst[order],

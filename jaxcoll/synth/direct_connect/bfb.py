@@ -99,7 +99,7 @@ class Bfb(Synthesizer):
         Raises:
             TopologyError: switches, or links of different bandwidth.
         """
-        _direct(topology)
+        _direct(checks.instance(topology, Topology, "topology", TopologyError))
         if len(set(topology.exact_bandwidth)) > 1:
             raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
@@ -216,7 +216,6 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
 
 
 def _direct(topology: Topology) -> Topology:
-    checks.instance(topology, Topology, "topology", TopologyError)
     if not topology.is_direct:
         raise TopologyError(f"bfb is for networks without switches; {topology} has some")
     return topology

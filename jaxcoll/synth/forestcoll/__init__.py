@@ -13,10 +13,10 @@ The dissertation's five steps (Sec. 4.5), each from one frozen type to the next:
 4. made low, the loads of links being shared out evenly among roots (``tree_packing``: the choice of
    method and the exact one; ``balancing``: trees of many roots; ``tight_cuts``: networks that fall
    in two; ``spanning``: moves of ranks between trees). With its path through the switches given
-   back to each edge they are a ``TreeFlow``.
+   back to each edge they are ``RoutedTrees``, and counted link by link a ``TreeFlow``.
 5. ``Schedule``: the pieces of a tree follow each other down (``TreeFlow.to_schedule``).
 
-Networks of a known form have shorter ways to a ``TreeFlow``; ``stages`` has them all, in one place.
+Networks of a known form have shorter ways to ``RoutedTrees``; ``stages`` chooses, in one place.
 
 An all_reduce may have both phases at once (``joint_phases``).
 """

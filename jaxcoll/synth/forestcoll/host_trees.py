@@ -24,17 +24,16 @@ from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.edge_splitting import Capacities
 from jaxcoll.synth.forestcoll.pairings import share_of, transported
+from jaxcoll.synth.forestcoll.spanning import RoutedTrees
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
 
 # Tree edges that are held at most.
 _MOST_EDGES = 2**28
 _SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 
-Pack = Callable[[Topology, Scaling], TreeFlow]
+Pack = Callable[[Topology, Scaling], RoutedTrees]
 Paths = Sequence[tuple[int, ...]]
 
 
@@ -71,7 +70,7 @@ class Partition:
     capacity: list[int]
 
 
-def packed_by_hosts(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[TreeFlow]:
+def packed_by_hosts(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[RoutedTrees]:
     """Trees by every way to see a network as hosts that trees enter once; not yet checked."""
     if sum(scaling.capacity) + sum(scaling.trees) >= _SAFE:
         return
@@ -200,7 +199,7 @@ def _paths(
 # ---------------------------------------------------------------------- the smaller networks
 
 
-def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pack) -> TreeFlow:
+def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pack) -> RoutedTrees:
     """Trees between the hosts, and at the place of each host trees of that host.
 
     Raises:
@@ -223,7 +222,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
             raise TopologyError(f"{one} cannot spread what enters it once")
     across = pack(between, shared)
     known = {(inside, needed): pack(inside, needed) for inside, needed in different}
-    insides: list[tuple[TreeFlow, Paths]] = [
+    insides: list[tuple[RoutedTrees, Paths]] = [
         (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in hosts
     ]
     return _joined(topology, scaling, partition, (across, [arc.path for arc in arcs]), insides)
@@ -281,9 +280,9 @@ def _joined(
     topology: Topology,
     scaling: Scaling,
     partition: Partition,
-    between: tuple[TreeFlow, Paths],
-    insides: list[tuple[TreeFlow, Paths]],
-) -> TreeFlow:
+    between: tuple[RoutedTrees, Paths],
+    insides: list[tuple[RoutedTrees, Paths]],
+) -> RoutedTrees:
     """Trees of the hosts, each host replaced by a tree of its own from the rank that is entered.
 
     Args:
@@ -298,12 +297,12 @@ def _joined(
     ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
     # Trees of all hosts, those of each root in succession.
     root = np.concatenate(
-        [ranks[flow.root] for ranks, (flow, _) in zip(partition.ranks, insides, strict=True)]
+        [ranks[trees.root] for ranks, (trees, _) in zip(partition.ranks, insides, strict=True)]
     )
-    weight = np.concatenate([flow.weight for flow, _ in insides])
-    size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
+    weight = np.concatenate([trees.weight for trees, _ in insides])
+    size = np.concatenate([np.diff(trees.tree_ptr) for trees, _ in insides])
     start = np.concatenate([[0], np.cumsum(size)])[:-1]
-    edge = np.concatenate([flow.edge + first_edge[1 + b] for b, (flow, _) in enumerate(insides)])
+    edge = np.concatenate([trees.edge + first_edge[1 + b] for b, (trees, _) in enumerate(insides)])
     # Batches of a root in the order in which they were packed: the kernel takes them up one after
     # the other.
     order = np.argsort(root, kind="stable")
@@ -311,7 +310,7 @@ def _joined(
     most = min(len(across.weight) + len(root) + n, sum(scaling.trees))
     if most * (n - 1) > _MOST_EDGES:
         raise TopologyError(f"{topology} needs up to {most} different trees, too many to hold")
-    rows = _rows(
+    root, weight, edge = _rows(
         (across.root, across.weight, across.tree_ptr, across.edge, topology.dst[link[ptr[1:] - 1]]),
         (weight[order], start[order], size[order], edge, first),
         np.cumsum([0, *map(len, partition.ranks)]),
@@ -319,20 +318,16 @@ def _joined(
         np.asarray(scaling.trees, np.int64),
         most,
     )
-    count = len(rows[0])
-    return TreeFlow(
-        topology, scaling.k, scaling.trees, rows[0], rows[1], Edges.along(topology, ptr, link),
-        np.arange(count + 1) * (n - 1), rows[2], scaling.inverse,
-        {"trees": "hosts entered once", "switches": across.certificate["switches"]},
-    )  # fmt: skip
+    return RoutedTrees(root, weight, edge, ptr, link, "hosts entered once", across.switches)
 
 
-def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
+def _on_links(trees: RoutedTrees, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
     """The links of the whole network that edges use, and how many each uses."""
     hops = np.asarray([len(path) for path in paths], np.int64)
-    used = [link for e in flow.edges.path_link.tolist() for link in paths[e]]
-    of_edge = np.repeat(np.arange(len(flow.edges)), flow.edges.hops)
-    count = np.bincount(of_edge, hops[flow.edges.path_link], len(flow.edges))
+    used = [link for e in trees.path_link.tolist() for link in paths[e]]
+    edges = len(trees.path_ptr) - 1
+    of_edge = np.repeat(np.arange(edges), np.diff(trees.path_ptr))
+    count = np.bincount(of_edge, hops[trees.path_link], edges)
     return np.asarray(used, np.int64), count.astype(np.int64)
 
 

@@ -29,7 +29,8 @@ from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, PathCapacity
-from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
+from jaxcoll.synth.forestcoll.stages import as_flow, assemble
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow, edge_before
 
@@ -83,8 +84,8 @@ class _Side:
                 paths.setdefault((u, v), []).append(PathCapacity(path, amount))
         logical = Logical(len(trees), paths, ())
         packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
-        flow = assemble(self.topology, scaling, logical, packed)
-        return dataclasses.replace(flow, inverse=flow.slowest_link())
+        routed = dataclasses.replace(assemble(logical, packed), is_tight=False)
+        return as_flow(self.topology, scaling, routed)
 
 
 def granularity(topology: Topology, bound: AllReduceBound) -> int:

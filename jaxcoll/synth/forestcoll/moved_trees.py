@@ -17,15 +17,14 @@ import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.numerics.connectivity import FlowNetwork
-from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.spanning import RoutedTrees
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
 
 # Of the columns made at once, int32: beyond 1 GB the general way is taken.
 _MOST_EDGES = 2**28
 
 
-def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
+def moved_trees(topology: Topology, scaling: Scaling) -> RoutedTrees | None:
     """Trees of shortest paths for all roots.
 
     None where the network is not a closed grid, its links are too uneven for shortest paths, or
@@ -61,17 +60,13 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
         parent = np.moveaxis(at[:, None] + at[order] - moves[direction], -1, 0)
         before_last = np.ravel_multi_index(parent, shape, mode="wrap")
         edge[:, i] = link[before_last, direction]
-    return TreeFlow(
-        topology,
-        scaling.k,
-        scaling.trees,
-        np.repeat(np.arange(n), len(starts)),
-        np.tile(np.diff([*starts, scaling.k]), n),
-        Edges.from_links(topology),
-        np.arange(n * len(starts) + 1) * (n - 1),
-        edge.ravel(),
-        scaling.inverse,
-        {"trees": "moved from rank 0", "switches": "none"},
+    return RoutedTrees(
+        root=np.repeat(np.arange(n), len(starts)),
+        weight=np.tile(np.diff([*starts, scaling.k]), n),
+        edge=edge.ravel(),
+        path_ptr=np.arange(topology.num_links + 1),
+        path_link=np.arange(topology.num_links),
+        how="moved from rank 0",
     )
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.connectivity import components
-from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.spanning import RoutedTrees
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
 
 # Of the columns made while trees are joined, int32: beyond 1 GB the general way is taken.
 _MOST_EDGES = 2**28
@@ -45,8 +44,8 @@ class Hosts:
 
 
 def packed_on_rails(
-    topology: Topology, scaling: Scaling, pack: Callable[[Topology, Scaling], TreeFlow]
-) -> Iterator[TreeFlow]:
+    topology: Topology, scaling: Scaling, pack: Callable[[Topology, Scaling], RoutedTrees]
+) -> Iterator[RoutedTrees]:
     """Trees of equal hosts on rails, where the network can be seen as such; not yet checked.
 
     Args:
@@ -160,8 +159,8 @@ def inner_scaling(hosts: Hosts, scaling: Scaling) -> Scaling | None:
 
 
 def joined_trees(
-    topology: Topology, scaling: Scaling, hosts: Hosts, inner: TreeFlow
-) -> TreeFlow | None:
+    topology: Topology, scaling: Scaling, hosts: Hosts, inner: RoutedTrees
+) -> RoutedTrees | None:
     """The trees of all roots, from the trees of one host; None if switches do not join the rails.
 
     Of the k x hosts trees that spread inside a host from one rank, the first k are for the root
@@ -171,7 +170,7 @@ def joined_trees(
     n, k = topology.num_ranks, scaling.k
     if not _on_rails(topology, hosts):
         return None
-    per_host = len(inner.edges)
+    per_host = len(inner.path_ptr) - 1
     root, weight, edge = [], [], []
     for index in range(size):
         rooted = np.flatnonzero(inner.root == index)
@@ -189,22 +188,20 @@ def joined_trees(
             root.append(hosts.ranks[:, index])
             weight.append(np.full(count, length))
             edge.append(_tree_edges(inner, shape, count, size, index, per_host))
-    return TreeFlow(
-        topology,
-        k,
-        scaling.trees,
-        np.concatenate(root),
-        np.concatenate(weight),
-        _edges(topology, hosts, inner),
-        np.arange(sum(map(len, root)) + 1) * (n - 1),
-        np.concatenate(edge, axis=None),
-        scaling.inverse,
-        {"trees": "hosts on rails", "switches": inner.certificate.get("switches", "none")},
+    path_ptr, path_link = _paths(hosts, inner)
+    return RoutedTrees(
+        root=np.concatenate(root),
+        weight=np.concatenate(weight),
+        edge=np.concatenate(edge, axis=None),
+        path_ptr=path_ptr,
+        path_link=path_link,
+        how="hosts on rails",
+        switches=inner.switches,
     )
 
 
 def _tree_edges(
-    inner: TreeFlow, shape: np.ndarray, count: int, size: int, index: int, per_host: int
+    inner: RoutedTrees, shape: np.ndarray, count: int, size: int, index: int, per_host: int
 ) -> np.ndarray:
     """Edges of one tree for the root in each host: its own host, then every other, round."""
     own = np.arange(count)[:, None]
@@ -225,15 +222,15 @@ def _on_rails(topology: Topology, hosts: Hosts) -> bool:
     return bool((switch == switch[0]).all() and (topology.src[hosts.down] == switch).all())
 
 
-def _edges(topology: Topology, hosts: Hosts, inner: TreeFlow) -> Edges:
-    """The edges inside every host, then each rank's to the rank of its index in the hosts ahead."""
+def _paths(hosts: Hosts, inner: RoutedTrees) -> tuple[np.ndarray, np.ndarray]:
+    """The links of the edges inside every host, then of each rank's to its index in every other."""
     count, size = hosts.ranks.shape
-    hops = np.tile(inner.edges.hops, count)
-    links = hosts.links[:, inner.edges.path_link].ravel()
+    hops = np.tile(np.diff(inner.path_ptr), count)
+    links = hosts.links[:, inner.path_link].ravel()
     host, ahead, index = np.indices((count, count - 1, size)).reshape(3, -1)
     across = np.stack(
         [hosts.up[host, index], hosts.down[(host + ahead + 1) % count, index]], axis=1
     )
     path = np.concatenate([links, across.ravel()])
     ptr = np.concatenate([[0], np.cumsum(np.concatenate([hops, np.full(len(across), 2)]))])
-    return Edges.along(topology, ptr, path)
+    return ptr, path

@@ -13,10 +13,13 @@ it can be traded away.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import namedtuple
 
 import numpy as np
 
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 
 # Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
@@ -294,6 +297,42 @@ class Trees:
     weight: np.ndarray
     vertex: np.ndarray
     parent: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoutedTrees:
+    """Batches of like spanning trees, every edge with its path: what all makers of trees make.
+
+    Attributes:
+        root: root of each batch, int32 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        edge: the edges of each batch, one into every rank but the root, a rank's parent joining
+            the tree before it; int32 of shape (batches x (ranks - 1),).
+        path_ptr: edge e crosses the links ``path_link[path_ptr[e]:path_ptr[e + 1]]``, int64.
+        path_link: links in the order they are crossed, int32.
+        how: how the trees were found.
+        switches: how each switch was removed.
+        is_tight: whether some link is known to carry as many trees as the scaling allows.
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    edge: np.ndarray
+    path_ptr: np.ndarray
+    path_link: np.ndarray
+    how: str
+    switches: str = "none"
+    is_tight: bool = True
+
+    def __post_init__(self) -> None:
+        dtypes = {"root": np.int32, "weight": np.int64, "edge": np.int32}
+        paths = {"path_ptr": np.int64, "path_link": np.int32}
+        checks.column_fields(self, "trees", ScheduleError, **dtypes, **paths)
+
+    @functools.cached_property
+    def tree_ptr(self) -> np.ndarray:
+        """The edges of batch i are ``edge[tree_ptr[i]:tree_ptr[i + 1]]``."""
+        return np.arange(len(self.root) + 1) * (len(self.edge) // len(self.root))
 
 
 def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:

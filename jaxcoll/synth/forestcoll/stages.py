@@ -1,11 +1,13 @@
 """Steps 2 to 4: from what each link may carry to trees, in every way that makes them.
 
 The general way removes switches (``edge_splitting``), packs spanning trees into what is left
-(``tree_packing``), and gives each tree edge its path through the switches back. Networks of a known
-form have shorter ways to the same ``TreeFlow``: all roots' trees are those of rank 0 moved
-(``moved_trees``), those of one host joined (``rail_trees``), or those of hosts that are entered
-once (``host_trees``). They are tried in that order, in ``_ways`` alone, and their trees are counted
-like the rest, so that a network that only resembles the form costs time and never throughput.
+(``tree_packing``), and gives each tree edge its path through the switches back (``assemble``: the
+paper's routing, App. B.5.3, kept as paths). Networks of a known form have shorter ways to the same
+``RoutedTrees``: all roots' trees are those of rank 0 moved (``moved_trees``), those of one host
+joined (``rail_trees``), or those of hosts that are entered once (``host_trees``). They are tried in
+that order, in ``_ways`` alone. What any of them makes becomes a ``TreeFlow`` in ``as_flow``, and
+its trees are counted like the rest, so that a network that only resembles the form costs time and
+never throughput.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from jaxcoll.bounds.throughput import Optimum, Scaling, check_balanced, fixed_k,
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, Path, PathCapacity, remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
 from jaxcoll.synth.forestcoll.moved_trees import moved_trees
 from jaxcoll.synth.forestcoll.rail_trees import packed_on_rails
-from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
+from jaxcoll.synth.forestcoll.spanning import RoutedTrees, Trees
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -88,9 +91,9 @@ def forest_at(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFlow:
     # believed. ``counted`` adds up every link of every tree, so that a wrong guess costs time
     # alone.
     wrong: ScheduleError | None = None
-    for flow in _ways(rates, guess, fast):
+    for trees in _ways(rates, guess, fast):
         try:
-            return flow.counted()
+            return as_flow(rates.topology, rates.scaling, trees).counted()
         except ScheduleError as error:  # the network only resembled this form
             wrong = error
     raise ScheduleError(f"no trees that were found for {rates.topology} hold: {wrong}") from wrong
@@ -114,58 +117,134 @@ def known_forest(rates: Rates, guess: bool = True, fast: bool = False) -> TreeFl
     return dataclasses.replace(flow, certificate={**claims, **flow.certificate})
 
 
-def _ways(rates: Rates, guess: bool, fast: bool) -> Iterator[TreeFlow]:
+def _ways(rates: Rates, guess: bool, fast: bool) -> Iterator[RoutedTrees]:
     """Trees by the known forms of networks, where this is one, then the general way; not checked.
 
     Parts of networks of hosts are packed the general way, hosts of hosts as such.
     """
     topology, scaling = rates.topology, rates.scaling
-    pack = functools.partial(packed, guess=guess, fast=fast)
+
+    # The whole network was seen to be balanced with its optimum; a host without its links to the
+    # others need not be, and its switches cannot be removed then (Theorem 26).
+    def pack_part(part: Topology, needed: Scaling) -> RoutedTrees:
+        if part.num_ranks > 1:
+            check_balanced(part)
+        return packed(part, needed, guess=guess, fast=fast)
 
     # A host may hold hosts (a rack of servers, say): its trees are those of a network again, so the
     # same form is tried inside it before the general way.
-    def pack_host(part: Topology, needed: Scaling) -> TreeFlow:
+    def pack_host(part: Topology, needed: Scaling) -> RoutedTrees:
         found = next(packed_by_hosts(part, needed, pack_host), None)
-        return pack(part, needed) if found is None else found
+        return pack_part(part, needed) if found is None else found
 
     if guess:
         moved = moved_trees(topology, scaling)
         if moved is not None:
             yield moved
-        yield from packed_on_rails(topology, scaling, pack)
+        yield from packed_on_rails(topology, scaling, pack_part)
         # Trees that are joined from hosts have the height of both parts together. Up to this size
         # the whole network is packed within seconds, and lower.
         if topology.num_ranks > _SMALL:
             yield from packed_by_hosts(topology, scaling, pack_host)
-    flow = packed(topology, scaling, guess=guess, fast=fast)
     # For a fixed k links were trimmed to whole trees, and trees that are packed may then need the
-    # links even less: the flow is as slow as its fullest link, not as the scale that was promised.
-    yield flow if rates.is_exact else dataclasses.replace(flow, inverse=flow.slowest_link())
+    # links even less.
+    trees = packed(topology, scaling, guess=guess, fast=fast)
+    yield dataclasses.replace(trees, is_tight=rates.is_exact)
 
 
-def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> TreeFlow:
-    """Steps 2 to 4 on any network; a single rank has trees without edges."""
+def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> RoutedTrees:
+    """Steps 2 to 4 on a balanced network; a single rank has trees without edges."""
     n, vertices = topology.num_ranks, topology.num_vertices
     if n == 1:
-        return _of_one_rank(topology, scaling)
+        return _of_one_rank(scaling)
     if fast and n * n * vertices > _PACKED_FAST:
         raise TopologyError(
             "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
             f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
         )
-    check_balanced(topology)
     # Edge splitting keeps what every rank can receive from all roots (Theorem 25), so trees of the
     # same rate exist between ranks alone; each of their edges is a path in the network, which
     # ``assemble`` gives back.
     logical = remove_switches(topology, scaling, guess=guess)  # step 2
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)  # steps 3 and 4
-    return assemble(topology, scaling, logical, trees)
+    return assemble(logical, trees)
 
 
-def _of_one_rank(topology: Topology, scaling: Scaling) -> TreeFlow:
-    nothing = np.zeros(0, np.int64)
-    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
-    return TreeFlow(
-        topology, scaling.k, scaling.trees, np.zeros(1, int), np.asarray(scaling.trees), edges,
-        np.zeros(2, int), nothing, scaling.inverse,
-    )  # fmt: skip
+def _of_one_rank(scaling: Scaling) -> RoutedTrees:
+    root, nothing = np.zeros(1, np.int64), np.zeros(0, np.int64)
+    return RoutedTrees(root, np.asarray(scaling.trees), nothing, root, nothing, how="single rank")
+
+
+def assemble(logical: Logical, trees: Trees) -> RoutedTrees:
+    """Give every tree edge one path through the switches.
+
+    A batch of like trees whose edges run over several paths is cut where one of them ends, which
+    leaves batches whose edges have one path each.
+    """
+    if all(len(paths) == 1 for paths in logical.paths.values()):
+        return _assembled_at_once(logical, trees)
+    left = {
+        pair: [PathCapacity(p.path, p.amount) for p in ps] for pair, ps in logical.paths.items()
+    }
+    number: dict[tuple[int, ...], int] = {}
+    root, weight, edge = [], [], []
+    for i in range(len(trees.root)):
+        pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
+        rest = int(trees.weight[i])
+        while rest:
+            # The paths of a pair carry equally much for it in any order: the last one is taken
+            # until it is full, which keeps the number of different trees low.
+            taken = [left[pair][-1] for pair in pairs]
+            like = min(rest, min(part.amount for part in taken))
+            root.append(int(trees.root[i]))
+            weight.append(like)
+            edge += [number.setdefault(part.path, len(number)) for part in taken]
+            for pair, part in zip(pairs, taken, strict=True):
+                part.amount -= like
+                if not part.amount:
+                    left[pair].pop()
+            rest -= like
+    columns = (np.asarray(root), np.asarray(weight), np.asarray(edge))
+    return _along(logical, *columns, list(number))
+
+
+def _assembled_at_once(logical: Logical, trees: Trees) -> RoutedTrees:
+    """``assemble`` where every pair of ranks has one path."""
+    number = np.full((logical.num_ranks,) * 2, -1, np.int32)
+    for i, (u, v) in enumerate(logical.paths):
+        number[u, v] = i
+    edge = number[trees.parent[:, 1:], trees.vertex[:, 1:]].ravel()
+    paths = [parts[0].path for parts in logical.paths.values()]
+    return _along(logical, trees.root, trees.weight, edge, paths)
+
+
+def _along(
+    logical: Logical, root: np.ndarray, weight: np.ndarray, edge: np.ndarray, paths: list[Path]
+) -> RoutedTrees:
+    """Trees whose edge i runs over path i."""
+    return RoutedTrees(
+        root,
+        weight,
+        edge,
+        path_ptr=np.cumsum([0, *map(len, paths)], dtype=np.int64),
+        path_link=np.asarray([link for path in paths for link in path], np.int64),
+        how="packed",
+        switches=", ".join(logical.how) or "none",
+    )
+
+
+def as_flow(topology: Topology, scaling: Scaling, trees: RoutedTrees) -> TreeFlow:
+    """The trees as a flow on their network: as fast as was asked for, or as its fullest link is."""
+    flow = TreeFlow(
+        topology,
+        scaling.k,
+        scaling.trees,
+        trees.root,
+        trees.weight,
+        Edges.along(topology, trees.path_ptr, trees.path_link),
+        trees.tree_ptr,
+        trees.edge,
+        scaling.inverse,
+        {"trees": trees.how, "switches": trees.switches},
+    )
+    return flow if trees.is_tight else dataclasses.replace(flow, inverse=flow.slowest_link())

@@ -7,8 +7,7 @@ and Frank). An edge is added to as many trees of a batch as leaves all other tre
 Theorem 32), which one flow tells; the rest of the batch goes on without it.
 
 Tight cuts come between the two: where trees must use every arc across a cut, both sides are packed
-by themselves (``tight_cuts``). At last every edge of the trees gets its path through the switches
-back (``assemble``).
+by themselves (``tight_cuts``).
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.connectivity import dinic
-from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
-from jaxcoll.synth.forestcoll.edge_splitting import Logical, Pair, PathCapacity
+from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import Trees, reparent
 from jaxcoll.synth.forestcoll.tight_cuts import pack_across
-from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
 
 _SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 _SEVERAL = 64  # ranks up to which trees are packed exactly, without balancing
@@ -293,68 +288,3 @@ def _listed(vertices, src, dst, capacity):
         at[dst[a]] += 1
         head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
     return ptr, head, mate, room
-
-
-def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Trees) -> TreeFlow:
-    """Give every tree edge one path through the switches.
-
-    A batch of like trees whose edges run over several paths is cut where one of them ends, which
-    leaves batches whose edges have one path each.
-    """
-    if all(len(paths) == 1 for paths in logical.paths.values()):
-        return _assembled_at_once(topology, scaling, logical, trees)
-    left = {
-        pair: [PathCapacity(p.path, p.amount) for p in ps] for pair, ps in logical.paths.items()
-    }
-    number: dict[tuple[int, ...], int] = {}
-    root, weight, edge = [], [], []
-    for i in range(len(trees.root)):
-        pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
-        rest = int(trees.weight[i])
-        while rest:
-            # The paths of a pair carry equally much for it in any order: the last one is taken
-            # until it is full, which keeps the number of different trees low.
-            taken = [left[pair][-1] for pair in pairs]
-            like = min(rest, min(part.amount for part in taken))
-            root.append(int(trees.root[i]))
-            weight.append(like)
-            edge += [number.setdefault(part.path, len(number)) for part in taken]
-            for pair, part in zip(pairs, taken, strict=True):
-                part.amount -= like
-                if not part.amount:
-                    left[pair].pop()
-            rest -= like
-    return TreeFlow(
-        topology,
-        scaling.k,
-        scaling.trees,
-        np.asarray(root),
-        np.asarray(weight),
-        Edges.from_paths(topology, list(number)),
-        np.arange(len(root) + 1) * (topology.num_ranks - 1),
-        np.asarray(edge),
-        scaling.inverse,
-        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
-    )
-
-
-def _assembled_at_once(
-    topology: Topology, scaling: Scaling, logical: Logical, trees: Trees
-) -> TreeFlow:
-    """``assemble`` where every pair of ranks has one path."""
-    n, count = topology.num_ranks, len(trees.root)
-    number = np.full((n, n), -1, np.int32)
-    for i, (u, v) in enumerate(logical.paths):
-        number[u, v] = i
-    return TreeFlow(
-        topology,
-        scaling.k,
-        scaling.trees,
-        trees.root,
-        trees.weight,
-        Edges.from_paths(topology, [paths[0].path for paths in logical.paths.values()]),
-        np.arange(count + 1) * (n - 1),
-        number[trees.parent[:, 1:], trees.vertex[:, 1:]].ravel(),
-        scaling.inverse,
-        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
-    )

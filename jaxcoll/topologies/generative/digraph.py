@@ -1,4 +1,10 @@
-"""Digraph: a regular directed graph as columns of arcs, self-loops and parallel arcs included."""
+"""Digraph: a regular directed graph as columns of arcs, self-loops and parallel arcs included.
+
+The dissertation's cost model (Sec. 3.3.2) gives every rank d ports of equal bandwidth, so a direct
+network is a digraph of d arcs out of every vertex and into it: ports that are not needed are
+self-loops, and ports that lead to the same rank are parallel arcs. Arcs are numbered by their tail,
+d at each, because expansions make vertices and schedules of them: arc a of G is vertex a of L(G).
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
 """Distance-regular graphs, and the finite geometries that many of them are made of.
 
-Finite fields, and incidence graphs of projective and affine planes and generalized polygons.
+A graph is distance-regular if the number of vertices at distance i from x and j from y depends only
+on i, j and the distance of x and y (Definition 17). Every one has a bandwidth-optimal BFB
+all_gather in as many steps as its diameter (A.6.3): of the shards that are i steps away, each link
+into a rank can bring equally many, and each shard can come by equally many links (Theorem 18). In
+the octahedron, J(4,2), a rank gets 4 shards by 4 links in the first step and a quarter of the last
+shard by each in the second: 5/4 of a shard per link, as long as 5/6 of the buffer take over all 4.
 
 The vertices of an incidence graph are the points and the lines of a geometry, points first; a point
 is joined with the lines through it. Those of planes, generalized quadrangles and hexagons of order
 (q, q) have degree q + 1 and diameters 3, 4 and 6, with which no bipartite graph has more vertices.
 
-Source: Table A.2 names those of degree 4; constructions are the classical ones, given at each.
-
-Distance-regular graphs, every one of which has a bandwidth-optimal BFB schedule (A.6.3).
-
-All rows of Table A.2 are built by construction; most constructions take other parameters as well.
+Source: Table A.2 names those of degree 4. All of its rows are built, by the classical constructions
+that are given at each; most take other parameters as well.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def generalized_quadrangle(q: int) -> Digraph:
     check_size(f"GQ({q},{q})", size, size * (q + 1))
     points = field.projective_points(4)
     negated = field.negative[points]
+    # The symplectic form of x and y is the plain one of x and this image of y.
     turned = np.stack([points[:, 1], negated[:, 0], points[:, 3], negated[:, 2]], axis=1)
     first, second = np.nonzero(np.triu(field.form(points, turned) == 0, 1))
     return _point_line_graph(field, points, first, second, f"incidence GQ({q},{q})")
@@ -107,6 +110,7 @@ def generalized_hexagon(q: int) -> Digraph:
     for i in range(3):
         value = field.add[value, field.multiply[points[:, i], points[:, i + 4]]]
     points = points[value == 0]
+    # A line lies on the quadric where the polar form of two of its points vanishes.
     polar = points[:, [4, 5, 6, 3, 0, 1, 2]]
     polar[:, 3] = field.negative[field.add[points[:, 3], points[:, 3]]]
     on_line = np.triu(field.form(points, polar) == 0, 1)
@@ -183,6 +187,8 @@ class Field:
         products = np.zeros((q, q, 2 * exponent - 1), np.int64)
         for i, j in itertools.product(range(exponent), repeat=2):
             products[:, :, i + j] += digits[:, None, i] * digits[None, :, j]
+        # A reducible polynomial leaves divisors of zero; an irreducible one makes a field, where
+        # multiplying by any element but 0 permutes the others. The first such is taken.
         for modulus in itertools.product(range(prime), repeat=exponent):
             self.multiply = _reduced(products % prime, modulus, prime) @ weights
             if (np.sort(self.multiply[1:, 1:], axis=1) == np.arange(1, q)).all():

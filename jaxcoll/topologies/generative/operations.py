@@ -290,6 +290,9 @@ def _search(digraph: Digraph) -> np.ndarray | None:
     """
     size = digraph.size
     neighbours = _neighbours(digraph)
+    # A refinement after each choice, as in programs for canonical labels (McKay, "Practical graph
+    # isomorphism", 1981). Equal colours of a regular digraph would never be refined, so the first
+    # ones are numbers of vertices by distance.
     stack = [_refine(_profiles(digraph), neighbours)]
     refinements = 0
     while stack:

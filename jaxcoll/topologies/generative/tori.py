@@ -1,11 +1,9 @@
 """Tori, twisted tori, rings and circulants: vertices on circles, the same arcs at every vertex.
 
-Tori and twisted tori: boxes of vertices whose sides close, some of them with a shift.
-
-Slices of TPU v4 and v5p are such boxes of cubes of 64 ranks, whose faces optical circuits join at
-will.
-
-Rings and circulant graphs: vertices on a circle, arcs to the same distances from every vertex.
+Tori and twisted tori are boxes of vertices whose sides close, some of them with a shift. Slices of
+TPU v4 and v5p are such boxes, of cubes of 64 ranks whose faces optical circuits join at will. In
+rings and circulant graphs the vertices stand on one circle, with arcs to the same distances from
+every vertex: C(8, {2, 3}) joins vertex 0 with 2, 3, 5 and 6, and reaches the others in two steps.
 
 Source: Tables 3.5 and A.3, Appendices A.6.1 and A.6.4.
 """
@@ -253,6 +251,8 @@ def least_diameter_circulant(n: int, degree: int = 4) -> Digraph:
 
 def theorem_22_offset(n: int) -> int:
     """m = ceil((sqrt(2n - 1) - 1) / 2), exactly: the least m with 2 m^2 + 2 m + 1 >= n."""
+    # Two offsets and their inverses reach i a + j b with |i| + |j| <= m in m steps: 2 m^2 + 2 m + 1
+    # vertices at the most, so that no smaller m will do.
     m = (math.isqrt(2 * n - 1) - 1) // 2
     while 2 * m * m + 2 * m + 1 < n:
         m += 1

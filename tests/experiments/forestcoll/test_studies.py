@@ -15,7 +15,7 @@ from experiments.study import ConfigError
 from experiments.workloads import Exchange, Layer, Workload, load_model
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.topologies import mi250
-from tests.experiments.runs import small_run
+from tests.experiments.runs import refuses_settings, small_run
 
 GIB = "1 GiB"
 
@@ -210,3 +210,6 @@ def test_switches_inside_boxes_are_told_from_those_between():
     assert ClusterConfig("h100", 1, 8).box_switches() == (8,)
     assert ClusterConfig("a100", 3, 4).box_switches() == (12, 13, 14)
     assert ClusterConfig("mi250", 2, 8).box_switches() == ()
+
+
+test_settings_that_are_refused = refuses_settings("forestcoll-")

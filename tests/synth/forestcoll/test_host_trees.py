@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
-from jaxcoll.synth.forestcoll.stages import forest
-from jaxcoll.synth.forestcoll.tree_packing import assemble, pack_trees
+from jaxcoll.synth.forestcoll.spanning import RoutedTrees
+from jaxcoll.synth.forestcoll.stages import as_flow, assemble, forest
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import dgx_a100, fat_tree, leaf_spine, mi250, multi_rail, nvswitch_hosts
 from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
 from tests.synth.forestcoll.test_forest import count
 
 BOXES = "hosts entered once"
 
 
-def pack(topology: Topology, scaling: Scaling) -> TreeFlow:
+def pack(topology: Topology, scaling: Scaling) -> RoutedTrees:
     logical = remove_switches(topology, scaling)
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
-    return assemble(topology, scaling, logical, trees)
+    return assemble(logical, trees)
 
 
 def unplugged(topology: Topology, *ranks: int) -> Topology:
@@ -50,7 +50,7 @@ def unplugged(topology: Topology, *ranks: int) -> Topology:
 )
 def test_clusters_with_faults(topology):
     scaling = optimum(topology).scaling
-    flow = next(packed_by_hosts(topology, scaling, pack))
+    flow = as_flow(topology, scaling, next(packed_by_hosts(topology, scaling, pack)))
     assert flow.certificate["trees"] == BOXES
     assert count(flow) == flow.check_load() == optimum(topology).inverse
 
@@ -78,14 +78,14 @@ def clusters(draw) -> Topology:
 @given(clusters())
 def test_what_is_found_is_optimal(topology):
     best = optimum(topology)
-    for flow in packed_by_hosts(topology, best.scaling, pack):
-        assert count(flow) == best.inverse
+    for trees in packed_by_hosts(topology, best.scaling, pack):
+        assert count(as_flow(topology, best.scaling, trees)) == best.inverse
 
 
 def test_equal_boxes_are_packed_once():
     packed = []
 
-    def noted(topology: Topology, scaling: Scaling) -> TreeFlow:
+    def noted(topology: Topology, scaling: Scaling) -> RoutedTrees:
         packed.append(topology.num_ranks)
         return pack(topology, scaling)
 
@@ -99,7 +99,8 @@ def test_unequal_shards_enter_once_too():
     topology = unplugged(dgx_a100(2), 5)
     shares = (3, 0, 1, 2) * 4
     best = optimum(topology, shares)
-    flow = next(packed_by_hosts(topology, best.scaling, pack))
+    trees = next(packed_by_hosts(topology, best.scaling, pack))
+    flow = as_flow(topology, best.scaling, trees)
     assert flow.shard == tuple(best.k * share for share in shares)
     assert count(flow) == best.inverse
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jaxcoll.bounds.throughput import fixed_k, optimum
+from jaxcoll.bounds.throughput import check_balanced, fixed_k, optimum
 from jaxcoll.paths import hop_distances
+from jaxcoll.synth.forestcoll import stages
 from jaxcoll.synth.forestcoll.moved_trees import moved_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling
 from jaxcoll.synth.forestcoll.stages import forest
@@ -153,6 +154,28 @@ def test_boxes_are_found():
     inner = inner_scaling(hosts, scaling)
     assert inner is not None
     assert inner.trees == (3 * scaling.k,) * 2
+
+
+def test_hosts_that_are_unbalanced_alone_are_not_split(monkeypatch):
+    """Two ranks at a switch, and both at a spine: one lets in more from there, the other less."""
+    links = []
+    for first, second, inside in ((0, 1, 4), (2, 3, 5)):
+        links += [(first, inside, 4), (inside, first, 5), (first, 6, 5), (6, first, 4)]
+        links += [(second, inside, 5), (inside, second, 4), (second, 6, 4), (6, second, 5)]
+    src, dst, speed = np.asarray(links).T
+    topology = Topology(4, src, dst, np.zeros(16), 1e9 * speed, num_vertices=7)
+    split = []
+
+    def noted(part, scaling, **options):
+        split.append(part.num_ranks)
+        check_balanced(part)  # Theorem 26 is about no other networks
+        return remove_switches(part, scaling, **options)
+
+    remove_switches = stages.remove_switches
+    monkeypatch.setattr(stages, "remove_switches", noted)
+    flow = forest(topology)
+    assert split == [4]
+    assert count(flow) == optimum(topology).inverse
 
 
 def test_uneven_shards_are_packed():

@@ -16,6 +16,7 @@ import tensorstate
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, Milp, PlanError, search, solve_baseline
 from tensorstate.cost.cost import SearchOptions, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.problem.problem import Problem
 from tensorstate.report import units
 from tensorstate.solver.overlap import (
     LEAST_SHARE,
@@ -138,6 +139,29 @@ def test_nothing_but_what_hides_goes_over_the_slow_links(plan, summed):
     assert exposed < 0.01 * plan.timeline.seconds
     assert plan.result.bound <= plan.timeline.seconds == plan.result.objective
     assert plan.timeline.exposed_seconds < 0.5 * plan.cost.communication
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Milp):
+    """Counts its programs."""
+
+    programs: list[Problem] = dataclasses.field(default_factory=list)
+
+    def solve(self, problem, candidates, options, progress=None):
+        """See ``Milp``."""
+        self.programs.append(problem)
+        return super().solve(problem, candidates, options, progress)
+
+
+def test_a_plan_within_two_gaps_of_the_bound_needs_no_other_program(graph, plan):
+    """With links that hide all, the compute of the plan of the least shares is the bound."""
+    links = AlphaBetaCosts(SLOW_FAST.mesh, (0.0, 0.0), (1e15, 1e15))
+    fast, slow = Counted(), Counted()
+    found = search(graph, solver=fast, **{**ASKED, "network": links})
+    assert len(fast.programs) == 1
+    assert found.timeline.seconds <= found.result.bound * 1.02
+    assert search(graph, solver=slow, **ASKED).timeline.seconds >= plan.result.bound
+    assert len(slow.programs) > 1
 
 
 def test_a_plan_prints_the_time_of_its_schedule(plan, tmp_path):
