@@ -188,7 +188,7 @@ ACCUMULATE: Mapping[int, Callable[[Any, Any], Any]] = {
     SUM: jnp.add,
     MAX: jnp.maximum,
     MIN: jnp.minimum,
-    REPLICATED: lambda before, now: now,
+    REPLICATED: lambda before, now: now,  # every microbatch has the same
 }
 
 
@@ -212,6 +212,7 @@ class MicrobatchLoop:
             (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # The local shard of the batch is sliced, whatever its placements: see ``MicrobatchSlice``.
+        # Inputs on different numbers of devices are cut at the same examples, hence the multiple.
         parts = [
             self._devices(t, table.produced_placements(t))
             for t in inputs

@@ -68,6 +68,7 @@ def _product(operator: Operator, arrays: Sequence[Any]) -> list[Any] | None:
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
+    # dot_general puts the kept dimensions first, then the free ones of either operand.
     free = [label for label in (*a, *b) if label not in (*summed, *kept)]
     wanted, made = _joined(call.output_labels[0]), [*kept, *free]
     return [result.transpose([made.index(label) for label in wanted])]

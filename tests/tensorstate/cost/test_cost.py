@@ -29,7 +29,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
 from tensorstate.plan import solve_baseline
-from tensorstate.problem.problem import Problem
+from tensorstate.problem.problem import Problem, RingSend
 from tensorstate.solver.formulation import Formulation
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import s
@@ -349,7 +349,7 @@ def test_no_cost_depends_on_what_was_estimated_before(copies):
 
 @functools.cache
 def ring_problem(dtype) -> tuple[Problem, Decisions]:
-    """Attention in a ring of four devices."""
+    """Attention in a ring of four devices; nothing about it is left to be found by trying."""
 
     def step(w, x):
         def loss(w):
@@ -361,7 +361,10 @@ def ring_problem(dtype) -> tuple[Problem, Decisions]:
     attention = tensorstate.declare(
         functools.partial(jax.nn.dot_product_attention, is_causal=True),
         "b q h d, b k h d, b k h d -> b q h d",
+        whole="d",
         ring="q k",
+        scale=4**-0.5,
+        causal=True,
     )
     mesh = MeshShape.of({"sequence": 4})
     traced = trace(step, ({n: s(8, 2, 4, dtype=dtype) for n in "qkv"}, s(1, 16, 8, dtype=dtype)))
@@ -383,6 +386,29 @@ def test_sends_around_a_ring_are_part_of_the_communication():
     seconds = seconds_by_collective(problem, cost)
     assert seconds["permute", 0] == math.fsum(problem.send_around_seconds(x) for x in sends) > 0
     assert math.fsum(seconds.values()) == pytest.approx(cost.communication, rel=1e-12)
+
+
+def test_sends_within_nodes_are_counted_in_each_of_their_runs(monkeypatch):
+    """Three sends of 128 bytes in each node of a class, of which two are recomputed."""
+    network = AlphaBetaCosts(LINES[1], (1e-6,), (1e9,))
+    problem = Problem(six_layers(), network, HARDWARE["CPU"])
+    nodes = next(
+        nodes
+        for number, nodes in enumerate(problem.graph.node_classes)
+        if problem.can_recompute(number) and len(nodes) > 2
+    )
+    number = problem.graph.nodes[nodes[0]].class_id
+    sends = {number: (RingSend(0, 128, 3, "float32"),)}
+    monkeypatch.setattr(Problem, "ring_sends", lambda _, class_id, _of: sends.get(class_id, ()))
+    strategies = tuple((REPLICATED,) for _ in problem.strategies)
+    cost = estimate_cost(problem, Decisions(strategies, frozenset(nodes[:2])))
+    assert cost.recomputed_nodes == frozenset(nodes[:2])
+    runs = len(nodes) + 2
+    assert cost.count_by_collective == {("permute", 0): 3 * runs}
+    assert cost.bytes_by_collective == {("permute", 0): 3 * runs * 128}
+    seconds = 3 * runs * (1e-6 + 128 / 1e9)
+    assert cost.communication == pytest.approx(seconds)
+    assert seconds_by_collective(problem, cost) == {("permute", 0): pytest.approx(seconds)}
 
 
 @pytest.mark.parametrize(

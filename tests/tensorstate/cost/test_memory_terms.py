@@ -123,3 +123,29 @@ def test_cpu_devices_copy_the_operands_of_gradients_of_kernels():
     assert any(copied.any() for _, copied in found)
     for (cpu, copied), (gpu, _) in zip(found[:half], found[half:], strict=True):
         np.testing.assert_array_equal(cpu - gpu, copied)
+
+
+def test_a_gathered_kernel_takes_its_bytes_twice_as_it_is_received_and_then_once(monkeypatch):
+    """Sharded in memory and gathered for a forward and a backward pass, in one go or in two."""
+    problem, none = tiny_problem("twice"), frozenset[int]()
+    kernel = problem.graph.inputs[0]
+    number = next(n for n, g in enumerate(problem.tensor_groups) if kernel in g.tensors)
+    group, live = problem.tensor_groups[number], problem.live_ranges(number)
+    strategies = [(REPLICATED,) for _ in problem.strategies]
+    strategies[group.class_id] = (0,)
+    (plan,) = reshard_plans(problem, Decisions(tuple(strategies)), none, number)
+    passes = (
+        (plan.in_forward, live.resharded_in_forward, live.receive_buffer_in_forward),
+        (plan.after_forward, live.resharded_after_forward, live.receive_buffer_after_forward),
+    )
+    expected = sum(
+        group.nbytes * (copy + buffer) for tree, copy, buffer in passes if len(tree.steps) == 1
+    )
+    assert np.max(expected) == 2 * group.nbytes
+
+    def temporaries() -> np.ndarray:
+        return bytes_by_point(problem, number, strategies, [plan], none)[3]
+
+    whole = temporaries()
+    monkeypatch.setattr(memory, "_reshard_terms", lambda *_: iter(()))
+    np.testing.assert_array_equal(whole - temporaries(), expected)

@@ -22,7 +22,7 @@ from tensorstate.problem.liveness import EXPENSIVE, Liveness
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import s
-from tests.tensorstate.tiny import TINY, graph
+from tests.tensorstate.tiny import TINY, graph, six_layers
 
 X, COLUMN = s(8, 4), s(8, 1)
 
@@ -193,8 +193,17 @@ def test_live_bytes_of_a_model_are_those_of_an_allocator():
     model = load_model("llama")
     graph = trace(model.step, model.abstract_args, loops="unroll")
     check_allocated(graph, 1)
-    # The last points of the first and of the last node of each class.
+    check_program_points(graph)
+
+
+def test_program_points_of_identical_layers_are_those_of_the_first_and_the_last():
+    check_program_points(six_layers())
+
+
+def check_program_points(graph: Graph) -> None:
+    """They are the last points of the first and of the last node of each class."""
     found = Liveness(graph)
+    assert max(map(len, graph.node_classes)) > 2
     expected = {found.end}
     for members in graph.node_classes:
         for number in {members[0], members[-1]}:
