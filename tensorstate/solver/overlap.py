@@ -47,7 +47,7 @@ LOOP_SHARE = 0.25
 # 3.1 8B on 2x4 and on 8 H100s with 12 to 100 GB/s between hosts take up to 12 % less than with the
 # better of "sum" and one assumed share; those of 4 and 8 layers of a 7.5 B decoder, where one
 # gradient is exposed, 7 and 3 % less than with shares of axes alone.
-MOST_CORRECTIONS, SAME_SHARE = 6, 0.1
+MOST_CORRECTIONS, SAME_SHARE = 5, 0.1
 # Gap of these programs, whose shares are no more exact; half of it is for rounding.
 COARSE_GAP = 0.1
 # Parts of the time limit: of each program, until when a corrected one may begin, and until when all
@@ -171,6 +171,12 @@ class _Hidden(NamedTuple):
     solved: SearchResult
     found: SearchResult
 
+    def is_repeated(self, before: _Hidden | None) -> bool:
+        """Whether larger shares of single tensors have led to the same schedule."""
+        if before is None or before.shares.assumed != self.shares.assumed:
+            return False
+        return before.found.objective == self.found.objective
+
 
 class _Overlap:
     """One search; see the module."""
@@ -201,16 +207,17 @@ class _Overlap:
 
     def _corrected_until_stable(self) -> SearchResult | None:
         """The best plan of programs whose shares are corrected; none in time."""
-        best, hidden = None, self._hidden(Shares.of(len(self.problem.mesh.sizes)))
-        for _ in range(MOST_CORRECTIONS):
+        best, last, hidden = None, None, self._hidden(Shares.of(len(self.problem.mesh.sizes)))
+        for left in reversed(range(1 + MOST_CORRECTIONS)):
             if hidden is None:
                 break
             if best is None or self._better(best.found, hidden.found) is hidden.found:
                 best = hidden
-            if self._is_close(best.found) or self._seconds() > BEGIN_UNTIL * self.solver.time_limit:
+            is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
+            if not left or is_late or self._is_close(best.found) or hidden.is_repeated(last):
                 break
             shares = self._corrected(hidden)
-            hidden = None if shares is None else self._hidden(shares)
+            last, hidden = hidden, None if shares is None else self._hidden(shares)
         if best is None:
             return None
         plain = self._plain(best.program, best.solved)
