@@ -437,8 +437,11 @@ class _Planner:
         if best[0] > tree.seconds:
             every = all_placements(self.group.sizes, self.problem.mesh)
             partial = [placements for placements in near if not has_no_partial(placements)]
-            best = min(best, *map(order, every), *map(order, partial))
-        return best[2]
+            return min(best, *map(order, every), *map(order, partial))[2]
+        # A slice costs nothing, so a consumer's shard may be saved for as little.
+        usable = (placements for placements in after_forward if min(placements) >= SUM)
+        shards = [p for p in usable if self.problem.local_bytes(self.group, p) < best[1]]
+        return min([best, *map(order, shards)])[2]
 
 
 def _saved_order(

@@ -271,6 +271,28 @@ def test_a_partial_sum_is_saved_where_a_later_consumer_takes_it_so():
     assert num_saved
 
 
+@given(data=st.data())
+@settings(deadline=None, max_examples=50)
+def test_what_the_backward_pass_slices_is_saved_as_the_slice(data):
+    """The copy that is saved is as small as the one consumer after the forward pass allows."""
+    problem = data.draw(problems())
+    strategies = tuple(data.draw(st.sampled_from(each.all)) for each in problem.strategies)
+    try:
+        plans = estimate_cost(problem, Decisions(strategies)).reshards
+    except PlanError:
+        return
+    for plan in plans:
+        group, steps = problem.tensor_groups[plan.group], plan.after_forward.steps
+        needed = {
+            problem.required_placements(c, strategies[c.class_id])
+            for c in group.consumer_classes
+            if c.class_id is not None
+        }
+        if plan.saved is not None and plan.saved not in needed and not group.is_input:
+            in_a_row = all(b.source == a.target for a, b in itertools.pairwise(steps))
+            assert not (steps and in_a_row and all(step.kind == "slice" for step in steps))
+
+
 @pytest.mark.parametrize("num_repeats", [1, 2])
 @pytest.mark.parametrize("name", ["linear", "twice", "layers"])
 def test_totals_are_sums_over_nodes_and_tensors(name, num_repeats):
