@@ -78,7 +78,7 @@ class TaskColumns(NamedTuple):
 
     Attributes:
         seconds, order, first, axis, ahead, behind, across: as there.
-        is_patient, is_alone, is_state: as there.
+        is_patient, is_alone: as there.
         body: the number of the body that a task stands in.
         waiting, awaited: the task ``waiting[i]`` waits for ``awaited[i]``.
     """
@@ -92,7 +92,6 @@ class TaskColumns(NamedTuple):
     across: np.ndarray
     is_patient: np.ndarray
     is_alone: np.ndarray
-    is_state: np.ndarray
     body: np.ndarray
     waiting: np.ndarray
     awaited: np.ndarray
@@ -116,7 +115,7 @@ class TaskColumns(NamedTuple):
 _KINDS: Mapping[type, Sequence[str]] = {
     float: ("seconds", "order", "first"),
     np.int64: ("axis", "ahead", "behind", "across"),
-    bool: ("is_patient", "is_alone", "is_state"),
+    bool: ("is_patient", "is_alone"),
 }
 
 

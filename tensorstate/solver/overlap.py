@@ -22,6 +22,7 @@ consists of: no schedule takes less than the busiest of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -86,18 +87,16 @@ def retimed(
     objective = options.value(result.cost)
     if not problem.hardware.overlaps or options.objective != "overlap":
         return dataclasses.replace(result, objective=objective)
-    bound = _bound_of_schedules(problem, candidates, result.bound)
+    bound = max(_bound_by_resources(problem, result.bound), _least_compute(problem, candidates))
     return dataclasses.replace(result, objective=objective, bound=min(bound, objective))
 
 
-def _bound_of_schedules(
-    problem: Problem, candidates: CandidateStrategies, bound_of_sum: float
-) -> float:
+def _bound_by_resources(problem: Problem, bound_of_sum: float) -> float:
     """A bound of all schedules, by that of a program in which nothing costs more than it takes."""
     resources = 1 + len(
         {g for g, n in zip(problem.network.link_groups(), problem.mesh.sizes, strict=True) if n > 1}
     )
-    return max(bound_of_sum / resources, _least_compute(problem, candidates))
+    return bound_of_sum / resources
 
 
 def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
@@ -192,13 +191,13 @@ class _Overlap:
         self.problem, self.candidates, self.options = problem, candidates, options
         self.solver, self.progress = solver, progress
         self.linear, self.baselines = options.linear, Baselines(problem)
-        self.start, self.bound = time.perf_counter(), _least_compute(problem, candidates)
-        self.hideable = [group for group in problem.tensor_groups if self._may_hide(group)]
+        self.start, self.bound = time.perf_counter(), -math.inf
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
         if not self.problem.hardware.overlaps:
             return self._plain(self.problem, self._solved(self.problem, self.solver.gap))
+        self.bound = _least_compute(self.problem, self.candidates)
         best = self._corrected_until_stable()
         if best is None or not self._is_close(best):
             best = self._best_with_others(best)
@@ -269,8 +268,7 @@ class _Overlap:
         return solver.solve(problem, self.candidates, self.linear, self.progress)
 
     def _note_bound(self, solved: SearchResult) -> None:
-        bound = _bound_of_schedules(self.problem, self.candidates, solved.bound)
-        self.bound = max(self.bound, bound)
+        self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound))
 
     def _undiscounted(self, result: SearchResult) -> SearchResult:
         """A result with the costs of the network as it is."""
@@ -291,6 +289,11 @@ class _Overlap:
         return found if result_order(found, limit) < result_order(best, limit) else best
 
     # ------------------------------------------------------------------ shares that are exposed
+
+    @functools.cached_property
+    def hideable(self) -> list[TensorGroup]:
+        """The tensor groups whose collectives may hide."""
+        return [group for group in self.problem.tensor_groups if self._may_hide(group)]
 
     def _may_hide(self, group: TensorGroup) -> bool:
         """Whether its collectives are of parameters, or of gradients that the optimizer reads."""
