@@ -25,11 +25,12 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
-from experiments.study import ConfigError, Experiment
+from experiments.study import ConfigError, Experiment, Row, publish
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.io.files import read_text, write_text
 
@@ -47,6 +48,17 @@ class StudyConfig:
     size: str
     notes: tuple[str, ...]
     results: Path
+
+    def publish(
+        self,
+        title: str,
+        rows: Sequence[Row],
+        *,
+        figure: Figure | None = None,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        """Prints and writes the study's rows with its notes; arguments as ``study.publish``."""
+        publish(title, rows, self.results, figure=figure, notes=self.notes, remarks=remarks)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from scipy.optimize import brentq, least_squares
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.config import StudyConfig, above, at_least, one_of
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
@@ -110,7 +110,7 @@ def optima(config: OptimaConfig) -> list[Row]:
             }
         )
     title = "AutoCCL, Fig. 3: optima of one resource"
-    publish(title, rows, config.results, figure=_optima_figure(config, model), notes=config.notes)
+    config.publish(title, rows, figure=_optima_figure(config, model))
     return rows
 
 
@@ -291,13 +291,7 @@ def run(config: Config) -> list[Row]:
             }
         )
     rows += _under_interference(config, models)
-    publish(
-        f"AutoCCL, {config.title}",
-        rows,
-        config.results,
-        figure=_figure(config, models),
-        notes=config.notes,
-    )
+    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
     return rows
 
 

@@ -38,7 +38,7 @@ from experiments.autoccl.trials import (
     product_alone,
 )
 from experiments.config import StudyConfig, above, at_least
-from experiments.study import ConfigError, Row, Rows, publish, tell
+from experiments.study import ConfigError, Row, Rows, tell
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
@@ -120,7 +120,7 @@ def configurations(config: ConfigurationsConfig) -> list[Row]:
         rows += _extremes(network, setting, times, configs, config)
     rows += _neighbours(measured, configs, settings, list(config.networks))
     title = "AutoCCL, Tables 3 to 5 and Fig. 1, measured on CPU devices: default, best and worst"
-    publish(title, rows, config.results, figure=_extremes_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_extremes_figure(rows))
     return rows
 
 
@@ -308,13 +308,7 @@ def run(config: Config) -> list[Row]:
         chosen: dict[str, Configuration] = dict(zip(_TUNERS, found, strict=True))
         rows += _compared(config, level, setting, trial, chosen)
     rows += _means(rows, config)
-    publish(
-        f"AutoCCL, {config.title}",
-        rows,
-        config.results,
-        figure=_figure(rows, config),
-        notes=config.notes,
-    )
+    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
     return rows
 
 

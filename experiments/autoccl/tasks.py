@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl import MEASURED, MODELLED
 from experiments.config import StudyConfig, at_least
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import TABLE_2
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
@@ -138,7 +138,7 @@ def tasks(config: TasksConfig) -> list[Row]:
     for name, model in config.convolutional.items():
         rows += _buckets(name, model, config)
     title = "AutoCCL, Tables 1 and 8: collectives of a training step"
-    publish(title, rows, config.results, figure=_tasks_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_tasks_figure(rows))
     return rows
 
 
@@ -291,9 +291,7 @@ def spaces(config: SpacesConfig) -> list[Row]:
         for megabytes in config.megabytes
     ]
     title = "AutoCCL, Table 2 and Fig. 2: configurations"
-    publish(
-        title, rows, config.results, figure=_spaces_figure(rows, config.groups), notes=config.notes
-    )
+    config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
     return rows
 
 

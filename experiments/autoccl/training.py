@@ -28,7 +28,7 @@ from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh
 from experiments.config import StudyConfig, above, at_least, one_of
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
-from experiments.study import CheckError, Row, Rows, publish
+from experiments.study import CheckError, Row, Rows
 from experiments.timing import compare
 from jaxcoll.configurations import THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -113,12 +113,10 @@ def run(config: Config) -> list[Row]:
         convergence[name] = _until_settled(tuned, args, config)
         rows += _compared(name, model, step, tuned, args, mesh, config)
         rows.append(_steps(name, model, tuned, config))
-    publish(
+    config.publish(
         "AutoCCL, Table 8, Fig. 11 and 12, measured on CPU devices: training with the online tuner",
         rows,
-        config.results,
         figure=_figure(convergence),
-        notes=config.notes,
     )
     return rows
 
@@ -345,7 +343,7 @@ def claims(config: ClaimsConfig) -> list[Row]:
     rows += _steps_to_tune(config)
     rows += _slips(config)
     title = "AutoCCL: claims, conclusions and slips"
-    publish(title, rows, config.results, figure=_claims_figure(config), notes=config.notes)
+    config.publish(title, rows, figure=_claims_figure(config))
     return rows
 
 

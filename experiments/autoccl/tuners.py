@@ -24,7 +24,7 @@ from experiments.autoccl.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.released import Released
 from experiments.autoccl.searches import global_configuration
 from experiments.config import StudyConfig, above, at_least
-from experiments.study import Row, Rows, publish, tell
+from experiments.study import Row, Rows, tell
 from jaxcoll.configurations import THREADS, Task, nccl_config
 from jaxcoll.configurations.base import Search
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -88,7 +88,7 @@ def workflow(config: WorkflowConfig) -> list[Row]:
         }
     )
     title = "AutoCCL, Fig. 6: the history table and the configuration tables"
-    publish(title, rows, config.results, figure=_workflow_figure(config), notes=config.notes)
+    config.publish(title, rows, figure=_workflow_figure(config))
     return rows
 
 
@@ -197,7 +197,7 @@ def tuners(config: TunersConfig) -> list[Row]:
         for (level, name), ratios in sorted(speedups.items())
     )
     title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
-    publish(title, rows, config.results, figure=_tuners_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_tuners_figure(rows))
     return rows
 
 

@@ -29,7 +29,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
-from experiments.study import CheckError, ConfigError, Rows, panels, publish, tell
+from experiments.study import CheckError, ConfigError, Rows, panels, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -100,7 +100,7 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="ranks", label_y="", in_bytes=False)
     title = "Fig. 3.3: line graph expansions of bases of degree 4"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -195,7 +195,7 @@ def best_constructions(config: Best) -> list[dict[str, Any]]:
             for name, times in sorted(count.items(), key=lambda item: (-item[1], item[0]))
         ]
     title = f"Fig. A.4: fastest all_reduces of degree {config.degree}"
-    publish(title, [*rows, *picked], config.results, figure=draw(points), notes=config.notes)
+    config.publish(title, [*rows, *picked], figure=draw(points))
     return [*rows, *picked]
 
 
@@ -297,7 +297,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             curves[collective].setdefault(name, {})[n] = time
     figure = panels(curves, label_x="ranks", label_y="microseconds", in_bytes=False, log_y=True)
     title = "Fig. 3.7: all_reduce and all-to-all at many ranks, degree 4"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

@@ -32,7 +32,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
 )
 from experiments.direct_connect.testbed import OURS, RING, TREES
-from experiments.study import CheckError, ConfigError, Rows, publish, stacked_bars, tell
+from experiments.study import CheckError, ConfigError, Rows, stacked_bars, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
@@ -128,7 +128,7 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
                 }
             )
     title = "Fig. 3.10: T_L and T_B of all_gathers on hypercubes and tori, by synthesizer"
-    publish(title, rows, config.results, figure=_draw_synthesizers(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_synthesizers(rows))
     return rows
 
 
@@ -237,7 +237,7 @@ def kautz(config: Kautz) -> list[dict[str, Any]]:
             }
         )
     title = f"Fig. A.7: BFB on generalized Kautz digraphs of up to {config.largest} ranks"
-    publish(title, rows, config.results, figure=_draw_ratios(ratios), notes=config.notes)
+    config.publish(title, rows, figure=_draw_ratios(ratios))
     return rows
 
 
@@ -404,7 +404,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         for name, found in here.items()
     ]
     title = "Fig. 3.8: data-parallel training on the testbed's topologies, by the cost model"
-    publish(title, rows, config.results, figure=_draw(runs), notes=config.notes)
+    config.publish(title, rows, figure=_draw(runs))
     return rows
 
 

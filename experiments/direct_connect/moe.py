@@ -28,7 +28,7 @@ from experiments.direct_connect.networks import (
     found_networks,
 )
 from experiments.direct_connect.paper import Machine
-from experiments.study import ConfigError, Rows, publish, stacked_bars, tell
+from experiments.study import ConfigError, Rows, stacked_bars, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
@@ -320,7 +320,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         _row(case, name, here) for case, here in runs.items() for name in NETWORKS if name in here
     ]
     title = "Fig. 3.9: iterations of Switch Transformers, expert parallel, degree 4"
-    publish(title, rows, config.results, figure=_draw(runs), notes=config.notes)
+    config.publish(title, rows, figure=_draw(runs))
     return rows
 
 

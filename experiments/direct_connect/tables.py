@@ -23,7 +23,7 @@ from experiments.direct_connect.paper import (
     predicted,
     rate_bound,
 )
-from experiments.study import CheckError, ConfigError, Rows, publish
+from experiments.study import CheckError, ConfigError, Rows
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,
@@ -73,7 +73,7 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         rows.append({"N": digraph.size, "topology": point.topology, **point.beside(ours)})
     title = "Table 3.5: all_reduces on topologies of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L of all_reduce in alpha")
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -172,7 +172,7 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             }
         )
     title = "Table 3.6, Fig. 3.10: BFB all_gathers of hypercubes and tori"
-    publish(title, rows, config.results, figure=_draw_costs(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_costs(rows))
     return rows
 
 
@@ -263,7 +263,7 @@ def table_a_2(config: TableA2) -> list[dict[str, Any]]:
         rows.append({"topology": graph.topology, "N": n, **graph.beside(ours)})
     title = "Table A.2: distance-regular graphs of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha")
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -347,7 +347,7 @@ def table_a_3(config: TableA3) -> list[dict[str, Any]]:
         rows.append(row)
     title = "Table A.3: families of topologies, by members that are built"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha", log=True)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -409,7 +409,7 @@ def frontiers(config: Frontiers) -> list[dict[str, Any]]:
     figure = ours_beside_theirs(rows, column, label)
     table = "Table 3.4" if config.times else "Table A.1"
     title = f"{table}: Pareto-efficient topologies of degree {config.degree}"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

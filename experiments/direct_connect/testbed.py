@@ -19,7 +19,7 @@ from experiments.direct_connect.paper import (
     shifted_bfb_ring,
     shifted_ring,
 )
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.study import ConfigError, Rows, panels
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
@@ -127,7 +127,7 @@ def testbed(config: Testbed) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "Figs. 3.6 and A.1: collectives on the testbed's topologies, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -203,7 +203,7 @@ def halving(config: Halving) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="time, halving and doubling = 1", columns=1)
     title = "Fig. A.2: all_reduces on hypercubes of 8 ranks, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -305,7 +305,7 @@ def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="algbw of all_reduce (GB/s)")
     title = "Fig. 3.11: all_reduces on tori of slow hosts, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -412,7 +412,7 @@ def fit_constants(config: FitConfig) -> list[dict[str, Any]]:
         rows.append({"constant": f"largest error of {name} in %", "ours": float(errors.max())})
     title = "Fig. A.3: constants fitted to synthetic times, beside those they were made with"
     figure = _draw_fit(costs, times, found, config.large)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

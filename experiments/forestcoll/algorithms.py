@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from experiments.config import StudyConfig, at_least, filled, one_of
-from experiments.study import Rows, publish, stacked_bars
+from experiments.study import Rows, stacked_bars
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
@@ -338,7 +338,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication alone"), label="iteration over NCCL's"
     )
     title = "ForestColl, Fig. 4.13: FSDP training iterations on two DGX A100"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

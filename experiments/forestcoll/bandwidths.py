@@ -28,7 +28,7 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.study import ConfigError, Rows, panels
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective
@@ -157,8 +157,7 @@ def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
         columns=min(3, len(curves)),
     )
     remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
-    notes = config.notes
-    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=[*remarks])
+    config.publish(config.title, rows, figure=figure, remarks=[*remarks])
     return rows
 
 
@@ -229,7 +228,7 @@ def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "ForestColl: an all_gather in pieces, percent of the optimum that simulation reaches"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -304,10 +303,8 @@ def failures(config: Failures) -> list[dict[str, Any]]:
             row |= {f"{name} %": mean(values) for name, values in kept.items()}
             ratios = [b / j for b, j in zip(kept[BOUND], kept[JOINT], strict=True)]
             rows.append({**row, "draws": config.draws, "worst joint / bound": max(ratios)})
-    publish(
-        "All-reduce after random failures: bandwidth kept, in % of the whole network's",
-        rows, config.results, figure=figure(rows), notes=config.notes,
-    )  # fmt: skip
+    title = "All-reduce after random failures: bandwidth kept, in % of the whole network's"
+    config.publish(title, rows, figure=figure(rows))
     return rows
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least, filled, one_of
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
@@ -84,7 +84,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
         rows.append(row)
     title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
     figure = _draw_bandwidths(rows, float(best.algbw / GB))
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -174,7 +174,7 @@ def table_b_2(config: TableB2) -> list[dict[str, Any]]:
                 }
             )
     title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
-    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_seconds(rows))
     return rows
 
 
@@ -303,7 +303,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
                 row["refused"] = str(error).partition(":")[0]
             rows.append(row)
     title = "ForestColl, Fig. 4.14: all_gather schedules of large clusters"
-    publish(title, rows, config.results, figure=draw(rows), notes=config.notes)
+    config.publish(title, rows, figure=draw(rows))
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.config import StudyConfig, at_least, one_of
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.study import ConfigError, Rows, panels
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
 from jaxcoll import topologies
@@ -197,7 +197,7 @@ def bandwidth(config: Bandwidth) -> list[dict[str, Any]]:
         label_y="bandwidth (GB/s)",
     )
     remarks = _remarks(measured)
-    publish(title, rows, config.results, figure=figure, notes=config.notes, remarks=remarks)
+    config.publish(title, rows, figure=figure, remarks=remarks)
     return rows
 
 
@@ -351,5 +351,5 @@ def scalability(config: Scalability) -> list[dict[str, Any]]:
         columns=1,
         in_bytes=False,
     )
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows

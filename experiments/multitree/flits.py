@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.config import StudyConfig, at_least, one_of
 from experiments.multitree.allreduces import LABELS, algorithms, torus
-from experiments.study import ConfigError, Rows, panels, publish, stacked_bars
+from experiments.study import ConfigError, Rows, panels, stacked_bars
 from experiments.workloads import (
     Overlap,
     Workload,
@@ -186,7 +186,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "MultiTree, Fig. 2 and 8, Table II: flits of packets and of messages"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -328,7 +328,7 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
     rows = shared.rows(runs, LABELS, "ring")
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
-    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(config.title, rows, figure=figure)
     return rows
 
 
@@ -380,5 +380,5 @@ def overlaps(config: Overlaps) -> list[dict[str, Any]]:
     )
     label = LABELS[config.algorithm]
     title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows

@@ -18,7 +18,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, StudyConfig, above, at_least, one_of
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
     AlgorithmConfig,
     NetworkConfig,
@@ -145,8 +145,7 @@ def synthesis(config: Synthesis) -> list[Row]:
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
-    figure, notes = _draw_synthesis(found), config.notes
-    publish(config.title, found, config.results, figure=figure, notes=notes, remarks=refused)
+    config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
     return found
 
 
@@ -277,8 +276,8 @@ def table_v(config: TableV) -> list[Row]:
     rows += means(runs, config)
     remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
-    figure, notes = _draw_table_v(rows, [*config.networks]), config.notes
-    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
+    figure = _draw_table_v(rows, [*config.networks])
+    config.publish(config.title, rows, figure=figure, remarks=remarks)
     return rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import IDEAL, StudyConfig, at_least, one_of
-from experiments.study import ConfigError, publish
+from experiments.study import ConfigError
 from experiments.tacos.measure import AlgorithmConfig, NetworkConfig
 from experiments.workloads import (
     Overlap,
@@ -102,7 +102,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]
     figure = shared.draw(runs, labels, config.base)
-    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(config.title, rows, figure=figure)
     return rows
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig, TopologyConfig, above, at_least, filled, one_of
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish, stacked_bars
+from experiments.study import ConfigError, Rows, stacked_bars
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule
@@ -161,7 +161,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
     )
     title = "Training steps of fully sharded plans, by the schedules that are priced"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -258,7 +258,7 @@ def regret(config: Regret) -> list[dict[str, Any]]:
         spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, at_least, one_of
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, solve_baseline, trace
@@ -63,7 +63,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 5.2, then of Fig. 5.1."""
     rows = Rows([*nodes(config), *collectives(config)])
     title = "Dissertation, Fig. 5.1 and 5.2: a matrix product as a graph, and as FSDP shards it"
-    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_figure(rows))
     return rows
 
 
@@ -267,7 +267,7 @@ def counted(config: Counted) -> list[dict[str, Any]]:
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, result)
     title = "AutoCCL, Table 1: collectives of a training step"
-    publish(title, rows, config.results, figure=_counted_figure(bars), notes=config.notes)
+    config.publish(title, rows, figure=_counted_figure(bars))
     return rows
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, above, at_least, filled, one_of
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
@@ -144,7 +144,7 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
             graph = trace(traced.step, traced.abstract_args, loops="unroll")
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
     title = "Named strategies found again, by batch, model and memory"
-    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=config.notes)
+    config.publish(title, rows, figure=_figure(rows, config.families))
     return rows
 
 
@@ -281,7 +281,7 @@ def search_time(config: SearchTime) -> list[dict[str, Any]]:
         for layers in mesh.layers
     )
     title = "Search time against depth and axes of the mesh"
-    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_seconds(rows))
     return rows
 
 
