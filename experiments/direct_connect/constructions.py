@@ -13,11 +13,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, at_least, filled, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect.paper import (
     Machine,
     built_cost,
@@ -29,6 +29,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
+from experiments.limits import Filled, Natural, among, at_least
 from experiments.study import CheckError, ConfigError, Rows, panels, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
@@ -54,13 +55,9 @@ class LineGraphs(StudyConfig):
         most_built: ranks up to which schedules are built and verified; others are predicted.
     """
 
-    bases: tuple[str, ...]
+    bases: Filled[tuple[str, ...]]
     largest: int
-    most_built: int
-
-    def __post_init__(self) -> None:
-        at_least("most_built", self.most_built, 0)
-        filled("bases", self.bases)
+    most_built: Natural
 
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
@@ -237,14 +234,10 @@ class Ratio(PaperValue):
         least: fewest ranks.
     """
 
-    collective: str
+    collective: Annotated[str, among((REDUCE, EXCHANGE))]
     of: str
     to: str
     least: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("claims.collective", self.collective, (REDUCE, EXCHANGE))
 
 
 @dataclasses.dataclass(frozen=True)

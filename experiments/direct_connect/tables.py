@@ -6,11 +6,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, above, at_least, filled, one_of
+from experiments.config import StudyConfig
 from experiments.direct_connect.paper import (
     Printed,
     base_cost,
@@ -23,6 +23,7 @@ from experiments.direct_connect.paper import (
     predicted,
     rate_bound,
 )
+from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.study import CheckError, ConfigError, Rows
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
@@ -91,15 +92,13 @@ class Network:
         sccl, taccl: printed seconds of runs that ended with a schedule.
     """
 
-    family: str
+    family: Annotated[str, among(("hypercube", "torus"))]
     ranks: int
-    bfb: float
+    bfb: Positive
     sccl: tuple[float, ...]
     taccl: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        one_of("networks.family", self.family, ("hypercube", "torus"))
-        above("networks.bfb", self.bfb, 0)
         whole = 2**self._bits if self.family == "hypercube" else self._side**2
         if self.ranks < 4 or whole != self.ranks:
             wanted = "a power of two" if self.family == "hypercube" else "a square"
@@ -383,20 +382,13 @@ class Frontiers(StudyConfig):
         times: whether times of all_reduce and all_to_all are shown.
     """
 
-    degree: int
-    points: tuple[Point, ...]
-    alpha_us: float
-    buffer_us: float
+    degree: Count
+    points: Filled[tuple[Point, ...]]
+    alpha_us: NotNegative
+    buffer_us: Positive
     most_rates: int
-    tolerance: float
+    tolerance: Positive
     times: bool
-
-    def __post_init__(self) -> None:
-        at_least("degree", self.degree, 1)
-        at_least("alpha_us", self.alpha_us, 0)
-        for name in ("buffer_us", "tolerance"):
-            above(name, getattr(self, name), 0)
-        filled("points", self.points)
 
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:

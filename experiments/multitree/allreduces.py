@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config import StudyConfig, at_least, one_of
+from experiments.config import StudyConfig
+from experiments.limits import Count, among, at_least
 from experiments.study import ConfigError, Rows, panels
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
@@ -161,12 +162,10 @@ class Bandwidth(StudyConfig):
         sizes: bytes of a rank's buffer, rising.
     """
 
-    networks: tuple[str, ...]
+    networks: tuple[Annotated[str, among(NETWORKS)], ...]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for network in self.networks:
-            one_of("networks", network, tuple(NETWORKS))
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"needs networks, and sizes that rise, got {self.sizes}")
         at_least("sizes", self.sizes[0], 1)
@@ -304,7 +303,7 @@ class Scalability(StudyConfig):
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    kib_per_rank: int
+    kib_per_rank: Count
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.columns):
@@ -313,7 +312,6 @@ class Scalability(StudyConfig):
             raise ConfigError(
                 f"sides are at least 2 and rows even, got {self.rows}, {self.columns}"
             )
-        at_least("kib_per_rank", self.kib_per_rank, 1)
 
 
 def scalability(config: Scalability) -> list[dict[str, Any]]:

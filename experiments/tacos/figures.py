@@ -21,7 +21,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.config import StudyConfig, at_least
+from experiments.config import StudyConfig
+from experiments.limits import Natural
 from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
     Comparison,
@@ -320,10 +321,9 @@ class TimeSteps(StudyConfig):
     title: str
     networks: Mapping[str, NetworkConfig]
     paper: Mapping[str, int]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
         unknown = {*self.paper} - {*self.networks}
         if not self.networks or unknown:
             raise ConfigError(f"paper names no network of this study: {', '.join(unknown)}")
