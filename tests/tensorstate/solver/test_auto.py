@@ -176,8 +176,8 @@ def test_no_named_strategy_and_no_descent_is_better_where_time_ends_the_search(
     replace_exact_search(monkeypatch, solve)
     for answer, best in ((descended, 2), (PlanError("none in time"), 3)):
 
-        def descend(*args, answer=answer, **_options):
-            assert {late.objective, named.objective} == {start.objective for start in args[4]}
+        def descend(_solver, _question, starts, answer=answer, **_options):
+            assert {late.objective, named.objective} == {start.objective for start in starts}
             if isinstance(answer, PlanError):
                 raise answer
             return answer
