@@ -121,7 +121,7 @@ class _Search(Question):
 
     @property
     def _is_exact(self) -> bool:
-        return sum(size > 1 for size in self.problem.mesh.sizes) <= MAX_EXACT_AXES
+        return len(self.problem.mesh.long_axes) <= MAX_EXACT_AXES
 
     def _seconds(self, share: float, cap: float = math.inf) -> float:
         """Seconds from now to a part of the time limit, at most ``cap``."""

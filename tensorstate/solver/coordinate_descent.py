@@ -229,7 +229,7 @@ class _Descent:
                 of an axis finds none in time.
         """
         asked = self.question
-        axes, limit = _long_axes(asked.problem), asked.options.memory_limit
+        axes, limit = asked.problem.mesh.long_axes or (0,), asked.options.memory_limit
         strategies = None if start is None else start.decisions.strategies
         best = start if fitting is None else None
         unimproved = 0  # axes visited in a row without improvement
@@ -275,10 +275,6 @@ class _Descent:
             return Infeasible(proven=False)
 
 
-def _long_axes(problem: Problem) -> list[int]:
-    return [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-
-
 def _least_memory(
     problem: Problem,
     candidates: CandidateStrategies,
@@ -287,7 +283,7 @@ def _least_memory(
     until: float,
 ) -> SearchResult | None:
     """A plan within the memory limit, or that with the least memory, one axis at a time."""
-    axes = _long_axes(problem)
+    axes = problem.mesh.long_axes or (0,)
     strategies = None if start is None else start.decisions.strategies
     least, unimproved = None, 0
     for visit in range(MAX_SWEEPS * len(axes)):
