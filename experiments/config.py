@@ -1,7 +1,8 @@
 """Configurations of experiments: frozen dataclasses, put together from ``configs/`` by Hydra.
 
 Which experiments there are, and their configurations: Hydra puts together mappings, which are
-checked and made into a frozen dataclass; behind this file and ``__main__`` nothing knows Hydra.
+checked and made into a frozen dataclass, its values within the limits that their types state
+(``limits.py``); behind this file and ``__main__`` nothing knows Hydra.
 
 Sweeps go on where they were stopped. A run leaves its configuration beside its results when it has
 ended. The same sweep in the same folder (``hydra.sweep.dir=FOLDER``) skips runs whose configuration
@@ -18,18 +19,20 @@ import io
 import math
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
-from experiments.study import ConfigError, Experiment
+from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
+from experiments.study import ConfigError, Experiment, Row, publish
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.io.files import read_text, write_text
 
@@ -47,6 +50,17 @@ class StudyConfig:
     size: str
     notes: tuple[str, ...]
     results: Path
+
+    def publish(
+        self,
+        title: str,
+        rows: Sequence[Row],
+        *,
+        figure: Figure | None = None,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        """Prints and writes the study's rows with its notes; arguments as ``study.publish``."""
+        publish(title, rows, self.results, figure=figure, notes=self.notes, remarks=remarks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +100,9 @@ class HardwareConfig:
         bandwidth_gbps: bandwidth of a link in GB/s.
     """
 
-    platform: str
-    alpha_us: float
-    bandwidth_gbps: float
-
-    def __post_init__(self) -> None:
-        one_of("hardware.platform", self.platform, ("cpu", "gpu", "tpu"))
-        at_least("hardware.alpha_us", self.alpha_us, 0)
-        above("hardware.bandwidth_gbps", self.bandwidth_gbps, 0)
+    platform: Annotated[str, among(("cpu", "gpu", "tpu"))]
+    alpha_us: NotNegative
+    bandwidth_gbps: Positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,23 +153,18 @@ class TrainConfig:
         accuracy_wanted: held-out accuracy to beat.
     """
 
-    steps: int
-    batch: int
+    steps: Count
+    batch: Count
     hidden: tuple[int, ...]
-    learning_rate: float
-    bucket_bytes: int
-    loss_tolerance: float
-    accuracy_tolerance: float
-    accuracy_wanted: float
+    learning_rate: Positive
+    bucket_bytes: Count
+    loss_tolerance: NotNegative
+    accuracy_tolerance: NotNegative
+    accuracy_wanted: NotNegative
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "bucket_bytes"):
-            at_least(f"train.{name}", getattr(self, name), 1)
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"train.hidden must be integers of at least 1, got {self.hidden}")
-        above("train.learning_rate", self.learning_rate, 0)
-        for name in ("loss_tolerance", "accuracy_tolerance", "accuracy_wanted"):
-            at_least(f"train.{name}", getattr(self, name), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +184,9 @@ class QuickstartConfig:
     synth: SynthConfig
     train: TrainConfig
     sizes: tuple[int, ...]
-    link_model: str
-    elements: int
-    seed: int
+    link_model: Annotated[str, among(("astra", "tacos"))]
+    elements: Count
+    seed: Natural
     results: Path
 
     @property
@@ -191,13 +195,10 @@ class QuickstartConfig:
         return self.hardware.platform, self.topology.num_ranks
 
     def __post_init__(self) -> None:
-        one_of("link_model", self.link_model, ("astra", "tacos"))
         if not self.sizes or min(self.sizes) < 1:
             raise ConfigError(f"sizes must be bytes of at least 1, got {self.sizes}")
         if sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"sizes must rise, got {self.sizes}")
-        at_least("elements", self.elements, 1)
-        at_least("seed", self.seed, 0)
         if self.topology.num_ranks < 2:
             raise ConfigError("topology.sides must make two ranks at least, got one")
         if self.train.batch % self.topology.num_ranks:
@@ -219,7 +220,7 @@ def build(kind: type, values: object, where: str = "") -> typing.Any:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or 'the configuration'} must be a mapping, got {values!r}")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = [field.name for field in dataclasses.fields(kind)]
     unknown = [key for key in values if key not in fields]
     if unknown:
@@ -236,6 +237,12 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:  # a type with limits, as those of experiments.limits
+        kind, *limits = arguments
+        converted = _convert(kind, value, where)
+        for check in limits:
+            check(where, converted)
+        return converted
     if origin is types.UnionType:  # "X | None", null in YAML
         return None if value is None else _convert(arguments[0], value, where)
     if origin is tuple:
@@ -245,11 +252,11 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
     if origin is Mapping:
         if not isinstance(value, dict):
             raise ConfigError(f"{where} must be a mapping, got {value!r}")
-        converted = {
+        items = {
             str(key): _convert(arguments[1], item, _place(where, key))
             for key, item in value.items()
         }
-        return types.MappingProxyType(converted)
+        return types.MappingProxyType(items)
     accepted = {float: (int, float), Path: (str, Path)}.get(kind, (kind,))
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
         raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
@@ -261,30 +268,6 @@ _NAMES = {int: "an integer", float: "a number", str: "text", Path: "a path", boo
 
 def _place(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
-
-
-def one_of(where: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuses a value that is not among the known ones, with a ``ConfigError``."""
-    if value not in known:
-        raise ConfigError(f"unknown {where} {value!r}; known: {', '.join(known)}")
-
-
-def filled(where: str, values: Collection) -> None:
-    """Refuses an empty collection, with a ``ConfigError``."""
-    if not values:
-        raise ConfigError(f"needs {where}")
-
-
-def at_least(where: str, value: float, least: float) -> None:
-    """Refuses a value below ``least`` or not finite, with a ``ConfigError``."""
-    if not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{where} must be at least {least}, got {value}")
-
-
-def above(where: str, value: float, least: float) -> None:
-    """Refuses a value not above ``least`` or not finite, with a ``ConfigError``."""
-    if not (math.isfinite(value) and value > least):
-        raise ConfigError(f"{where} must be above {least}, got {value}")
 
 
 # ---------------------------------------------------------------------- numbers that a paper prints
@@ -301,10 +284,7 @@ class PaperValue:
         paper: the paper's number.
     """
 
-    paper: float
-
-    def __post_init__(self) -> None:
-        above("claims.paper", self.paper, 0)
+    paper: Positive
 
     def beside(self, ours: float | None, column: str = "") -> dict[str, Any]:
         """Two columns of a row: our number, None where we have none, and the paper's."""

@@ -242,7 +242,7 @@ class _Question:
                 return self._best_of(stream_counts(batch, stages), while_better=True)
             return self._best_of((self.counts,) if isinstance(self.counts, int) else self.counts)
         mesh, start = self.network.mesh, time.perf_counter()
-        axes = [name for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1]
+        axes = [mesh.names[axis] for axis in mesh.long_axes]
         plans, refused = list[Plan](), list[PlanError]()
         for tried, axis in enumerate((None, *axes)):
             left = self.solver.time_limit - (time.perf_counter() - start)

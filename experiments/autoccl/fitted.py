@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,8 +26,9 @@ from scipy.optimize import brentq, least_squares
 
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
-from experiments.config import StudyConfig, above, at_least, one_of
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.config import StudyConfig
+from experiments.limits import Count, Positive, among
+from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import CHANNELS, CHUNK_BYTES, THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
 
@@ -60,13 +62,12 @@ class CurveConfig:
     """
 
     panel: str
-    varied: str
+    varied: Annotated[str, among(RESOURCES)]
     fixed: Mapping[str, int]
     printed: int | None
     possible: int | None
 
     def __post_init__(self) -> None:
-        one_of("curves.varied", self.varied, tuple(RESOURCES))
         if {self.varied, *self.fixed} != RESOURCES.keys() or self.varied in self.fixed:
             raise ConfigError(f"a curve varies one of {', '.join(RESOURCES)} and fixes the others")
 
@@ -110,7 +111,7 @@ def optima(config: OptimaConfig) -> list[Row]:
             }
         )
     title = "AutoCCL, Fig. 3: optima of one resource"
-    publish(title, rows, config.results, figure=_optima_figure(config, model), notes=config.notes)
+    config.publish(title, rows, figure=_optima_figure(config, model))
     return rows
 
 
@@ -179,15 +180,11 @@ class PointConfig:
     """
 
     subspace: str
-    channels: int
-    threads: int
-    chunk_bytes: int
+    channels: Count
+    threads: Count
+    chunk_bytes: Count
     gbps: float | None
     is_default: bool
-
-    def __post_init__(self) -> None:
-        for name in ("channels", "threads", "chunk_bytes"):
-            at_least(f"points.{name}", getattr(self, name), 1)
 
     @property
     def resources(self) -> tuple[int, int, int]:
@@ -224,11 +221,8 @@ class LevelConfig:
     """
 
     default: str
-    gbps: float
+    gbps: Positive
     tuned_gbps: float
-
-    def __post_init__(self) -> None:
-        above("interference.gbps", self.gbps, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,11 +242,10 @@ class Config(StudyConfig):
     exponents: tuple[float, float, float]
     points: Mapping[str, PointConfig]
     ratios: tuple[RatioConfig, ...]
-    slower: float
+    slower: Positive
     interference: Mapping[str, LevelConfig]
 
     def __post_init__(self) -> None:
-        above("slower", self.slower, 0)
         named = [name for r in self.ratios for name in (r.of, r.to)]
         for name in (*named, *(level.default for level in self.interference.values())):
             if name not in self.points:
@@ -291,13 +284,7 @@ def run(config: Config) -> list[Row]:
             }
         )
     rows += _under_interference(config, models)
-    publish(
-        f"AutoCCL, {config.title}",
-        rows,
-        config.results,
-        figure=_figure(config, models),
-        notes=config.notes,
-    )
+    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
     return rows
 
 

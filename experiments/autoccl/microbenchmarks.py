@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -37,8 +38,9 @@ from experiments.autoccl.trials import (
     over,
     product_alone,
 )
-from experiments.config import StudyConfig, above, at_least
-from experiments.study import ConfigError, Row, Rows, publish, tell
+from experiments.config import StudyConfig
+from experiments.limits import Count, Positive, least
+from experiments.study import ConfigError, Row, Rows, tell
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
@@ -83,18 +85,13 @@ class ConfigurationsConfig(StudyConfig):
     """
 
     ranks: int
-    networks: Mapping[str, int]
+    networks: Mapping[str, Count]
     collectives: tuple[str, ...]
     mebibytes: tuple[float, ...]
     space: SpaceConfig
-    rounds: int
+    rounds: Count
     printed: tuple[PrintedExtremes, ...]
     seed: int
-
-    def __post_init__(self) -> None:
-        at_least("rounds", self.rounds, 1)
-        for processes in self.networks.values():
-            at_least("networks", processes, 1)
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -120,7 +117,7 @@ def configurations(config: ConfigurationsConfig) -> list[Row]:
         rows += _extremes(network, setting, times, configs, config)
     rows += _neighbours(measured, configs, settings, list(config.networks))
     title = "AutoCCL, Tables 3 to 5 and Fig. 1, measured on CPU devices: default, best and worst"
-    publish(title, rows, config.results, figure=_extremes_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_extremes_figure(rows))
     return rows
 
 
@@ -250,22 +247,19 @@ class Config(StudyConfig):
     """
 
     title: str
-    ranks: int
+    ranks: Annotated[int, least(2)]
     collectives: tuple[str, ...]
     mebibytes: tuple[float, ...]
     levels: Mapping[str, Product]
     scaled: bool
     space: SpaceConfig
-    share: float
-    evaluations: int
-    rounds: int
+    share: Positive
+    evaluations: Annotated[int, least(2)]
+    rounds: Annotated[int, least(2)]
     printed: tuple[PrintedConfig, ...]
     seed: int
 
     def __post_init__(self) -> None:
-        above("share", self.share, 0)
-        for name in ("ranks", "evaluations", "rounds"):
-            at_least(name, getattr(self, name), 2)
         for sides in self.levels.values():
             check_product(sides)
         if self.levels.get(_ALONE, ()):
@@ -308,13 +302,7 @@ def run(config: Config) -> list[Row]:
         chosen: dict[str, Configuration] = dict(zip(_TUNERS, found, strict=True))
         rows += _compared(config, level, setting, trial, chosen)
     rows += _means(rows, config)
-    publish(
-        f"AutoCCL, {config.title}",
-        rows,
-        config.results,
-        figure=_figure(rows, config),
-        notes=config.notes,
-    )
+    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
     return rows
 
 

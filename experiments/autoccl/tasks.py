@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.autoccl import MEASURED, MODELLED
-from experiments.config import StudyConfig, at_least
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.config import StudyConfig
+from experiments.limits import Count, at_least
+from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import TABLE_2
 from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
@@ -45,14 +46,14 @@ class TransformerConfig:
         data_item_bytes: bytes per parameter that replicas exchange, by kind.
     """
 
-    layers: int
-    stages: int
-    width: int
-    length: int
-    samples: int
+    layers: Count
+    stages: Count
+    width: Count
+    length: Count
+    samples: Count
     global_samples: int
-    tensor: int
-    replicas: int
+    tensor: Count
+    replicas: Count
     parameters: int
     ends: Mapping[str, int]
     printed: Mapping[str, int]
@@ -61,8 +62,6 @@ class TransformerConfig:
     data_item_bytes: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        for name in ("layers", "stages", "width", "length", "samples", "tensor", "replicas"):
-            at_least(f"models.{name}", getattr(self, name), 1)
         if self.layers % self.stages or self.global_samples % (self.samples * self.replicas):
             raise ConfigError(
                 "models: layers must be a multiple of stages, and global_samples of samples times "
@@ -138,7 +137,7 @@ def tasks(config: TasksConfig) -> list[Row]:
     for name, model in config.convolutional.items():
         rows += _buckets(name, model, config)
     title = "AutoCCL, Tables 1 and 8: collectives of a training step"
-    publish(title, rows, config.results, figure=_tasks_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_tasks_figure(rows))
     return rows
 
 
@@ -291,9 +290,7 @@ def spaces(config: SpacesConfig) -> list[Row]:
         for megabytes in config.megabytes
     ]
     title = "AutoCCL, Table 2 and Fig. 2: configurations"
-    publish(
-        title, rows, config.results, figure=_spaces_figure(rows, config.groups), notes=config.notes
-    )
+    config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
     return rows
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -25,10 +25,11 @@ from matplotlib.figure import Figure
 import jaxcoll as jc
 from experiments.autoccl import LABELS, MEASURED, MODELLED, NEEDS_NCCL
 from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
-from experiments.config import StudyConfig, above, at_least, one_of
+from experiments.config import StudyConfig
+from experiments.limits import Count, Positive, among, at_least
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
-from experiments.study import CheckError, Row, Rows, publish
+from experiments.study import CheckError, Row, Rows
 from experiments.timing import compare
 from jaxcoll.configurations import THREADS
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -54,12 +55,9 @@ class ModelConfig:
 
     model: str
     changed: Mapping[str, int]
-    bucket_bytes: int
+    bucket_bytes: Count
     printed_micro_batch: int | None
     printed_steps: int | None
-
-    def __post_init__(self) -> None:
-        at_least("models.bucket_bytes", self.bucket_bytes, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +75,14 @@ class Config(StudyConfig):
         seed: of parameters, batches and tuners.
     """
 
-    ranks: int
+    ranks: Count
     models: Mapping[str, ModelConfig]
     space: SpaceConfig
-    share: float
-    candidates: int
-    most_steps: int
-    rounds: int
+    share: Positive
+    candidates: Count
+    most_steps: Count
+    rounds: Count
     seed: int
-
-    def __post_init__(self) -> None:
-        above("share", self.share, 0)
-        for name in ("ranks", "candidates", "most_steps", "rounds"):
-            at_least(name, getattr(self, name), 1)
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -113,12 +106,10 @@ def run(config: Config) -> list[Row]:
         convergence[name] = _until_settled(tuned, args, config)
         rows += _compared(name, model, step, tuned, args, mesh, config)
         rows.append(_steps(name, model, tuned, config))
-    publish(
+    config.publish(
         "AutoCCL, Table 8, Fig. 11 and 12, measured on CPU devices: training with the online tuner",
         rows,
-        config.results,
         figure=_figure(convergence),
-        notes=config.notes,
     )
     return rows
 
@@ -289,10 +280,7 @@ class ClaimConfig:
     low: float
     high: float
     unit: str
-    row: str
-
-    def __post_init__(self) -> None:
-        one_of("claims.row", self.row, LABELS)
+    row: Annotated[str, among(LABELS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +333,7 @@ def claims(config: ClaimsConfig) -> list[Row]:
     rows += _steps_to_tune(config)
     rows += _slips(config)
     title = "AutoCCL: claims, conclusions and slips"
-    publish(title, rows, config.results, figure=_claims_figure(config), notes=config.notes)
+    config.publish(title, rows, figure=_claims_figure(config))
     return rows
 
 

@@ -36,7 +36,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.autoccl.searches import global_configuration
-from experiments.config import above, at_least, one_of
+from experiments.limits import above, at_least, one_of
 from experiments.study import CheckError, ConfigError
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Parameter, Space, Subspace

@@ -23,8 +23,9 @@ from experiments.autoccl.bandwidth import Bandwidth
 from experiments.autoccl.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.released import Released
 from experiments.autoccl.searches import global_configuration
-from experiments.config import StudyConfig, above, at_least
-from experiments.study import Row, Rows, publish, tell
+from experiments.config import StudyConfig
+from experiments.limits import Count, Positive, at_least
+from experiments.study import Row, Rows, tell
 from jaxcoll.configurations import THREADS, Task, nccl_config
 from jaxcoll.configurations.base import Search
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -48,14 +49,13 @@ class WorkflowConfig(StudyConfig):
         printed_next: the paper's next number of threads.
     """
 
-    megabytes: int
+    megabytes: Count
     ranks: int
     threads: tuple[int, ...]
     milliseconds: tuple[float, ...]
     printed_next: int
 
     def __post_init__(self) -> None:
-        at_least("megabytes", self.megabytes, 1)
         at_least("threads", len(self.threads), len(self.milliseconds))
 
 
@@ -88,7 +88,7 @@ def workflow(config: WorkflowConfig) -> list[Row]:
         }
     )
     title = "AutoCCL, Fig. 6: the history table and the configuration tables"
-    publish(title, rows, config.results, figure=_workflow_figure(config), notes=config.notes)
+    config.publish(title, rows, figure=_workflow_figure(config))
     return rows
 
 
@@ -145,20 +145,14 @@ class TunersConfig(StudyConfig):
         seed: of everything random.
     """
 
-    machines: int
-    tasks: int
+    machines: Count
+    tasks: Count
     spread: float
-    interference: Mapping[str, float]
+    interference: Mapping[str, Positive]
     share: float
     printed: Mapping[str, Mapping[str, float]]
     noise: float
     seed: int
-
-    def __post_init__(self) -> None:
-        at_least("machines", self.machines, 1)
-        at_least("tasks", self.tasks, 1)
-        for value in self.interference.values():
-            above("interference", value, 0)
 
 
 def tuners(config: TunersConfig) -> list[Row]:
@@ -197,7 +191,7 @@ def tuners(config: TunersConfig) -> list[Row]:
         for (level, name), ratios in sorted(speedups.items())
     )
     title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
-    publish(title, rows, config.results, figure=_tuners_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_tuners_figure(rows))
     return rows
 
 

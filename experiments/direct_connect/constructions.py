@@ -13,11 +13,11 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, at_least, filled, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect.paper import (
     Machine,
     built_cost,
@@ -29,7 +29,8 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
-from experiments.study import CheckError, ConfigError, Rows, panels, publish, tell
+from experiments.limits import Filled, Natural, among, at_least
+from experiments.study import CheckError, ConfigError, Rows, panels, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE
@@ -54,13 +55,9 @@ class LineGraphs(StudyConfig):
         most_built: ranks up to which schedules are built and verified; others are predicted.
     """
 
-    bases: tuple[str, ...]
+    bases: Filled[tuple[str, ...]]
     largest: int
-    most_built: int
-
-    def __post_init__(self) -> None:
-        at_least("most_built", self.most_built, 0)
-        filled("bases", self.bases)
+    most_built: Natural
 
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
@@ -100,7 +97,7 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="ranks", label_y="", in_bytes=False)
     title = "Fig. 3.3: line graph expansions of bases of degree 4"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -195,7 +192,7 @@ def best_constructions(config: Best) -> list[dict[str, Any]]:
             for name, times in sorted(count.items(), key=lambda item: (-item[1], item[0]))
         ]
     title = f"Fig. A.4: fastest all_reduces of degree {config.degree}"
-    publish(title, [*rows, *picked], config.results, figure=draw(points), notes=config.notes)
+    config.publish(title, [*rows, *picked], figure=draw(points))
     return [*rows, *picked]
 
 
@@ -237,14 +234,10 @@ class Ratio(PaperValue):
         least: fewest ranks.
     """
 
-    collective: str
+    collective: Annotated[str, among((REDUCE, EXCHANGE))]
     of: str
     to: str
     least: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("claims.collective", self.collective, (REDUCE, EXCHANGE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +290,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             curves[collective].setdefault(name, {})[n] = time
     figure = panels(curves, label_x="ranks", label_y="microseconds", in_bytes=False, log_y=True)
     title = "Fig. 3.7: all_reduce and all-to-all at many ranks, degree 4"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

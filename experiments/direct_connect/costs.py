@@ -10,11 +10,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, above, at_least, filled, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
@@ -32,7 +32,8 @@ from experiments.direct_connect.paper import (
     shifted_ring,
 )
 from experiments.direct_connect.testbed import OURS, RING, TREES
-from experiments.study import CheckError, ConfigError, Rows, publish, stacked_bars, tell
+from experiments.limits import Count, Filled, Positive, among, at_least, one_of
+from experiments.study import CheckError, ConfigError, Rows, stacked_bars, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
@@ -65,12 +66,11 @@ class Network:
             absent.
     """
 
-    family: str
+    family: Annotated[str, among(FAMILIES)]
     ranks: int
     chunks: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        one_of("networks.family", self.family, FAMILIES)
         side, bits = math.isqrt(self.ranks), self.ranks.bit_length() - 1
         if self.ranks < 4 or self.ranks != (2**bits if self.family == "hypercube" else side**2):
             wanted = "a power of two" if self.family == "hypercube" else "a square"
@@ -97,13 +97,9 @@ class BySynthesizer(StudyConfig):
         seconds: time limit of a search; one that it stops is an error.
     """
 
-    networks: tuple[Network, ...]
+    networks: Filled[tuple[Network, ...]]
     largest: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        above("seconds", self.seconds, 0)
-        filled("networks", self.networks)
+    seconds: Positive
 
 
 def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
@@ -128,7 +124,7 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
                 }
             )
     title = "Fig. 3.10: T_L and T_B of all_gathers on hypercubes and tori, by synthesizer"
-    publish(title, rows, config.results, figure=_draw_synthesizers(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_synthesizers(rows))
     return rows
 
 
@@ -203,14 +199,12 @@ class Kautz(StudyConfig):
         claim: the largest T_B / T_B* of all degrees and sizes that the paper prints.
     """
 
-    degrees: tuple[int, ...]
+    degrees: Filled[tuple[int, ...]]
     largest: int
-    check_every: int
+    check_every: Count
     claim: PaperValue
 
     def __post_init__(self) -> None:
-        at_least("check_every", self.check_every, 1)
-        filled("degrees", self.degrees)
         at_least("largest", self.largest, max(self.degrees) + 1)
 
 
@@ -237,7 +231,7 @@ def kautz(config: Kautz) -> list[dict[str, Any]]:
             }
         )
     title = f"Fig. A.7: BFB on generalized Kautz digraphs of up to {config.largest} ranks"
-    publish(title, rows, config.results, figure=_draw_ratios(ratios), notes=config.notes)
+    config.publish(title, rows, figure=_draw_ratios(ratios))
     return rows
 
 
@@ -327,13 +321,8 @@ class Lower(PaperValue):
     """
 
     panel: str
-    what: str
-    than: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("claims.what", self.what, (REDUCTIONS, ITERATIONS))
-        one_of("claims.than", self.than, (RING, TREES))
+    what: Annotated[str, among((REDUCTIONS, ITERATIONS))]
+    than: Annotated[str, among((RING, TREES))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,14 +340,12 @@ class Config(StudyConfig):
 
     machine: Machine
     accelerator: str
-    value_bytes: int
-    bucket_bytes: int
+    value_bytes: Count
+    bucket_bytes: Count
     panels: Mapping[str, Panel]
     claims: tuple[Lower, ...]
 
     def __post_init__(self) -> None:
-        at_least("value_bytes", self.value_bytes, 1)
-        above("bucket_bytes", self.bucket_bytes, 0)
         for claim in self.claims:
             one_of("claims.panel", claim.panel, tuple(self.panels))
 
@@ -404,7 +391,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         for name, found in here.items()
     ]
     title = "Fig. 3.8: data-parallel training on the testbed's topologies, by the cost model"
-    publish(title, rows, config.results, figure=_draw(runs), notes=config.notes)
+    config.publish(title, rows, figure=_draw(runs))
     return rows
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect.constructions import BOUND, OURS, RING, TORUS, TREES
 from experiments.direct_connect.networks import (
     EXCHANGES_FIRST,
@@ -28,7 +28,8 @@ from experiments.direct_connect.networks import (
     found_networks,
 )
 from experiments.direct_connect.paper import Machine
-from experiments.study import ConfigError, Rows, publish, stacked_bars, tell
+from experiments.limits import Count, among, at_least, one_of
+from experiments.study import ConfigError, Rows, stacked_bars, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
@@ -64,20 +65,15 @@ class SwitchTransformer:
         vocabulary: rows of the embedding, which the last product shares.
     """
 
-    layers: int
-    hidden: int
-    inner: int
+    layers: Count
+    hidden: Count
+    inner: Count
     gated: bool
-    heads: int
-    head_size: int
-    experts: int
-    sparse_every: int
-    vocabulary: int
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.name != "gated":
-                at_least(field.name, getattr(self, field.name), 1)
+    heads: Count
+    head_size: Count
+    experts: Count
+    sparse_every: Count
+    vocabulary: Count
 
     @property
     def parameters(self) -> int:
@@ -211,15 +207,10 @@ class Claim(PaperValue):
         model, ranks: the case; empty and 0 for all.
     """
 
-    what: str
-    of: str
+    what: Annotated[str, among((*RATIOS, SHARE, OVER_BOUND))]
+    of: Annotated[str, among(NETWORKS)]
     model: str
     ranks: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("claims.what", self.what, (*RATIOS, SHARE, OVER_BOUND))
-        one_of("claims.of", self.of, NETWORKS)
 
     def ours(self, runs: Mapping[tuple[str, int], Mapping[str, Run]]) -> float | None:
         """Our number; None where no such case was run."""
@@ -262,18 +253,14 @@ class Config(StudyConfig):
     models: Mapping[str, SwitchTransformer]
     cases: tuple[Case, ...]
     global_samples: int
-    source_tokens: int
-    target_tokens: int
-    value_bytes: int
-    buckets: tuple[int, ...]
+    source_tokens: Count
+    target_tokens: Count
+    value_bytes: Count
+    buckets: tuple[Count, ...]
     order: str
     claims: tuple[Claim, ...]
 
     def __post_init__(self) -> None:
-        for name in ("source_tokens", "target_tokens", "value_bytes"):
-            at_least(name, getattr(self, name), 1)
-        for nbytes in self.buckets:
-            above("buckets", nbytes, 0)
         if not self.cases:
             raise ConfigError("cases must name at least one")
         for case in self.cases:
@@ -320,7 +307,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         _row(case, name, here) for case, here in runs.items() for name in NETWORKS if name in here
     ]
     title = "Fig. 3.9: iterations of Switch Transformers, expert parallel, degree 4"
-    publish(title, rows, config.results, figure=_draw(runs), notes=config.notes)
+    config.publish(title, rows, figure=_draw(runs))
     return rows
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from experiments.config import above, one_of
 from experiments.direct_connect.constructions import (
     BOUND,
     DEGREE,
@@ -26,6 +25,7 @@ from experiments.direct_connect.paper import (
     shifted_ring,
     traditional_torus,
 )
+from experiments.limits import above, one_of
 from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, least_cost
 from jaxcoll.finder import FoundTopology

@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.config import above, at_least
+from experiments.limits import NotNegative, Positive, above
 from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
@@ -124,14 +124,9 @@ class Machine:
         bandwidth_gbit: B, Gbit/s of all links of a rank together.
     """
 
-    alpha_us: float
-    constant_us: float
-    bandwidth_gbit: float
-
-    def __post_init__(self) -> None:
-        at_least("machine.alpha_us", self.alpha_us, 0)
-        at_least("machine.constant_us", self.constant_us, 0)
-        above("machine.bandwidth_gbit", self.bandwidth_gbit, 0)
+    alpha_us: NotNegative
+    constant_us: NotNegative
+    bandwidth_gbit: Positive
 
     def buffer_us(self, nbytes: float) -> float:
         """M/B in microseconds."""

@@ -6,11 +6,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, above, at_least, filled, one_of
+from experiments.config import StudyConfig
 from experiments.direct_connect.paper import (
     Printed,
     base_cost,
@@ -23,7 +23,8 @@ from experiments.direct_connect.paper import (
     predicted,
     rate_bound,
 )
-from experiments.study import CheckError, ConfigError, Rows, publish
+from experiments.limits import Count, Filled, NotNegative, Positive, among
+from experiments.study import CheckError, ConfigError, Rows
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,
@@ -73,7 +74,7 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         rows.append({"N": digraph.size, "topology": point.topology, **point.beside(ours)})
     title = "Table 3.5: all_reduces on topologies of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L of all_reduce in alpha")
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -91,15 +92,13 @@ class Network:
         sccl, taccl: printed seconds of runs that ended with a schedule.
     """
 
-    family: str
+    family: Annotated[str, among(("hypercube", "torus"))]
     ranks: int
-    bfb: float
+    bfb: Positive
     sccl: tuple[float, ...]
     taccl: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        one_of("networks.family", self.family, ("hypercube", "torus"))
-        above("networks.bfb", self.bfb, 0)
         whole = 2**self._bits if self.family == "hypercube" else self._side**2
         if self.ranks < 4 or whole != self.ranks:
             wanted = "a power of two" if self.family == "hypercube" else "a square"
@@ -172,7 +171,7 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             }
         )
     title = "Table 3.6, Fig. 3.10: BFB all_gathers of hypercubes and tori"
-    publish(title, rows, config.results, figure=_draw_costs(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_costs(rows))
     return rows
 
 
@@ -263,7 +262,7 @@ def table_a_2(config: TableA2) -> list[dict[str, Any]]:
         rows.append({"topology": graph.topology, "N": n, **graph.beside(ours)})
     title = "Table A.2: distance-regular graphs of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha")
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -347,7 +346,7 @@ def table_a_3(config: TableA3) -> list[dict[str, Any]]:
         rows.append(row)
     title = "Table A.3: families of topologies, by members that are built"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha", log=True)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -383,20 +382,13 @@ class Frontiers(StudyConfig):
         times: whether times of all_reduce and all_to_all are shown.
     """
 
-    degree: int
-    points: tuple[Point, ...]
-    alpha_us: float
-    buffer_us: float
+    degree: Count
+    points: Filled[tuple[Point, ...]]
+    alpha_us: NotNegative
+    buffer_us: Positive
     most_rates: int
-    tolerance: float
+    tolerance: Positive
     times: bool
-
-    def __post_init__(self) -> None:
-        at_least("degree", self.degree, 1)
-        at_least("alpha_us", self.alpha_us, 0)
-        for name in ("buffer_us", "tolerance"):
-            above(name, getattr(self, name), 0)
-        filled("points", self.points)
 
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:
@@ -409,7 +401,7 @@ def frontiers(config: Frontiers) -> list[dict[str, Any]]:
     figure = ours_beside_theirs(rows, column, label)
     table = "Table 3.4" if config.times else "Table A.1"
     title = f"{table}: Pareto-efficient topologies of degree {config.degree}"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

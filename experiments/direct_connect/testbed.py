@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, above, at_least, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
@@ -19,7 +19,8 @@ from experiments.direct_connect.paper import (
     shifted_bfb_ring,
     shifted_ring,
 )
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.limits import Count, NotNegative, Positive, among
+from experiments.study import ConfigError, Rows, panels
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
@@ -31,6 +32,7 @@ from jaxcoll.topologies.generative import twisted_hypercube
 from jaxcoll.verifier import verify
 
 OURS, RING, BFB_RING, TREES = "ours", "shifted ring", "shifted BFB ring", "double binary tree"
+ALGORITHMS = (OURS, RING, BFB_RING, TREES)
 PHASES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
@@ -44,15 +46,10 @@ class Lower(PaperValue):
         ranks: numbers of ranks, of which the mean is taken.
     """
 
-    algorithm: str
-    than: str
+    algorithm: Annotated[str, among(ALGORITHMS)]
+    than: Annotated[str, among(ALGORITHMS)]
     nbytes: int
     ranks: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in (self.algorithm, self.than):
-            one_of("claims.algorithm", name, (OURS, RING, BFB_RING, TREES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +65,10 @@ class Testbed(StudyConfig):
 
     machine: Machine
     topologies: Mapping[str, str]
-    nbytes: tuple[int, ...]
+    nbytes: tuple[Count, ...]
     claims: tuple[Lower, ...]
 
     def __post_init__(self) -> None:
-        for nbytes in self.nbytes:
-            above("nbytes", nbytes, 0)
         for claim in self.claims:
             if claim.nbytes not in self.nbytes or any(
                 str(n) not in self.topologies for n in claim.ranks
@@ -127,7 +122,7 @@ def testbed(config: Testbed) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "Figs. 3.6 and A.1: collectives on the testbed's topologies, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -160,12 +155,10 @@ class Halving(StudyConfig):
     """
 
     machine: Machine
-    nbytes: tuple[int, ...]
+    nbytes: tuple[Count, ...]
     claims: tuple[LowerHalving, ...]
 
     def __post_init__(self) -> None:
-        for nbytes in self.nbytes:
-            above("nbytes", nbytes, 0)
         if any(claim.nbytes not in self.nbytes for claim in self.claims):
             raise ConfigError(f"claims are of sizes that are shown, {self.nbytes}")
 
@@ -203,7 +196,7 @@ def halving(config: Halving) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="time, halving and doubling = 1", columns=1)
     title = "Fig. A.2: all_reduces on hypercubes of 8 ranks, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -245,16 +238,13 @@ class TorusHosts(StudyConfig):
     """
 
     tori: tuple[str, ...]
-    nbytes: tuple[int, ...]
-    alpha_us: float
-    link_gbit: float
-    host_gbit: float
+    nbytes: tuple[Count, ...]
+    alpha_us: NotNegative
+    link_gbit: Positive
+    host_gbit: Positive
     claims: tuple[Lead, ...]
 
     def __post_init__(self) -> None:
-        at_least("alpha_us", self.alpha_us, 0)
-        above("link_gbit", self.link_gbit, 0)
-        above("host_gbit", self.host_gbit, 0)
         for name in self.tori:
             if min(sides_of(name)) < 2:
                 raise ConfigError(f"sides of a torus are 2 or more, got {name!r}")
@@ -305,7 +295,7 @@ def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="algbw of all_reduce (GB/s)")
     title = "Fig. 3.11: all_reduces on tori of slow hosts, by the cost model"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -364,13 +354,11 @@ class FitConfig(StudyConfig):
     topologies: tuple[str, ...]
     small: int
     large: int
-    noise_percent: float
-    repeats: int
+    noise_percent: NotNegative
+    repeats: Count
     seed: int
 
     def __post_init__(self) -> None:
-        at_least("noise_percent", self.noise_percent, 0)
-        at_least("repeats", self.repeats, 1)
         if not 0 < self.small < self.large:
             raise ConfigError(f"small must be below large, got {self.small} and {self.large}")
 
@@ -412,7 +400,7 @@ def fit_constants(config: FitConfig) -> list[dict[str, Any]]:
         rows.append({"constant": f"largest error of {name} in %", "ours": float(errors.max())})
     title = "Fig. A.3: constants fitted to synthetic times, beside those they were made with"
     figure = _draw_fit(costs, times, found, config.large)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

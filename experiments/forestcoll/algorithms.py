@@ -11,10 +11,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config import StudyConfig, at_least, filled, one_of
-from experiments.study import Rows, publish, stacked_bars
+from experiments.config import StudyConfig
+from experiments.limits import Count, Filled, among, one_of
+from experiments.study import Rows, stacked_bars
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
@@ -55,13 +56,11 @@ class ClusterConfig:
     """
 
     fabric: str
-    hosts: int
-    ranks: int
+    hosts: Count
+    ranks: Count
 
     def __post_init__(self) -> None:
-        one_of("fabric", self.fabric, tuple(FABRICS))
-        at_least("hosts", self.hosts, 1)
-        at_least("ranks", self.ranks, 1)
+        one_of("fabric", self.fabric, FABRICS)
 
     def build(self) -> Topology:
         """The network."""
@@ -272,15 +271,11 @@ class ModelConfig:
         paper_reduction: percent that ForestColl takes off NCCL's iteration; 0 for nothing.
     """
 
-    table: str
-    batch_per_rank: int
+    table: Annotated[str, among(names_in(MODELS))]
+    batch_per_rank: Count
     overlap: bool
     paper_compute: float
     paper_reduction: float
-
-    def __post_init__(self) -> None:
-        one_of("models.table", self.table, names_in(MODELS))
-        at_least("models.batch_per_rank", self.batch_per_rank, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,15 +291,10 @@ class Config(StudyConfig):
     """
 
     cluster: ClusterConfig
-    models: tuple[ModelConfig, ...]
+    models: Filled[tuple[ModelConfig, ...]]
     accelerator: str
-    element_bytes: int
-    pieces: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        filled("models", self.models)
-        filled("pieces", self.pieces)
-        at_least("element_bytes", self.element_bytes, 1)
+    element_bytes: Count
+    pieces: Filled[tuple[int, ...]]
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -338,7 +328,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication alone"), label="iteration over NCCL's"
     )
     title = "ForestColl, Fig. 4.13: FSDP training iterations on two DGX A100"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

@@ -14,12 +14,12 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.config import PaperValue, StudyConfig, at_least, filled, one_of
+from experiments.config import PaperValue, StudyConfig
 from experiments.forestcoll.algorithms import (
     KINDS,
     NAMES,
@@ -28,7 +28,8 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.limits import Count, Filled, Natural, among, at_least
+from experiments.study import ConfigError, Rows, panels
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective
@@ -55,16 +56,9 @@ class PaperGain(PaperValue):
     """
 
     cluster: str
-    kind: str
-    over: tuple[str, ...]
-    nbytes: int
-
-    def __post_init__(self) -> None:
-        one_of("claims.kind", self.kind, KINDS)
-        for name in self.over:
-            one_of("claims.over", name, NAMES)
-        at_least("claims.nbytes", self.nbytes, 0)
-        super().__post_init__()
+    kind: Annotated[str, among(KINDS)]
+    over: tuple[Annotated[str, among(NAMES)], ...]
+    nbytes: Natural
 
     def row(self, curves: Curves) -> dict[str, Any]:
         """Our value beside it; empty where we have no such run."""
@@ -103,24 +97,19 @@ class Bandwidths(StudyConfig):
 
     title: str
     clusters: Mapping[str, ClusterConfig]
-    kinds: tuple[str, ...]
-    algorithms: tuple[str, ...]
+    kinds: tuple[Annotated[str, among(KINDS)], ...]
+    algorithms: tuple[Annotated[str, among(NAMES)], ...]
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
     claims: tuple[PaperGain, ...]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
-        for kind in self.kinds:
-            one_of("kinds", kind, KINDS)
-        for name in self.algorithms:
-            one_of("algorithms", name, NAMES)
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
             raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
         for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
             if not values or sorted(set(values)) != list(values) or values[0] < 1:
                 raise ConfigError(f"{name} must rise from 1 or more, got {values}")
-        at_least("seed", self.seed, 0)
 
 
 def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
@@ -157,8 +146,7 @@ def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
         columns=min(3, len(curves)),
     )
     remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
-    notes = config.notes
-    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=[*remarks])
+    config.publish(config.title, rows, figure=figure, remarks=[*remarks])
     return rows
 
 
@@ -182,7 +170,7 @@ class Pieces(StudyConfig):
         nbytes: sizes of a rank's buffer, rising.
     """
 
-    clusters: Mapping[str, ClusterConfig]
+    clusters: Filled[Mapping[str, ClusterConfig]]
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
 
@@ -190,7 +178,6 @@ class Pieces(StudyConfig):
         for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
             if not values or sorted(set(values)) != list(values) or values[0] < 1:
                 raise ConfigError(f"{name} must rise from 1 or more, got {values}")
-        filled("clusters", self.clusters)
 
 
 def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
@@ -229,7 +216,7 @@ def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "ForestColl: an all_gather in pieces, percent of the optimum that simulation reaches"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -261,10 +248,10 @@ class Failures(StudyConfig):
 
     tori: Mapping[str, int]
     hosts: Mapping[str, int]
-    failures: tuple[int, ...]
-    draws: int
-    nbytes: int
-    seed: int
+    failures: tuple[Natural, ...]
+    draws: Count
+    nbytes: Count
+    seed: Natural
     exact: bool
 
     def __post_init__(self) -> None:
@@ -272,11 +259,6 @@ class Failures(StudyConfig):
             raise ConfigError("needs networks and numbers of failures")
         for name, chunks in {**self.tori, **self.hosts}.items():
             at_least(f"chunks of {name}", chunks, 1)
-        for count in self.failures:
-            at_least("failures", count, 0)
-        at_least("draws", self.draws, 1)
-        at_least("nbytes", self.nbytes, 1)
-        at_least("seed", self.seed, 0)
 
     def networks(self) -> list[tuple[Topology, int]]:
         """Every network with its chunks."""
@@ -304,10 +286,8 @@ def failures(config: Failures) -> list[dict[str, Any]]:
             row |= {f"{name} %": mean(values) for name, values in kept.items()}
             ratios = [b / j for b, j in zip(kept[BOUND], kept[JOINT], strict=True)]
             rows.append({**row, "draws": config.draws, "worst joint / bound": max(ratios)})
-    publish(
-        "All-reduce after random failures: bandwidth kept, in % of the whole network's",
-        rows, config.results, figure=figure(rows), notes=config.notes,
-    )  # fmt: skip
+    title = "All-reduce after random failures: bandwidth kept, in % of the whole network's"
+    config.publish(title, rows, figure=figure(rows))
     return rows
 
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, at_least, filled, one_of
+from experiments.config import StudyConfig
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
-from experiments.study import ConfigError, Rows, publish
+from experiments.limits import Filled, Natural, at_least, one_of
+from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
@@ -61,12 +62,11 @@ class Table41(StudyConfig):
     """
 
     trees: tuple[int, ...]
-    packed: int
+    packed: Natural
 
     def __post_init__(self) -> None:
         if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
             raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
-        at_least("packed", self.packed, 0)
 
 
 def table_4_1(config: Table41) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
         rows.append(row)
     title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
     figure = _draw_bandwidths(rows, float(best.algbw / GB))
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -136,10 +136,7 @@ class TableB2(StudyConfig):
         clusters: by name; hosts on rails, as the paper's are.
     """
 
-    clusters: Mapping[str, ClusterConfig]
-
-    def __post_init__(self) -> None:
-        filled("clusters", self.clusters)
+    clusters: Filled[Mapping[str, ClusterConfig]]
 
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
@@ -174,7 +171,7 @@ def table_b_2(config: TableB2) -> list[dict[str, Any]]:
                 }
             )
     title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
-    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_seconds(rows))
     return rows
 
 
@@ -265,17 +262,14 @@ class ScalingConfig(StudyConfig):
         seed: of the synthesizers.
     """
 
-    clusters: tuple[ClusterConfig, ...]
-    algorithms: Mapping[str, int]
-    seed: int
+    clusters: Filled[tuple[ClusterConfig, ...]]
+    algorithms: Filled[Mapping[str, int]]
+    seed: Natural
 
     def __post_init__(self) -> None:
         for name, ranks in self.algorithms.items():
             one_of("algorithms", name, tuple(ALGORITHMS))
             at_least(f"algorithms.{name}", ranks, 1)
-        filled("clusters", self.clusters)
-        filled("algorithms", self.algorithms)
-        at_least("seed", self.seed, 0)
 
 
 def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
@@ -303,7 +297,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
                 row["refused"] = str(error).partition(":")[0]
             rows.append(row)
     title = "ForestColl, Fig. 4.14: all_gather schedules of large clusters"
-    publish(title, rows, config.results, figure=draw(rows), notes=config.notes)
+    config.publish(title, rows, figure=draw(rows))
     return rows
 
 

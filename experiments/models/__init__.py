@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from experiments.config import build, one_of
+from experiments.config import build
+from experiments.limits import one_of
 from experiments.models import training_step, transformers
 from experiments.models.training_step import Model
 from experiments.study import ConfigError

@@ -21,7 +21,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from experiments.config import at_least
+from experiments.limits import Count, at_least
 from experiments.study import ConfigError
 
 Tree = Any
@@ -253,13 +253,11 @@ class MlpConfig:
     """
 
     widths: tuple[int, ...]
-    batch: int
-    grad_accumulation: int
+    batch: Count
+    grad_accumulation: Count
 
     def __post_init__(self) -> None:
         at_least("model.widths", len(self.widths), 2)
-        at_least("model.batch", self.batch, 1)
-        at_least("model.grad_accumulation", self.grad_accumulation, 1)
 
 
 class Perceptron(nnx.Module):
@@ -302,14 +300,12 @@ class VggConfig:
     """
 
     channels: tuple[tuple[int, ...], ...]
-    hidden: int
-    classes: int
+    hidden: Count
+    classes: Count
     image_size: int
-    batch: int
+    batch: Count
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "classes", "batch"):
-            at_least(f"model.{name}", getattr(self, name), 1)
         halvings = 2 ** len(self.channels)
         if self.image_size < halvings or self.image_size % halvings:
             raise ConfigError(
@@ -365,18 +361,16 @@ class VitConfig:
         batch: images a step.
     """
 
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    classes: int
-    image_size: int
-    patch: int
-    batch: int
+    layers: Count
+    width: Count
+    heads: Count
+    hidden: Count
+    classes: Count
+    image_size: Count
+    patch: Count
+    batch: Count
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            at_least(f"model.{field.name}", getattr(self, field.name), 1)
         if self.width % self.heads:
             raise ConfigError(f"model.heads must divide the width {self.width}, got {self.heads}")
         if self.image_size % self.patch:

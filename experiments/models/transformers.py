@@ -9,14 +9,14 @@ RMSNorm, grouped queries, rotary positions, SwiGLU).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.config import above, at_least, one_of
+from experiments.limits import Count, Positive, among, at_least
 from experiments.models.training_step import (
     Model,
     attention,
@@ -41,19 +41,15 @@ class Sizes:
         batch: sequences a step.
     """
 
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    vocabulary: int
-    sequence_length: int
-    batch: int
+    layers: Count
+    width: Count
+    heads: Count
+    hidden: Count
+    vocabulary: Count
+    sequence_length: Count
+    batch: Count
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int:
-                at_least(f"model.{field.name}", value, 1)
         if self.width % self.heads:
             raise ConfigError(f"model.heads must divide the width {self.width}, got {self.heads}")
 
@@ -66,11 +62,7 @@ class TypedSizes(Sizes):
         dtype: in which it computes; parameters are float32.
     """
 
-    dtype: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+    dtype: Annotated[str, among(("float32", "bfloat16"))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +74,7 @@ class GptConfig(TypedSizes):
         dropout: fraction of every block's output that is dropped.
     """
 
-    grad_accumulation: int
+    grad_accumulation: Count
     dropout: float
 
     def __post_init__(self) -> None:
@@ -161,7 +153,7 @@ class GptScanConfig(Sizes):
         grad_accumulation: microbatches of a step.
     """
 
-    grad_accumulation: int
+    grad_accumulation: Count
 
 
 class GptScanBlock(nn.Module):
@@ -223,14 +215,13 @@ class MoeConfig(Sizes):
         capacity: tokens of a sequence that an expert takes, as a multiple of its fair share.
     """
 
-    experts: int
-    top_k: int
-    capacity: float
+    experts: Count
+    top_k: Count
+    capacity: Positive
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("model.experts", self.experts, self.top_k)
-        above("model.capacity", self.capacity, 0)
 
     @property
     def slots(self) -> int:
@@ -338,8 +329,8 @@ class LlamaConfig(TypedSizes):
         remat: whether layers are recomputed in the backward pass.
     """
 
-    num_kv_heads: int
-    grad_accumulation: int
+    num_kv_heads: Count
+    grad_accumulation: Count
     scan: bool
     remat: bool
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config import StudyConfig, at_least, one_of
-from experiments.study import ConfigError, Rows, panels, publish
+from experiments.config import StudyConfig
+from experiments.limits import Count, among, at_least
+from experiments.study import ConfigError, Rows, panels
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
 from jaxcoll import topologies
@@ -161,12 +162,10 @@ class Bandwidth(StudyConfig):
         sizes: bytes of a rank's buffer, rising.
     """
 
-    networks: tuple[str, ...]
+    networks: tuple[Annotated[str, among(NETWORKS)], ...]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for network in self.networks:
-            one_of("networks", network, tuple(NETWORKS))
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"needs networks, and sizes that rise, got {self.sizes}")
         at_least("sizes", self.sizes[0], 1)
@@ -197,7 +196,7 @@ def bandwidth(config: Bandwidth) -> list[dict[str, Any]]:
         label_y="bandwidth (GB/s)",
     )
     remarks = _remarks(measured)
-    publish(title, rows, config.results, figure=figure, notes=config.notes, remarks=remarks)
+    config.publish(title, rows, figure=figure, remarks=remarks)
     return rows
 
 
@@ -304,7 +303,7 @@ class Scalability(StudyConfig):
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    kib_per_rank: int
+    kib_per_rank: Count
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.columns):
@@ -313,7 +312,6 @@ class Scalability(StudyConfig):
             raise ConfigError(
                 f"sides are at least 2 and rows even, got {self.rows}, {self.columns}"
             )
-        at_least("kib_per_rank", self.kib_per_rank, 1)
 
 
 def scalability(config: Scalability) -> list[dict[str, Any]]:
@@ -351,5 +349,5 @@ def scalability(config: Scalability) -> list[dict[str, Any]]:
         columns=1,
         in_bytes=False,
     )
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config import StudyConfig, at_least, one_of
+from experiments.config import StudyConfig
+from experiments.limits import Count, among, one_of
 from experiments.multitree.allreduces import LABELS, algorithms, torus
-from experiments.study import ConfigError, Rows, panels, publish, stacked_bars
+from experiments.study import ConfigError, Rows, panels, stacked_bars
 from experiments.workloads import (
     Overlap,
     Workload,
@@ -154,7 +155,7 @@ class Config(StudyConfig):
     """
 
     payloads: tuple[int, ...]
-    nbytes: int
+    nbytes: Count
     paper: Mapping[str, float]
     sides: tuple[int, ...]
     paper_bits: Mapping[str, int]
@@ -168,7 +169,6 @@ class Config(StudyConfig):
             raise ConfigError(f"payloads must be whole flits of {FLIT_BYTES}, got {self.payloads}")
         if self.sides[0] < 3:
             raise ConfigError(f"a router's neighbours differ from sides of 3 on, got {self.sides}")
-        at_least("nbytes", self.nbytes, 1)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "MultiTree, Fig. 2 and 8, Table II: flits of packets and of messages"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -268,7 +268,7 @@ class Setting:
     """
 
     sides: tuple[int, ...]
-    models: tuple[str, ...]
+    models: tuple[Annotated[str, among(known_models())], ...]
     accelerator: str
     batch_per_rank: int
     element_bytes: int
@@ -278,8 +278,6 @@ class Setting:
             raise ConfigError(f"sides are two, of at least 2, the first even; got {self.sides}")
         if not self.models:
             raise ConfigError("models must name at least one")
-        for model in self.models:
-            one_of("models", model, known_models())
 
     def workloads(self) -> dict[str, Workload]:
         """The workload of every model, by the name in its table."""
@@ -328,7 +326,7 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
     rows = shared.rows(runs, LABELS, "ring")
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
-    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(config.title, rows, figure=figure)
     return rows
 
 
@@ -346,11 +344,10 @@ class Overlaps(StudyConfig):
     """
 
     setting: Setting
-    algorithm: str
+    algorithm: Annotated[str, among(SHOWN)]
     overlaps: Mapping[str, Overlap]
 
     def __post_init__(self) -> None:
-        one_of("algorithm", self.algorithm, SHOWN)
         if not self.overlaps:
             raise ConfigError("overlaps must name at least one")
 
@@ -380,5 +377,5 @@ def overlaps(config: Overlaps) -> list[dict[str, Any]]:
     )
     label = LABELS[config.algorithm]
     title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows

@@ -21,8 +21,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.config import StudyConfig, at_least
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.config import StudyConfig
+from experiments.limits import Natural
+from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
     Comparison,
     NetworkConfig,
@@ -86,8 +87,7 @@ def _publish(
     runs, refused = config.measure()
     rows = [row(run, runs) for run in runs] + [claim.row(runs) for claim in config.claims]
     remarks = [*config.footnotes(), *refused, *out_of_reach(runs), *faster(runs)]
-    figure, notes = draw(runs), config.notes
-    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
+    config.publish(config.title, rows, figure=draw(runs), remarks=remarks)
     return rows
 
 
@@ -321,10 +321,9 @@ class TimeSteps(StudyConfig):
     title: str
     networks: Mapping[str, NetworkConfig]
     paper: Mapping[str, int]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
         unknown = {*self.paper} - {*self.networks}
         if not self.networks or unknown:
             raise ConfigError(f"paper names no network of this study: {', '.join(unknown)}")
@@ -337,7 +336,7 @@ def time_steps(config: TimeSteps) -> list[Row]:
         for name, network in config.networks.items()
     }
     rows = Rows(row(name, schedule, config.paper) for name, schedule in schedules.items())
-    publish(config.title, rows, config.results, figure=draw(schedules), notes=config.notes)
+    config.publish(config.title, rows, figure=draw(schedules))
     return rows
 
 

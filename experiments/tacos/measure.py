@@ -13,8 +13,10 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Annotated
 
-from experiments.config import IDEAL, PaperValue, StudyConfig, above, at_least, one_of
+from experiments.config import IDEAL, PaperValue, StudyConfig
+from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
 from experiments.study import ConfigError, Row, tell
 from jaxcoll import topologies
 from jaxcoll.bounds import cut_bound, ideal
@@ -50,18 +52,15 @@ class NetworkConfig:
 
     family: str
     sides: tuple[int, ...]
-    alpha_us: float
-    bandwidth_gbps: tuple[float, ...]
+    alpha_us: NotNegative
+    bandwidth_gbps: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
-        one_of("family of a network", self.family, tuple(FAMILIES))
+        one_of("family of a network", self.family, FAMILIES)
         if not self.sides or min(self.sides) < 1:
             raise ConfigError(f"sides must be integers of at least 1, got {self.sides}")
-        at_least("alpha_us", self.alpha_us, 0)
         if not self.bandwidth_gbps:
             raise ConfigError("bandwidth_gbps needs one number, or one per dimension, got none")
-        for bandwidth in self.bandwidth_gbps:
-            above("bandwidth_gbps", bandwidth, 0)
 
     def build(self) -> Topology:
         """The network."""
@@ -147,17 +146,12 @@ class AlgorithmConfig:
         chunks: chunks per shard. At each size the fastest variant and number count.
     """
 
-    candidates: tuple[str, ...]
-    chunks: tuple[int, ...]
+    candidates: tuple[Annotated[str, among((*SYNTHESIZERS, *VARIANTS))], ...]
+    chunks: tuple[Count, ...]
 
     def __post_init__(self) -> None:
-        known = (*SYNTHESIZERS, *VARIANTS)
-        for name in self.candidates:
-            one_of("synthesizer", name, known)
         if not self.candidates or not self.chunks:
             raise ConfigError(f"an algorithm needs `by` and `chunks`, got {self}")
-        for count in self.chunks:
-            at_least(f"chunks of {self.candidates[0]}", count, 1)
 
     def tried(self, sides: tuple[int, ...], model: str) -> list[tuple[Synthesizer, int]]:
         """Every variant with every number of chunks."""
@@ -386,13 +380,11 @@ class Comparison(StudyConfig):
     networks: Mapping[str, NetworkConfig]
     algorithms: Mapping[str, AlgorithmConfig]
     nbytes: tuple[int, ...]
-    link_model: str
+    link_model: Annotated[str, among(MODELS)]
     claims: tuple[PaperMean, ...]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
-        one_of("link_model", self.link_model, MODELS)
-        at_least("seed", self.seed, 0)
         if not self.networks or not self.algorithms:
             raise ConfigError("a comparison needs networks and algorithms")
         if not self.nbytes or min(self.nbytes) < 1 or sorted(set(self.nbytes)) != [*self.nbytes]:

@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from matplotlib.figure import Figure
 
-from experiments.config import IDEAL, StudyConfig, above, at_least, one_of
-from experiments.study import ConfigError, Row, Rows, publish
+from experiments.config import IDEAL, StudyConfig
+from experiments.limits import Count, Natural, Positive, among, least
+from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
     AlgorithmConfig,
     NetworkConfig,
@@ -97,21 +99,16 @@ class Synthesis(StudyConfig):
     title: str
     planar: tuple[int, ...]
     cubic: tuple[int, ...]
-    solve_milp_for: tuple[int, ...]
-    time_limit_s: float
-    threads: int
-    seed: int
+    solve_milp_for: tuple[Annotated[int, least(2)], ...]
+    time_limit_s: Positive
+    threads: Count
+    seed: Natural
 
     def __post_init__(self) -> None:
         for name in ("planar", "cubic"):
             sides = getattr(self, name)
             if len(sides) < 2 or sorted(set(sides)) != [*sides] or sides[0] < 2:
                 raise ConfigError(f"{name} must be two sides or more, rising, got {sides}")
-        for side in self.solve_milp_for:
-            at_least("solve_milp_for", side, 2)
-        above("time_limit_s", self.time_limit_s, 0)
-        at_least("threads", self.threads, 1)
-        at_least("seed", self.seed, 0)
 
 
 def synthesis(config: Synthesis) -> list[Row]:
@@ -145,8 +142,7 @@ def synthesis(config: Synthesis) -> list[Row]:
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
-    figure, notes = _draw_synthesis(found), config.notes
-    publish(config.title, found, config.results, figure=figure, notes=notes, remarks=refused)
+    config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
     return found
 
 
@@ -248,21 +244,17 @@ class TableV(StudyConfig):
     title: str
     networks: Mapping[str, NetworkConfig]
     algorithms: Mapping[str, AlgorithmConfig]
-    nbytes: int
-    link_model: str
-    repeat: int
+    nbytes: Count
+    link_model: Annotated[str, among(MODELS)]
+    repeat: Count
     paper: Mapping[str, Mapping[str, float]]
     paper_ms: Mapping[str, Mapping[str, float]]
     paper_mean: Mapping[str, float]
     paper_of_ideal: float
     time_synthesis_of: tuple[str, ...]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
-        one_of("link_model", self.link_model, MODELS)
-        for name in ("nbytes", "repeat"):
-            at_least(name, getattr(self, name), 1)
-        at_least("seed", self.seed, 0)
         for name in (OURS, *self.time_synthesis_of, *self.paper_mean):
             if name not in self.algorithms:
                 raise ConfigError(f"algorithms must have {name!r}, which the table names")
@@ -277,8 +269,8 @@ def table_v(config: TableV) -> list[Row]:
     rows += means(runs, config)
     remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
-    figure, notes = _draw_table_v(rows, [*config.networks]), config.notes
-    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
+    figure = _draw_table_v(rows, [*config.networks])
+    config.publish(config.title, rows, figure=figure, remarks=remarks)
     return rows
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config import IDEAL, StudyConfig, at_least, one_of
-from experiments.study import ConfigError, publish
+from experiments.config import IDEAL, StudyConfig
+from experiments.limits import Natural, among, one_of
+from experiments.study import ConfigError
 from experiments.tacos.measure import AlgorithmConfig, NetworkConfig
 from experiments.workloads import (
     Overlap,
@@ -38,13 +39,10 @@ class Case:
         model_ranks: consecutive ranks that share out the weights of layers with hybrid parallelism.
     """
 
-    model: str
+    model: Annotated[str, among(known_models())]
     network: NetworkConfig
     batch_per_rank: int
     model_ranks: int
-
-    def __post_init__(self) -> None:
-        one_of("model of a case", self.model, known_models())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +72,9 @@ class Config(StudyConfig):
     accelerator: str
     element_bytes: int
     overlap: Overlap
-    link_model: str
+    link_model: Annotated[str, among(("astra", "tacos"))]
     claims: tuple[shared.PaperPick, ...]
-    seed: int
+    seed: Natural
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -84,8 +82,6 @@ class Config(StudyConfig):
         one_of("base", self.base, tuple(self.algorithms))
         for name in self.families:
             one_of("algorithm of families", name, tuple(self.algorithms))
-        one_of("link_model", self.link_model, ("astra", "tacos"))
-        at_least("seed", self.seed, 0)
         known = (*self.algorithms, BEST, IDEAL)
         for claim in self.claims:
             one_of("claims.of", claim.of, known)
@@ -102,7 +98,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]
     figure = shared.draw(runs, labels, config.base)
-    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(config.title, rows, figure=figure)
     return rows
 
 

@@ -9,14 +9,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, TopologyConfig, above, at_least, filled, one_of
+from experiments.config import StudyConfig, TopologyConfig
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
+from experiments.limits import (
+    Count,
+    Filled,
+    Natural,
+    NotNegative,
+    Positive,
+    among,
+    at_least,
+    one_of,
+)
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish, stacked_bars
+from experiments.study import ConfigError, Rows, stacked_bars
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule
@@ -92,13 +102,9 @@ class ModelConfig:
     """
 
     name: str
-    layers: int
-    length: int
-    batch_per_rank: int
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "length", "batch_per_rank"):
-            at_least(f"models.{name}", getattr(self, name), 1)
+    layers: Count
+    length: Count
+    batch_per_rank: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +117,7 @@ class BoxesConfig:
     """
 
     cluster: ClusterConfig
-    hardware: str
-
-    def __post_init__(self) -> None:
-        one_of("hardware", self.hardware, tuple(HARDWARE))
+    hardware: Annotated[str, among(HARDWARE)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +131,10 @@ class Config(StudyConfig):
         pieces: numbers of pipeline segments, smallest first.
     """
 
-    hosts: tuple[BoxesConfig, ...]
-    models: tuple[ModelConfig, ...]
+    hosts: Filled[tuple[BoxesConfig, ...]]
+    models: Filled[tuple[ModelConfig, ...]]
     strategy: str
-    pieces: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        filled("hosts", self.hosts)
-        filled("models", self.models)
-        filled("pieces", self.pieces)
+    pieces: Filled[tuple[int, ...]]
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -161,7 +159,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
     )
     title = "Training steps of fully sharded plans, by the schedules that are priced"
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 
@@ -215,27 +213,20 @@ class Regret(StudyConfig):
     """
 
     network: TopologyConfig
-    alpha_us: float
-    bandwidth_gbps: float
+    alpha_us: NotNegative
+    bandwidth_gbps: Positive
     model: str
-    widths: tuple[tuple[int, ...], ...]
+    widths: Filled[tuple[tuple[int, ...], ...]]
     batch: int
-    axes: tuple[str, ...]
-    candidates: Mapping[str, int]
-    hardware: str
-    seed: int
+    axes: Filled[tuple[str, ...]]
+    candidates: Filled[Mapping[str, int]]
+    hardware: Annotated[str, among(HARDWARE)]
+    seed: Natural
 
     def __post_init__(self) -> None:
-        one_of("hardware", self.hardware, tuple(HARDWARE))
-        at_least("alpha_us", self.alpha_us, 0)
-        above("bandwidth_gbps", self.bandwidth_gbps, 0)
-        at_least("seed", self.seed, 0)
         for name, chunks in self.candidates.items():
             one_of("candidates", name, tuple(SYNTHESIZERS))
             at_least(f"candidates.{name}", chunks, 1)
-        filled("widths", self.widths)
-        filled("axes", self.axes)
-        filled("candidates", self.candidates)
         if self.network.family not in ("torus", "mesh"):
             raise ConfigError(f"network.family must be torus or mesh, got {self.network.family!r}")
 
@@ -258,7 +249,7 @@ def regret(config: Regret) -> list[dict[str, Any]]:
         spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
-    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    config.publish(title, rows, figure=figure)
     return rows
 
 

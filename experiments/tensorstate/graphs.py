@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, at_least, one_of
+from experiments.config import StudyConfig
+from experiments.limits import Count, among
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
 from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, solve_baseline, trace
@@ -47,23 +48,19 @@ class Config(StudyConfig):
         hardware: a name in ``tensorstate.HARDWARE``.
     """
 
-    batch: int
-    length: int
-    inputs: int
-    outputs: int
+    batch: Count
+    length: Count
+    inputs: Count
+    outputs: Count
     axis: AxisConfig
     hardware: str
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "length", "inputs", "outputs"):
-            at_least(name, getattr(self, name), 1)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 5.2, then of Fig. 5.1."""
     rows = Rows([*nodes(config), *collectives(config)])
     title = "Dissertation, Fig. 5.1 and 5.2: a matrix product as a graph, and as FSDP shards it"
-    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
+    config.publish(title, rows, figure=_figure(rows))
     return rows
 
 
@@ -217,17 +214,13 @@ class ModelConfig:
     """
 
     name: str
-    layers: int
+    layers: Count
     strategy: str
-    microbatch_size: int
-    global_batch: int
-    message_mib: int
+    microbatch_size: Count
+    global_batch: Count
+    message_mib: Count
     paper: Mapping[str, int]
     paper_data_mib: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "microbatch_size", "global_batch", "message_mib"):
-            at_least(f"models.{name}", getattr(self, name), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,10 +235,9 @@ class Counted(StudyConfig):
 
     models: tuple[ModelConfig, ...]
     axes: tuple[AxisConfig, ...]
-    hardware: str
+    hardware: Annotated[str, among(HARDWARE)]
 
     def __post_init__(self) -> None:
-        one_of("hardware", self.hardware, tuple(HARDWARE))
         if not self.models or len(self.axes) != 2:
             raise ConfigError("needs models, and two axes: a data axis and a model axis")
         for model in self.models:
@@ -267,7 +259,7 @@ def counted(config: Counted) -> list[dict[str, Any]]:
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, result)
     title = "AutoCCL, Table 1: collectives of a training step"
-    publish(title, rows, config.results, figure=_counted_figure(bars), notes=config.notes)
+    config.publish(title, rows, figure=_counted_figure(bars))
     return rows
 
 

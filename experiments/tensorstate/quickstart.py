@@ -19,7 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.config import HardwareConfig, TopologyConfig, above, at_least
+from experiments.config import HardwareConfig, TopologyConfig
+from experiments.limits import Count, Natural, Positive
 from experiments.models import Model, load_model
 from experiments.quickstart.candidates import build_topology
 from experiments.study import CheckError, ConfigError, publish, tell
@@ -92,32 +93,26 @@ class Config:
     """
 
     size: str
-    seed: int
+    seed: Natural
     results: Path
     topology: TopologyConfig
     hardware: HardwareConfig
     device: str
     mesh: Mapping[str, int]
-    memory_mb: float
-    recompute: int
-    gap: float
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    length: int
-    batch: int
-    steps: int
-    tolerance: float
-    max_final_loss_ratio: float
+    memory_mb: Positive
+    recompute: Natural
+    gap: Positive
+    layers: Count
+    width: Count
+    heads: Count
+    hidden: Count
+    length: Count
+    batch: Count
+    steps: Count
+    tolerance: Positive
+    max_final_loss_ratio: Positive
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "hidden", "length", "batch", "steps"):
-            at_least(name, getattr(self, name), 1)
-        at_least("seed", self.seed, 0)
-        at_least("recompute", self.recompute, 0)
-        for name in ("memory_mb", "gap", "tolerance", "max_final_loss_ratio"):
-            above(name, getattr(self, name), 0)
         if math.prod(self.mesh.values()) != self.topology.num_ranks:
             raise ConfigError(
                 f"mesh {dict(self.mesh)} has {math.prod(self.mesh.values())} devices, the topology "

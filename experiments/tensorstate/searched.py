@@ -10,13 +10,14 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import StudyConfig, above, at_least, filled, one_of
+from experiments.config import StudyConfig
+from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, publish
+from experiments.study import ConfigError, Rows
 from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
@@ -48,14 +49,9 @@ class AxisConfig:
     """
 
     name: str
-    devices: int
-    alpha_us: float
-    bandwidth_gbps: float
-
-    def __post_init__(self) -> None:
-        at_least(f"{self.name}.devices", self.devices, 1)
-        at_least(f"{self.name}.alpha_us", self.alpha_us, 0)
-        above(f"{self.name}.bandwidth_gbps", self.bandwidth_gbps, 0)
+    devices: Count
+    alpha_us: NotNegative
+    bandwidth_gbps: Positive
 
 
 def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
@@ -116,23 +112,16 @@ class Rediscovery(StudyConfig):
         time_limit: seconds per search.
     """
 
-    models: tuple[ModelConfig, ...]
+    models: Filled[tuple[ModelConfig, ...]]
     axes: tuple[AxisConfig, ...]
-    memory_shares: tuple[float, ...]
-    families: tuple[str, ...]
-    hardware: str
-    gap: float
-    time_limit: float
+    memory_shares: tuple[Positive, ...]
+    families: Filled[tuple[str, ...]]
+    hardware: Annotated[str, among(HARDWARE)]
+    gap: NotNegative
+    time_limit: Positive
 
     def __post_init__(self) -> None:
-        one_of("hardware", self.hardware, tuple(HARDWARE))
         sizes_of(self.axes)
-        above("time_limit", self.time_limit, 0)
-        at_least("gap", self.gap, 0)
-        for share in self.memory_shares:
-            above("memory_shares", share, 0)
-        filled("models", self.models)
-        filled("families", self.families)
 
 
 def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
@@ -144,7 +133,7 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
             graph = trace(traced.step, traced.abstract_args, loops="unroll")
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
     title = "Named strategies found again, by batch, model and memory"
-    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=config.notes)
+    config.publish(title, rows, figure=_figure(rows, config.families))
     return rows
 
 
@@ -258,18 +247,11 @@ class SearchTime(StudyConfig):
     """
 
     model: str
-    batch: int
-    meshes: tuple[MeshConfig, ...]
-    hardware: str
-    gap: float
-    time_limit: float
-
-    def __post_init__(self) -> None:
-        one_of("hardware", self.hardware, tuple(HARDWARE))
-        at_least("gap", self.gap, 0)
-        at_least("batch", self.batch, 1)
-        above("time_limit", self.time_limit, 0)
-        filled("meshes", self.meshes)
+    batch: Count
+    meshes: Filled[tuple[MeshConfig, ...]]
+    hardware: Annotated[str, among(HARDWARE)]
+    gap: NotNegative
+    time_limit: Positive
 
 
 def search_time(config: SearchTime) -> list[dict[str, Any]]:
@@ -281,7 +263,7 @@ def search_time(config: SearchTime) -> list[dict[str, Any]]:
         for layers in mesh.layers
     )
     title = "Search time against depth and axes of the mesh"
-    publish(title, rows, config.results, figure=_draw_seconds(rows), notes=config.notes)
+    config.publish(title, rows, figure=_draw_seconds(rows))
     return rows
 
 

@@ -18,7 +18,8 @@ import numpy as np
 import yaml
 
 import jaxcoll as jc
-from experiments.config import above, at_least, build, one_of
+from experiments.config import build
+from experiments.limits import above, at_least, one_of
 from experiments.study import ConfigError
 from experiments.workloads.shapes import SHAPES, Product, Shape
 from jaxcoll.collective import Collective

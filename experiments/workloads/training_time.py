@@ -11,11 +11,12 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import IDEAL, PaperValue, one_of
+from experiments.config import IDEAL, PaperValue
+from experiments.limits import among, one_of
 from experiments.study import ConfigError, stacked_bars, tell
 from experiments.workloads.models import Accelerator, Model, Row
 
@@ -373,16 +374,11 @@ class PaperPick(PaperValue):
         pick: "mean", "most" or "least" of the models.
     """
 
-    what: str
+    what: Annotated[str, among(WHAT)]
     of: str
     over: str
     models: tuple[str, ...]
-    pick: str
-
-    def __post_init__(self) -> None:
-        one_of("claims.what", self.what, tuple(WHAT))
-        one_of("claims.pick", self.pick, tuple(PICKS))
-        super().__post_init__()
+    pick: Annotated[str, among(PICKS)]
 
     def ours(self, runs: Runs) -> float | None:
         """Our number; None where no such model was run."""

@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -129,6 +129,23 @@ def permute_together(
         return permute_all(*sources)
     with set_xla_metadata(**_GROUP):
         return jax.jit(permute_all)(*sources)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The ranks, the rows and the target of a program that a lowering runs.
+
+    Attributes:
+        axes: where the ranks are.
+        width: lines of an array in a row.
+        target: "cpu", "gpu", "gpu_ungrouped" or "tpu".
+        op: combines two rows where the program adds them.
+    """
+
+    axes: Axes
+    width: int
+    target: str
+    op: Callable = lax.add
 
 
 Size = Any  # an int, or a symbolic dimension of jax.export

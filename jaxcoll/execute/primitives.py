@@ -50,7 +50,7 @@ from jax.sharding import PartitionSpec
 from jaxcoll.collective import DUALS, ROOTED, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute import fixed_order, jax_internals, layout
-from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
@@ -377,7 +377,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     # A kernel adds what lies in memory: nothing merges its additions.
     is_kernel = op == "fixed_sum" and chosen == "pallas"
     combine = lax.add if is_kernel else OPS[op]
-    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, combine)
+    result = LOWERINGS[chosen](program, lines, Setting(axes, laid.width, form, combine))
     return laid.unpack(result, out, shape)
 
 

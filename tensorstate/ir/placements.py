@@ -61,6 +61,11 @@ class MeshShape(NamedTuple):
         """Number of devices."""
         return math.prod(self.sizes)
 
+    @property
+    def long_axes(self) -> tuple[int, ...]:
+        """The axes with more than one device."""
+        return tuple(axis for axis, size in enumerate(self.sizes) if size > 1)
+
     def replica_groups(self, axes: Sequence[int]) -> np.ndarray:
         """The devices of every group along some axes, one row per group, in HLO's numbering."""
         others = [axis for axis in range(len(self.sizes)) if axis not in axes]

@@ -169,10 +169,9 @@ def _is_tuple_all_to_all(kind: str, i: Instruction) -> bool:
 
 
 def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
-    """The groups of devices along every set of axes longer than 1, small sets first."""
-    long = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    for count in range(1, len(long) + 1):
-        for axes in itertools.combinations(long, count):
+    """The groups of devices along every set of long axes, small sets first."""
+    for count in range(1, len(mesh.long_axes) + 1):
+        for axes in itertools.combinations(mesh.long_axes, count):
             yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
 
 
@@ -362,12 +361,12 @@ def network_seconds(
     Args:
         sends: mesh axes along which permutes are sends from a device to the next.
     """
-    every = tuple(axis for axis, size in enumerate(network.mesh.sizes) if size > 1)
 
     def seconds_of(c: HloCollective) -> float:
         if c.kind == "permute" and c.axes and sends.issuperset(c.axes):
             return network.send_seconds(c.axes[0], c.nbytes, around=c.is_around)
-        return _seconds(c.kind, every if c.axes is None else c.axes, c.nbytes, network)
+        axes = network.mesh.long_axes if c.axes is None else c.axes
+        return _seconds(c.kind, axes, c.nbytes, network)
 
     return math.fsum(c.times * seconds_of(c) for c in collectives)
 

@@ -27,8 +27,7 @@ from tensorstate.cost.cost import (
 )
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
-from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import Question, Solver
 from tensorstate.solver.coordinate_descent import MIN_VISIT_S, CoordinateDescent
 from tensorstate.solver.exact import (
     Milp,
@@ -36,7 +35,7 @@ from tensorstate.solver.exact import (
     minimize_memory,
     solve_within_limit,
 )
-from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
+from tensorstate.solver.linear_program import LEAST_SECONDS
 from tensorstate.solver.named import best_among
 from tensorstate.solver.repair import Repaired, repair
 
@@ -69,30 +68,24 @@ class Auto(Solver):
     strategy or the descent, of those that fit, by more than the gap.
     """
 
-    def solve(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions | None = None,
-        progress: Progress | None = None,
-    ) -> SearchResult:
-        """See ``Solver``."""
-        start = time.perf_counter()
-        search = _Search(problem, candidates, options or SearchOptions(), self, start, progress)
-        result = search.result()
-        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+    def _solve(self, question: Question) -> SearchResult:
+        return _Search(
+            question.problem,
+            question.candidates,
+            question.options,
+            question.progress,
+            solver=self,
+            start=time.perf_counter(),
+        ).result()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Search:
+class _Search(Question):
     """One search; see the module."""
 
-    problem: Problem
-    candidates: CandidateStrategies
-    options: SearchOptions
+    _: dataclasses.KW_ONLY
     solver: Solver
     start: float
-    progress: Progress | None
 
     def result(self) -> SearchResult:
         limit = self.options.memory_limit
@@ -128,7 +121,7 @@ class _Search:
 
     @property
     def _is_exact(self) -> bool:
-        return sum(size > 1 for size in self.problem.mesh.sizes) <= MAX_EXACT_AXES
+        return len(self.problem.mesh.long_axes) <= MAX_EXACT_AXES
 
     def _seconds(self, share: float, cap: float = math.inf) -> float:
         """Seconds from now to a part of the time limit, at most ``cap``."""
@@ -256,14 +249,8 @@ class _Search:
         solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
             # The relaxation of two axes is that of the exact search, which was tried already.
-            return solver.descend(
-                self.problem,
-                self.candidates,
-                options,
-                starts,
-                self.progress,
-                bounded=not self._is_exact,
-            )
+            question = Question(self.problem, self.candidates, options, self.progress)
+            return solver.descend(question, starts, bounded=not self._is_exact)
         except PlanError:
             return None
 

@@ -1,10 +1,11 @@
-"""What all solvers have in common: when to stop, and one method."""
+"""The parts that all solvers share: the question, when to stop, and one method."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 
 from jaxcoll.numerics import checks
@@ -16,6 +17,23 @@ from tensorstate.solver.linear_program import Progress
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 """The strategies to choose from, by node class."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """A problem to decide, the strategies to choose from, and the objective.
+
+    Attributes:
+        problem: the problem to decide.
+        candidates: the candidate strategies of every class.
+        options: objective and constraints.
+        progress: called with elapsed seconds, best objective and bound.
+    """
+
+    problem: Problem
+    candidates: CandidateStrategies
+    options: SearchOptions
+    progress: Progress | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +58,6 @@ class Solver(abc.ABC):
             if not number or not (value > 0 or (value == 0 and name == "gap")):
                 raise PlanError(f"{name} must be a number {least}, got {checks.shown(value)}")
 
-    @abc.abstractmethod
     def solve(
         self,
         problem: Problem,
@@ -51,11 +68,17 @@ class Solver(abc.ABC):
         """The best decisions found.
 
         Args:
-            problem: the problem to decide.
-            candidates: the candidate strategies of every class.
-            options: objective and constraints; by default the sum without a memory limit.
-            progress: called with elapsed seconds, best objective and bound.
+            problem, candidates, progress: see ``Question``.
+            options: likewise; by default the sum without a memory limit.
 
         Raises:
             PlanError: nothing fits into the memory limit, or nothing was found in time.
         """
+        start = time.perf_counter()
+        question = Question(problem, candidates, options or SearchOptions(), progress)
+        result = self._solve(question)
+        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+
+    @abc.abstractmethod
+    def _solve(self, question: Question) -> SearchResult:
+        """As ``solve``, whose seconds are filled in there."""

@@ -30,7 +30,7 @@ from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import (
     Milp,
     infeasible_message,
@@ -39,7 +39,7 @@ from tensorstate.solver.exact import (
     solve_within_limit,
 )
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, remaining_time
+from tensorstate.solver.linear_program import LEAST_SECONDS, remaining_time
 
 # Bytes of the all-gather by which axes are compared.
 PROBE_BYTES = 1 << 24
@@ -170,46 +170,25 @@ class CoordinateDescent(Solver):
     plan, and of the last one. The former is computed in a thread beside the descent.
     """
 
-    def solve(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions | None = None,
-        progress: Progress | None = None,
-    ) -> SearchResult:
-        """See ``Solver``."""
-        options = options or SearchOptions()
+    def _solve(self, question: Question) -> SearchResult:
         until = time.perf_counter() + self.time_limit
-        merged = _merged_axes_start(problem, candidates, options, self, progress)
-        return self._descend(problem, candidates, options, merged, until, progress)
+        return self._descend(question, _merged_axes_start(question, self), until)
 
     def descend(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions,
-        starts: Sequence[SearchResult],
-        progress: Progress | None = None,
-        *,
-        bounded: bool = True,
+        self, question: Question, starts: Sequence[SearchResult], *, bounded: bool = True
     ) -> SearchResult:
         """As ``solve``, from the best of known plans; without a bound where that is not asked."""
         until = time.perf_counter() + self.time_limit
-        best = min(starts, key=lambda start: result_order(start, options.memory_limit))
-        return self._descend(problem, candidates, options, best, until, progress, bounded)
+        limit = question.options.memory_limit
+        best = min(starts, key=lambda start: result_order(start, limit))
+        return self._descend(question, best, until, bounded)
 
     def _descend(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions,
-        merged: SearchResult | None,
-        until: float,
-        progress: Progress | None,
-        bounded: bool = True,
+        self, question: Question, merged: SearchResult | None, until: float, bounded: bool = True
     ) -> SearchResult:
         """The descent, and the bounds beside it."""
-        start, limit, fitting = time.perf_counter(), options.memory_limit, None
+        problem, candidates, options = question.problem, question.candidates, question.options
+        limit, fitting = options.memory_limit, None
         if limit is not None and (merged is None or not merged.cost.memory.fits(limit)):
             fitting = _least_memory(problem, candidates, merged, options, until)
             if fitting is None or not fitting.cost.memory.fits(limit):
@@ -219,14 +198,12 @@ class CoordinateDescent(Solver):
         with ThreadPoolExecutor(1) as beside:
             first = busiest_axes(problem, merged) if bounded and merged is not None else None
             bounds = [] if first is None else [beside.submit(bound, first)]
-            descent = _Descent(problem, candidates, options, self.gap, until, progress)
-            best = descent.run(merged, fitting)
+            best = _Descent(question, self.gap, until).run(merged, fitting)
             last = busiest_axes(problem, best)
             if bounded and last != first:
                 bounds.append(beside.submit(bound, last))
             highest = max((future.result() for future in bounds), default=-math.inf)
-        seconds = time.perf_counter() - start
-        return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
+        return dataclasses.replace(best, bound=highest, method="descent")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,16 +211,14 @@ class _Descent:
     """The descent itself.
 
     Attributes:
+        question: the problem, with its candidates and options.
         gap: relative gap of the search of one axis.
         until: time of ``time.perf_counter`` at which to stop.
     """
 
-    problem: Problem
-    candidates: CandidateStrategies
-    options: SearchOptions
+    question: Question
     gap: float
     until: float
-    progress: Progress | None
 
     def run(self, start: SearchResult | None, fitting: SearchResult | None) -> SearchResult:
         """The best plan found.
@@ -253,7 +228,8 @@ class _Descent:
             fitting: given if the start exceeds the limit: a plan that fits, taken where the search
                 of an axis finds none in time.
         """
-        axes, limit = _long_axes(self.problem), self.options.memory_limit
+        asked = self.question
+        axes, limit = asked.problem.mesh.long_axes or (0,), asked.options.memory_limit
         strategies = None if start is None else start.decisions.strategies
         best = start if fitting is None else None
         unimproved = 0  # axes visited in a row without improvement
@@ -276,7 +252,7 @@ class _Descent:
         if result is None:
             infeasible = Infeasible(proven=contradictory)
             raise PlanError(
-                infeasible_message(self.problem, self.candidates, infeasible, self.options)
+                infeasible_message(asked.problem, asked.candidates, infeasible, asked.options)
             )
         return result
 
@@ -284,22 +260,19 @@ class _Descent:
         self, axis: int, strategies: Sequence[Strategy] | None, time_limit: float
     ) -> SearchResult | Infeasible:
         """The best plan that differs along one axis only."""
+        asked = self.question
         try:
             return solve_within_limit(
-                self.problem,
-                _vary_one_axis(self.candidates, axis, strategies),
-                self.options,
+                asked.problem,
+                _vary_one_axis(asked.candidates, axis, strategies),
+                asked.options,
                 Milp(gap=self.gap, time_limit=time_limit),
                 prune_placements=True,
                 fall_back=False,
-                progress=self.progress,
+                progress=asked.progress,
             )
         except PlanError:  # nothing in time: plans of other visits remain
             return Infeasible(proven=False)
-
-
-def _long_axes(problem: Problem) -> list[int]:
-    return [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
 
 
 def _least_memory(
@@ -310,7 +283,7 @@ def _least_memory(
     until: float,
 ) -> SearchResult | None:
     """A plan within the memory limit, or that with the least memory, one axis at a time."""
-    axes = _long_axes(problem)
+    axes = problem.mesh.long_axes or (0,)
     strategies = None if start is None else start.decisions.strategies
     least, unimproved = None, 0
     for visit in range(MAX_SWEEPS * len(axes)):
@@ -352,28 +325,23 @@ def _vary_one_axis(
 # ---------------------------------------------------------------------- start: merged axes
 
 
-def _merged_axes_start(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    options: SearchOptions,
-    solver: Solver,
-    progress: Progress | None,
-) -> SearchResult | None:
+def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | None:
     """The best plan without memory limit in which axes of similar bandwidth do the same.
 
     ``None`` if the candidates do not allow it, or none is found in half of the time.
     """
     solver = dataclasses.replace(solver, time_limit=solver.time_limit / 2)
+    problem, options = question.problem, question.options
     network = merge_similar_axes(problem.network, problem.stage_axis)
     merged = problem.on(network)
     expanded = [
         _expand_merged(choices, known.all, network.parts)
-        for choices, known in zip(candidates, merged.strategies, strict=True)
+        for choices, known in zip(question.candidates, merged.strategies, strict=True)
     ]
     candidates = [list(strategies) for strategies in expanded]
     free = SearchOptions(objective=options.objective)
     try:
-        result = solve_within_limit(merged, candidates, free, solver, progress=progress)
+        result = solve_within_limit(merged, candidates, free, solver, progress=question.progress)
     except PlanError:
         return None
     if isinstance(result, Infeasible):

@@ -24,7 +24,7 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation, formulate
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
 from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
@@ -350,20 +350,13 @@ class Milp(Solver):
     approximately the least memory are searched, and returned if they fit.
     """
 
-    def solve(
-        self,
-        problem: Problem,
-        candidates: CandidateStrategies,
-        options: SearchOptions | None = None,
-        progress: Progress | None = None,
-    ) -> SearchResult:
-        """See ``Solver``."""
-        start, options = time.perf_counter(), options or SearchOptions()
-        result = solve_within_limit(problem, candidates, options, self, progress=progress)
+    def _solve(self, question: Question) -> SearchResult:
+        until = time.perf_counter() + self.time_limit
+        asked = question.problem, question.candidates
+        result = solve_within_limit(*asked, question.options, self, progress=question.progress)
         if isinstance(result, Infeasible):
-            until = start + self.time_limit
-            raise PlanError(infeasible_message(problem, candidates, result, options, until))
-        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+            raise PlanError(infeasible_message(*asked, result, question.options, until))
+        return result
 
 
 def solve_within_limit(

@@ -84,7 +84,7 @@ def repair(
         until: time of ``time.perf_counter`` at which to stop.
     """
     limit = options.memory_limit or np.inf
-    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
+    axes = problem.mesh.long_axes or (0,)
     now, most, largest = start, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
     reserved: np.ndarray | None = None
     found = Repaired(None, start)

@@ -324,7 +324,7 @@ class _GroupConstraints:
         between the passes, and from there. On three axes they are 5 of the 27 to 125 that axes can
         be combined to. ``None`` on fewer axes, and where a strategy is still open.
         """
-        if sum(size > 1 for size in self.problem.mesh.sizes) <= MOST_WHOLE_AXES:
+        if len(self.problem.mesh.long_axes) <= MOST_WHOLE_AXES:
             return None
         consumers = [c for c in self.group.consumer_classes if c.class_id is not None]
         by_consumer = [self.choices.target_terms(c) for c in consumers]

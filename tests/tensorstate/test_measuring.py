@@ -11,10 +11,11 @@ import pytest
 from jax.sharding import Mesh
 
 import tensorstate as ts
-from jaxcoll.errors import FormatError, TableWarning
+from jaxcoll.errors import TableWarning
 from tensorstate import measuring
 from tensorstate.hardware import MeasuredCosts
 from tensorstate.measuring import KINDS, SIZES, Rates, dumps, loads
+from tests.misuse_of.files import refuses_files
 from tests.misuse_of.plans import GRAPH
 
 MESH = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
@@ -122,11 +123,7 @@ def broken() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("how", broken())
-def test_broken_files_are_refused(how):
-    with pytest.raises(FormatError) as refused:
-        loads(broken()[how])
-    assert len(str(refused.value)) < 300
+test_broken_files_are_refused = refuses_files(loads, broken)
 
 
 def test_files_go_both_ways():

@@ -29,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
-from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
@@ -43,10 +43,7 @@ BLOCK_BYTES = 1 << 19  # added at a time; two fit into fast memory with room to 
 def run(
     program: PermuteProgram,
     x: jax.Array,
-    axes: Axes,
-    width: int,
-    target: str,
-    op: Callable = lax.add,
+    setting: Setting,
     interpreter: pltpu.InterpretParams | None = None,
 ) -> jax.Array:
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
@@ -58,9 +55,10 @@ def run(
         CollectiveError: a dtype of more than 4 bytes.
     """
     if x.dtype == bool:
-        return run(program, x.astype(jnp.int8), axes, width, target, op, interpreter).astype(bool)
+        return run(program, x.astype(jnp.int8), setting, interpreter).astype(bool)
     if x.dtype.itemsize > 4:
         raise CollectiveError(f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}")
+    axes, width = setting.axes, setting.width
     rank = axes.rank()
     if not program.steps:
         return read_result(program, initial_buffer(program, x, rank, width), rank, width)
@@ -71,12 +69,13 @@ def run(
     if padded > width:
         padding = [(0, 0, 0), (0, padded - width, 0)]
         rows = lax.pad(x.reshape(-1, width), jnp.zeros((), x.dtype), padding)
-        out = run(program, rows.reshape(-1), axes, padded, target, op, interpreter)
+        wider = dataclasses.replace(setting, width=padded)
+        out = run(program, rows.reshape(-1), wider, interpreter)
         return out.reshape(-1, padded)[:, :width].reshape(-1)
-    interpret = False if target == "tpu" else interpreter or pltpu.InterpretParams()
+    interpret = False if setting.target == "tpu" else interpreter or pltpu.InterpretParams()
     shape = (program.num_rows, width // LANES, LANES)
     buffer = initial_buffer(program, x, rank, width).reshape(shape)
-    call = _call(tables_of(program, axes), axes, buffer, rank, interpret, op)
+    call = _call(tables_of(program, axes), axes, buffer, rank, interpret, setting.op)
     return read_result(program, call.reshape(-1), rank, width)
 
 

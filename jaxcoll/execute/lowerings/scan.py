@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.layout import Axes, permute_together
+from jaxcoll.execute.layout import Setting, permute_together
 from jaxcoll.execute.lowerings.buffer import (
     Run,
     initial_buffer,
@@ -40,24 +39,17 @@ from jaxcoll.execute.lowerings.rounds import (
 )
 
 
-def run(
-    program: PermuteProgram,
-    x: jax.Array,
-    axes: Axes,
-    width: int,
-    target: str,
-    op: Callable = lax.add,
-) -> jax.Array:
+def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run a program; arguments and result are those of ``ssa.run``.
 
     A body's permutes are in flight together without barriers.
     """
-    program = split_long_steps(program) if target == "tpu" else program
-    rank = axes.rank()
-    buffer = initial_buffer(program, x, rank, width)
+    program = split_long_steps(program) if setting.target == "tpu" else program
+    rank = setting.axes.rank()
+    buffer = initial_buffer(program, x, rank, setting.width)
     for stage in stages(program):
-        buffer = _run_stage(stage, buffer, axes, rank, width, target, op)
-    return read_result(program, buffer, rank, width)
+        buffer = _run_stage(stage, buffer, rank, setting)
+    return read_result(program, buffer, rank, setting.width)
 
 
 # ---------------------------------------------------------------------- stages
@@ -142,9 +134,8 @@ def _resend_own(program: PermuteProgram, pairs, send: np.ndarray, recv: np.ndarr
 # ---------------------------------------------------------------------- running
 
 
-def _run_stage(
-    stage, buffer: jax.Array, axes: Axes, rank, width: int, target: str, op: Callable
-) -> jax.Array:
+def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
+    width, target = setting.width, setting.target
     steps = stage[0].send.shape[0]
     reads = [_runs(slot.send) for slot in stage]
     writes = [_runs(slot.recv, slot.add) for slot in stage]
@@ -167,10 +158,10 @@ def _run_stage(
         ahead, places = now
         # All permutes of a step start from rows that are in the carry already, before anything is
         # written: they are in flight together, and the buffer is updated in place.
-        arrived = permute_together(axes, ready, [slot.pairs for slot in stage], target)
+        arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
-                buffer = put(buffer, rows, r, where, width, op)
+                buffer = put(buffer, rows, r, where, width, setting.op)
         return (buffer, sources(buffer, ahead)), None
 
     sent = [[mine(r.start) for r in part] for part in reads]

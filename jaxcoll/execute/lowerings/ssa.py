@@ -7,13 +7,12 @@ Where all ranks do about the same, received rows stay values that later permutes
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.layout import Axes, at_least, permute_together
+from jaxcoll.execute.layout import Setting, at_least, permute_together
 from jaxcoll.execute.lowerings.buffer import (
     blank,
     initial_buffer,
@@ -37,60 +36,55 @@ LONG_ROW_BYTES = 1 << 18
 UNCUT_BYTES = 1 << 25
 
 
-def run(
-    program: PermuteProgram,
-    x: jax.Array,
-    axes: Axes,
-    width: int,
-    target: str,
-    op: Callable = lax.add,
-) -> jax.Array:
+def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Run a program.
+
+    Except on CPU, barriers separate the steps, so that all rounds of a step are in flight together;
+    XLA's scheduler for TPUs otherwise lets early steps run ahead and late writes accumulate. On CPU
+    a permute is a copy within one memory, so concatenating segments first would cost as much as
+    sending them.
 
     Args:
         program: the rounds.
         x: this rank's input rows, shape (input rows * width, ...).
-        axes: where the ranks are.
-        width: lines of ``x`` in a row.
-        target: "cpu", "gpu", "gpu_ungrouped" or "tpu". Except on CPU, barriers separate the steps,
-            so that all rounds of a step are in flight together; XLA's scheduler for TPUs otherwise
-            lets early steps run ahead and late writes accumulate. On CPU a permute is a copy within
-            one memory, so concatenating segments first would cost as much as sending them.
-        op: combines two rows where the program adds them.
+        setting: where the ranks are, and how rows are sent and combined.
 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
+    width, target = setting.width, setting.target
     row_bytes = x.size // x.shape[0] * x.dtype.itemsize * width
     is_large = at_least(program.num_rows * row_bytes, UNCUT_BYTES + 1)
     if target == "tpu" and is_large and (cut := split_long_steps(program)) is not program:
-        return _run_overlapped(cut, x, axes, width, target, op)
+        return _run_overlapped(cut, x, setting)
     is_long = at_least(row_bytes, LONG_ROW_BYTES)
     dataflow = dataflow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
     if dataflow is not None:
-        return DataflowRun(program, dataflow, x, axes, width, op).run(target)
+        return DataflowRun(program, dataflow, x, setting).run()
     if target != "cpu":
-        return _run_overlapped(program, x, axes, width, target, op)
-    return _run_buffer(program, x, axes, width, op)
+        return _run_overlapped(program, x, setting)
+    return _run_buffer(program, x, setting)
 
 
-def _run_buffer(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, op) -> jax.Array:
+def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
+    axes, width = setting.axes, setting.width
     rank = axes.rank()
     buffer = initial_buffer(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
-        buffer = receive(buffer, arrived, rounds, rank, width, op)
+        buffer = receive(buffer, arrived, rounds, rank, width, setting.op)
     return read_result(program, buffer, rank, width)
 
 
-def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, target: str, op):
+def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """Steps separated by barriers; during the permutes of one, rows of the previous are written.
 
     The rows that the next step sends are read then, too, unless they are only just arriving.
     """
-    rank = axes.rank()
+    width, op = setting.width, setting.op
+    rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, width)
     arrived, behind = [], ()  # of the last step, if it is not written yet
     for t, rounds in enumerate(program.steps):
@@ -100,7 +94,8 @@ def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: in
         # Otherwise nothing that is read here waits for the last step, and XLA may read early.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         buffer, arrived, sources = lax.optimization_barrier((buffer, arrived, sources))
-        here = permute_together(axes, sources, [r.pairs for r in rounds], target)
+        pairs = [r.pairs for r in rounds]
+        here = permute_together(setting.axes, sources, pairs, setting.target)
         buffer = receive(buffer, arrived, behind, rank, width, op)
         arrived, behind = here, rounds
     buffer = receive(buffer, arrived, behind, rank, width, op)
@@ -126,31 +121,24 @@ MOST_UPDATES = 40
 class DataflowRun:
     """Runs a dataflow on one rank: holds the values so far, and the rows of the result so far."""
 
-    def __init__(
-        self,
-        program: PermuteProgram,
-        dataflow: Dataflow,
-        x: jax.Array,
-        axes: Axes,
-        width: int,
-        op: Callable = lax.add,
-    ):
-        self.dataflow, self.axes, self.width, self.op = dataflow, axes, width, op
-        self.rank = axes.rank()
+    def __init__(self, program: PermuteProgram, dataflow: Dataflow, x: jax.Array, setting: Setting):
+        self.dataflow, self.setting, self.width = dataflow, setting, setting.width
+        self.rank = setting.axes.rank()
         self.values = [x]
         self.whole = _whole_value(dataflow)
-        self.rows = None if self.whole is not None else _start(program, x, width)
+        self.rows = None if self.whole is not None else _start(program, x, self.width)
         self.placed = 0  # values that are in the result already
         self.updates = 0  # of the result
 
-    def run(self, target: str) -> jax.Array:
+    def run(self) -> jax.Array:
         """The rows of the result; but for CPU steps are kept apart by barriers."""
+        axes, target = self.setting.axes, self.setting.target
         sources = self._prepare(self.dataflow.steps[0])
         if target != "cpu":
             sources = self._barrier(sources)
         for t, ops in enumerate(self.dataflow.steps):
             pairs = [op.pairs for op in ops if op.pairs is not None]
-            arrived = permute_together(self.axes, sources, pairs, target)
+            arrived = permute_together(axes, sources, pairs, target)
             # While these permutes are in flight, earlier values are written to the result.
             self._place()
             self.values += arrived
@@ -212,7 +200,7 @@ class DataflowRun:
             read(self.values[value], self._look(start), length, self.width)
             for value, start in zip(variant.values, variant.start, strict=True)
         ]
-        return functools.reduce(self.op, terms)
+        return functools.reduce(self.setting.op, terms)
 
     def _look(self, table: np.ndarray):
         return lookup(table, self.rank)

@@ -67,8 +67,7 @@ class Rhd(Synthesizer):
     Attributes:
         far_first: whether the all-gather starts with the farthest partner, so that the largest
             messages go to the nearest (Rabenseifner's order of reduce-scatter).
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
+        pieces: as for ``InPieces``.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.
@@ -431,8 +430,7 @@ class Trivance(Synthesizer):
     Attributes:
         near_first: whether the all-gather starts with the nearest partners; from far to near the
             largest messages go the shortest way.
-        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
-            one another where a message crosses several links (``Sends.in_pieces``).
+        pieces: as for ``InPieces``.
 
     Raises:
         CollectiveError: ``pieces`` is less than 1.

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll import CollectiveError
 from jaxcoll.collective import KINDS
-from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import LOWERINGS, bind
@@ -162,7 +162,7 @@ def test_pallas_in_the_interpreter_without_races(case):
     interpreter = pltpu.InterpretParams(detect_races=True)
 
     def body(v):
-        return pallas.run(program, v[0], axes, width, "cpu", interpreter=interpreter)[None]
+        return pallas.run(program, v[0], Setting(axes, width, "cpu"), interpreter)[None]
 
     got = sharded(body, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
     np.testing.assert_array_equal(got, expected(schedule.collective, x))
@@ -181,7 +181,7 @@ def test_pallas_on_axes_of_a_mesh(names):
 
     def both(v):
         v = v.reshape(-1)
-        ours = pallas.run(permute_program(schedule), v, axes, v.size, "cpu")
+        ours = pallas.run(permute_program(schedule), v, Setting(axes, v.size, "cpu"))
         return ours[None, None], lax.all_gather(v, names, tiled=True)[None, None]
 
     got, want = sharded(both, mesh, P("x", "y"), P("x", "y"), check_vma=False)(x)
@@ -192,7 +192,7 @@ def test_what_pallas_refuses():
     program = permute_program(schedule_of("ring", 2, "all_gather", "ring"))
     axes = Axes(("x",), (2,), ("x",))
     with pytest.raises(CollectiveError, match="1 to 4 bytes, got complex64"):
-        pallas.run(program, jnp.zeros(8, jnp.complex64), axes, 8, "tpu")
+        pallas.run(program, jnp.zeros(8, jnp.complex64), Setting(axes, 8, "tpu"))
 
 
 def test_without_its_waits_the_kernel_fails(monkeypatch):

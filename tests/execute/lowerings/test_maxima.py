@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.execute import primitives
-from jaxcoll.execute.layout import Axes
+from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import mesh_of, schedule_of, sharded
@@ -52,7 +52,7 @@ def test_as_the_kernel_takes_them():
     schedule = schedule_of("ring", 4, "all_reduce", "ring")
     program, axes = permute_program(schedule), Axes(("x",), (4,), ("x",))
     x = np.random.default_rng(0).integers(-100, 100, (4, 4 * 16)).astype(np.float32)
-    body = lambda v: pallas.run(program, v[0], axes, 16, "cpu", lax.max)[None]  # noqa: E731
+    body = lambda v: pallas.run(program, v[0], Setting(axes, 16, "cpu", lax.max))[None]  # noqa: E731
     got = sharded(body, mesh_of(4), P("x"), P("x"), check_vma=False)(x)
     np.testing.assert_array_equal(got, np.broadcast_to(x.max(0), x.shape))
 

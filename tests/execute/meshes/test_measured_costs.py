@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, FormatError, TuneError
+from jaxcoll import CollectiveError, TuneError
 from jaxcoll.errors import TableWarning
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.execute.choice.measured_costs import dumps, loads, measure_execution
 from jaxcoll.simulation.execution_costs import costs_of
 from jaxcoll.tune import this_machine
+from tests.misuse_of.files import refuses_files
 
 FOUR = Mesh(np.array(jax.devices()[:4]), ("x",))
 CPU = costs_of("cpu")
@@ -87,11 +88,7 @@ def broken() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("how", broken())
-def test_broken_files_are_refused(how):
-    with pytest.raises(FormatError) as refused:
-        loads(broken()[how])
-    assert len(str(refused.value)) < 300
+test_broken_files_are_refused = refuses_files(loads, broken)
 
 
 def test_files_go_both_ways():

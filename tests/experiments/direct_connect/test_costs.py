@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.config import build
 from experiments.direct_connect.costs import Network, check, kautz_costs, synthesized
 from experiments.study import CheckError, ConfigError
 from jaxcoll.bounds.moore import Cost
@@ -81,4 +82,4 @@ def test_a_search_that_time_stops_is_an_error(monkeypatch):
 )
 def test_bad_networks_are_refused(family, ranks, chunks, message):
     with pytest.raises(ConfigError, match=message):
-        Network(family, ranks, chunks)
+        build(Network, {"family": family, "ranks": ranks, "chunks": chunks}, "networks")

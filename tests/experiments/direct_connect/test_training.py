@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.config import configure
+from experiments.config import build, configure
 from experiments.direct_connect import costs
 from experiments.direct_connect.moe import (
     Block,
@@ -229,7 +229,7 @@ def test_claims_name_what_was_run(config):
     claim = {"what": "iteration", "of": "torus", "model": "", "ranks": 0, "paper": 1.0}
     assert Claim(**claim).ours({}) is None
     with pytest.raises(ConfigError, match=r"claims.of"):
-        Claim(**{**claim, "of": "mesh"})
+        build(Claim, {**claim, "of": "mesh"}, "claims")
     with pytest.raises(ConfigError, match="12 ranks do not divide 2048"):
         dataclasses.replace(config, cases=(Case("Switch-Base 14.7B", 12),))
     with pytest.raises(ConfigError, match="model of a case"):

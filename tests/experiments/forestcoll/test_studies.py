@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.config import build
 from experiments.forestcoll import algorithms
 from experiments.forestcoll.algorithms import ClusterConfig
 from experiments.forestcoll.tables import PAPER_FIXED_K
@@ -130,7 +131,7 @@ def test_clusters_are_the_papers():
     with pytest.raises(ConfigError, match="fabric"):
         ClusterConfig("gb200", 2, 8)
     with pytest.raises(ConfigError, match="hosts"):
-        ClusterConfig("a100", 0, 8)
+        build(ClusterConfig, {"fabric": "a100", "hosts": 0, "ranks": 8})
 
 
 # ---------------------------------------------------------------------- Fig. 4.13

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,18 +119,25 @@ def planned(
     schedule: Any = "gpipe",
 ) -> ts.Plan:
     step, *shapes = ALL[name]
-    mesh = ts.MeshShape.of(dict(axes))
-    network = ts.AlphaBetaCosts(mesh, (1e-6,) * len(axes), (1e9,) * len(axes))
+    batch = "x" if name == "forward" else None
+    return in_stages(step, shapes, dict(axes), microbatches, schedule, batch=batch)
+
+
+def in_stages(
+    step: Callable, shapes: Any, mesh: dict[str, int], microbatches: int, schedule: Any, **options
+) -> ts.Plan:
+    """The plan of a step whose stages are along the axis of that name."""
+    network = ts.AlphaBetaCosts(ts.MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
     return ts.search(
         step,
         shapes,
-        mesh=dict(axes),
+        mesh=mesh,
         network=network,
         hardware="CPU",
-        batch="x" if name == "forward" else None,
         stages="stage",
         microbatches=microbatches,
         pipeline_schedule=schedule,
+        **options,
     )
 
 
@@ -190,18 +198,8 @@ def test_1f1b_sends_the_bytes_of_its_plan(name):
 @pytest.mark.parametrize("name", ["gpt_scan", "llama"])
 def test_a_language_model_trains_in_stages(name, schedule):
     """Losses and parameters of five steps on 8 devices, data and tensor parallel beside stages."""
-    network = ts.AlphaBetaCosts(ts.MeshShape.of(CUBE), (1e-6,) * 3, (1e9,) * 3)
     model = load_model(name)
-    plan = ts.search(
-        model.step,
-        model.abstract_args,
-        mesh=CUBE,
-        network=network,
-        hardware="CPU",
-        stages="stage",
-        microbatches=2,
-        pipeline_schedule=schedule,
-    )
+    plan = in_stages(model.step, model.abstract_args, CUBE, 2, schedule)
     assert "pipeline parallel (2 stages, 2 microbatches" in str(plan)
     report = plan.check(mesh=devices(CUBE))
     assert report.agrees, str(report)
@@ -226,18 +224,7 @@ def test_a_padded_vocabulary_in_stages(schedule):
     """11 words as 12, which an axis of the head shards; tied to the embedding."""
     step, _, *batch = ALL["tied"]
     shapes = {"embedding": s(11, 8), "layers": {"q": s(4, 8, 8), "v": s(4, 8, 8)}}, *batch
-    network = ts.AlphaBetaCosts(ts.MeshShape.of(PLANE), (1e-6,) * 2, (1e9,) * 2)
-    plan = ts.search(
-        step,
-        shapes,
-        mesh=PLANE,
-        network=network,
-        hardware="CPU",
-        stages="stage",
-        microbatches=4,
-        pipeline_schedule=schedule,
-        padding={11: 12},
-    )
+    plan = in_stages(step, shapes, PLANE, 4, schedule, padding={11: 12})
     assert plan.problem.whole.padding is not None
     args = tuple(arguments(shapes))
     applied = plan.apply(devices(PLANE), lax_collectives)

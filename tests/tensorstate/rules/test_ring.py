@@ -116,19 +116,22 @@ def costs(mesh):
     return ts.AlphaBetaCosts(ts.MeshShape.of(mesh), (1e-9,) * axes, (1e9,) * axes)
 
 
+def around_a_ring():
+    """The step with an attention that may run around a ring."""
+    return functools.partial(step, ts.declare(attention, HEADS, ring="q k"))
+
+
+def planned(mesh, shapes, **options):
+    return ts.search(
+        around_a_ring(), shapes, mesh=mesh, network=costs(mesh), hardware=SLOW, **options
+    )
+
+
 @pytest.mark.slow
 def test_a_long_sequence_is_attended_to_around_a_ring():
     """Chosen where products hide the sends, named, exact in bytes, and equal to one device."""
     mesh, shapes = {"data": 2, "seq": 4}, inputs()
-    training = functools.partial(step, ts.declare(attention, HEADS, ring="q k"))
-    plan = ts.search(
-        training,
-        shapes,
-        mesh=mesh,
-        network=costs(mesh),
-        hardware=SLOW,
-        pin={"x": ("data", "seq")},
-    )
+    plan = planned(mesh, shapes, pin={"x": ("data", "seq")})
     assert "context parallel (ring attention) on `seq`" in str(plan)
     args = tuple(arguments(shapes))
     expected = jax.jit(functools.partial(step, attention))(*args)
@@ -144,7 +147,7 @@ def test_a_long_sequence_is_attended_to_around_a_ring():
 def test_sends_around_two_axes_are_those_of_the_program():
     """Forced, since one axis of the ring and another of heads or rows sends less."""
     mesh, shapes = {"a": 2, "b": 4}, inputs(batch=1)
-    graph = ts.trace(functools.partial(step, ts.declare(attention, HEADS, ring="q k")), shapes)
+    graph = ts.trace(around_a_ring(), shapes)
     problem = ts.Problem(graph, costs(mesh), SLOW)
     candidates = []
     for strategies in problem.strategies:
@@ -164,17 +167,8 @@ def test_sends_around_two_axes_are_those_of_the_program():
 def test_queries_alone_are_sharded_under_a_causal_mask():
     """With keys gathered, by their places; without ring= they stay whole."""
     mesh, shapes = {"seq": 8}, inputs(batch=1)
-    training = functools.partial(step, ts.declare(attention, HEADS, ring="q k"))
-    plan = ts.search(
-        training,
-        shapes,
-        mesh=mesh,
-        network=costs(mesh),
-        hardware=SLOW,
-        pin={"x": (None, "seq")},
-        forbid={"w/*": "seq"},
-        objective="sum",
-    )
+    asked = {"pin": {"x": (None, "seq")}, "forbid": {"w/*": "seq"}, "objective": "sum"}
+    plan = planned(mesh, shapes, **asked)
     assert "context parallel on `seq`" in str(plan)
     args = tuple(arguments(shapes))
     applied = plan.apply(devices(mesh))
@@ -245,7 +239,7 @@ def test_what_is_no_attention_is_refused(function, labels, options, message):
 def test_blocks_on_their_way_take_memory(monkeypatch):
     """At the peak, backward: two blocks of keys, of values, and of the sum of either's gradient."""
     mesh, shapes = {"seq": 8}, inputs(batch=1)
-    graph = ts.trace(functools.partial(step, ts.declare(attention, HEADS, ring="q k")), shapes)
+    graph = ts.trace(around_a_ring(), shapes)
     problem, again = (ts.Problem(graph, costs(mesh), SLOW) for _ in range(2))
     candidates = [
         [(w.ring.label,)] if w.ring is not None else [v for v in w.all if min(v) >= REPLICATED]

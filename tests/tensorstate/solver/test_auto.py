@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
+from tensorstate.solver import coordinate_descent as descents
 from tensorstate.solver import exact
 from tensorstate.solver import named as strategies
 from tensorstate.solver.coordinate_descent import CoordinateDescent
@@ -176,8 +178,8 @@ def test_no_named_strategy_and_no_descent_is_better_where_time_ends_the_search(
     replace_exact_search(monkeypatch, solve)
     for answer, best in ((descended, 2), (PlanError("none in time"), 3)):
 
-        def descend(*args, answer=answer, **_options):
-            assert {late.objective, named.objective} == {start.objective for start in args[4]}
+        def descend(_solver, _question, starts, answer=answer, **_options):
+            assert {late.objective, named.objective} == {start.objective for start in starts}
             if isinstance(answer, PlanError):
                 raise answer
             return answer
@@ -185,6 +187,14 @@ def test_no_named_strategy_and_no_descent_is_better_where_time_ends_the_search(
         monkeypatch.setattr(CoordinateDescent, "descend", descend)
         found = solve_auto(problem, candidates, memory_limit=memory_limit)
         assert (found.objective, found.bound) == (best * free.objective, free.bound)
+
+
+def test_the_seconds_of_a_descent_count_its_start(monkeypatch, problem, candidates):
+    def start(*_args):
+        time.sleep(0.2)
+
+    monkeypatch.setattr(descents, "_merged_axes_start", start)
+    assert CoordinateDescent().solve(problem, candidates).seconds >= 0.2
 
 
 def test_what_is_proved_is_not_tried_again(problem, candidates):
