@@ -68,7 +68,8 @@ class Auto(Solver):
     strategy or the descent, of those that fit, by more than the gap.
     """
 
-    def _solve(self, question: Question) -> SearchResult:
+    def answer(self, question: Question) -> SearchResult:
+        """See ``Solver``."""
         return _Search(
             question.problem,
             question.candidates,

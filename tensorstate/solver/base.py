@@ -76,9 +76,9 @@ class Solver(abc.ABC):
         """
         start = time.perf_counter()
         question = Question(problem, candidates, options or SearchOptions(), progress)
-        result = self._solve(question)
+        result = self.answer(question)
         return dataclasses.replace(result, seconds=time.perf_counter() - start)
 
     @abc.abstractmethod
-    def _solve(self, question: Question) -> SearchResult:
-        """As ``solve``, whose seconds are filled in there."""
+    def answer(self, question: Question) -> SearchResult:
+        """What ``solve`` returns, but for its seconds; a solver of one's own defines this."""

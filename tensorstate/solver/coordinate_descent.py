@@ -170,7 +170,8 @@ class CoordinateDescent(Solver):
     plan, and of the last one. The former is computed in a thread beside the descent.
     """
 
-    def _solve(self, question: Question) -> SearchResult:
+    def answer(self, question: Question) -> SearchResult:
+        """See ``Solver``."""
         until = time.perf_counter() + self.time_limit
         return self._descend(question, _merged_axes_start(question, self), until)
 

@@ -350,7 +350,8 @@ class Milp(Solver):
     approximately the least memory are searched, and returned if they fit.
     """
 
-    def _solve(self, question: Question) -> SearchResult:
+    def answer(self, question: Question) -> SearchResult:
+        """See ``Solver``."""
         until = time.perf_counter() + self.time_limit
         asked = question.problem, question.candidates
         result = solve_within_limit(*asked, question.options, self, progress=question.progress)
