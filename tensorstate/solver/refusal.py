@@ -30,7 +30,7 @@ def refuse_below_least(
     """Refuse a limit that arguments, and what must be live beside them, exceed without a search.
 
     Raises:
-        PlanError: with a lower bound of the memory, the largest tensors, and what would fit.
+        PlanError: with a lower bound of the memory, the largest tensors, and the options that fit.
     """
     limit = options.memory_limit
     if limit is None:
@@ -94,7 +94,7 @@ def named(problem: Problem, tensor: int, multiplicity: int) -> str:
 
 
 def less(problem: Problem, options: SearchOptions) -> str:
-    """What takes less memory, of that which the search was not allowed."""
+    """Options that take less memory and that the search was not given."""
     others = [] if options.recompute else ["recompute=True"]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
     return f". Less is taken with {', '.join(others)} or more devices"

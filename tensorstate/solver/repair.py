@@ -2,13 +2,13 @@
 
 A large neighbourhood search (Shaw, 1998). First all strategies stay, and only saved copies and
 recomputed operators are decided again. Then the classes around the tensors that are live at the
-peak, the largest first, may also change their strategy along one mesh axis; the axes take turns. A
-neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds where
-that has no solution in minutes.
+peak, the largest first, may also change their strategy along one mesh axis, in sweeps over the
+axes. A neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds
+where that has no solution in minutes.
 
 The limit is elastic: bytes above it have a price that is higher than all that they may save, so
 that every neighbourhood has a solution and leads towards the limit. Once a plan fits, further
-neighbourhoods make it faster, until none of a turn of all axes does.
+neighbourhoods make it faster, until none of a sweep does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import remaining_time
 
 # Further strategies in a neighbourhood: 80 classes of a model with mixture-of-experts layers, whose
-# program takes 4 to 5 CPU s. Where no neighbourhood of a turn helps, there are twice as many.
+# program takes 4 to 5 CPU s. Where no neighbourhood of a sweep helps, there are twice as many.
 MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD = 300, 1200
 
 # Relative gaps of a neighbourhood, until a plan fits and then; its least and most seconds, and its
@@ -88,12 +88,12 @@ def repair(
     now, most, largest = start, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
     reserved: np.ndarray | None = None
     found = Repaired(None, start)
-    turn = again = unimproved = 0
+    visit = again = unimproved = 0
     is_whole = False
     while 0 < most <= largest and time.perf_counter() < until:
         choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
-        if turn:
-            axis = axes[turn % len(axes)]
+        if visit:
+            axis = axes[visit % len(axes)]
             choices, is_whole = _neighbourhood(problem, candidates, now, axis, most)
         near = FIRST_GAP if found.fitting is None else GAP
         price = PRICE * start.objective
@@ -112,10 +112,10 @@ def repair(
                 reserved = beyond if reserved is None else np.maximum(reserved, beyond)
         if found.fitting is not None and bound >= found.fitting.objective * (1 - gap):
             break
-        if turn == 0 and is_missed and again < MAX_AGAIN:
+        if visit == 0 and is_missed and again < MAX_AGAIN:
             again += 1
             continue
-        turn += 1
+        visit += 1
         unimproved = 0 if is_better else unimproved + 1
         if unimproved > len(axes):
             if found.fitting is not None or is_whole:
