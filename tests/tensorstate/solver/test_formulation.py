@@ -16,6 +16,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
+from tensorstate.solver.formulation import _assign_by_share
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import formulation_of
@@ -250,6 +251,56 @@ def test_the_memory_of_the_program_is_that_of_its_decisions(name, mesh, num_repe
     by_group = bytes_by_group(problem, found, cost.reshards, cost.recomputed_nodes)
     decided = np.sum([inputs + others.sum(0) for _, inputs, others in by_group], axis=0)
     assert (nbytes >= decided - 1e-3).all()
+
+
+def test_an_elastic_limit_is_exceeded_by_what_does_not_fit():
+    """Of one plan, whose tensors are all replicated."""
+    problem = Problem(graph("tanh"), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    whole = [[(REPLICATED,)] for _ in problem.strategies]
+    peak = estimate_cost(problem, Decisions(tuple(s for (s,) in whole))).memory.peak
+    formulation = formulation_of(problem, whole, memory_limit=0.75 * peak)
+    excess = formulation.make_limit_elastic(1.0)
+    solution = formulation.program.solve(gap=1e-9)
+    assert formulation.nbytes(solution.values[excess]) == pytest.approx(0.25 * peak, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["twice", "tanh", "slope", "layers"])
+def test_nothing_is_recomputed_that_is_not_read_again(name):
+    """By neither the backward pass nor recomputed operators: no plan of the program does so."""
+    problem = Problem(graph(name), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    whole, useless = [[(REPLICATED,)] for _ in problem.strategies], 0
+    for class_id in filter(problem.can_recompute, range(len(whole))):
+        formulation = formulation_of(problem, whole, recompute=True)
+        groups = [group for group in problem.tensor_groups if group.class_id == class_id]
+        is_read = any(group.needed_after_forward for group in groups)
+        for number, choices in enumerate(formulation.choices.x):
+            for (_, recomputed), variable in choices.items():
+                if recomputed != (number == class_id):
+                    formulation.program.set_high(variable, 0.0)
+        solution = formulation.program.solve(gap=1e-9)
+        assert solution.status == ("optimal" if is_read else "infeasible")
+        useless += not is_read
+    assert useless
+
+
+def test_easier_costs_are_those_of_collectives_that_cost_a_fifth():
+    mesh = MESHES[-1]
+    network = AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9, 3e8))
+    problem = Problem(graph("linear"), network, HARDWARE["CPU"])
+    shares = dict.fromkeys(problem.tensor_groups, (0.2,) * 2)
+    candidates = [each.all for each in problem.strategies]
+    formulation = formulation_of(problem, candidates, memory_limit=1e9)
+    easier = formulation.easier_costs()
+    discounted = formulation.discounted(problem.discounted(shares)).program.costs
+    assert easier is not None
+    np.testing.assert_allclose(easier, discounted, rtol=1e-9)
+
+
+def test_tensors_are_shared_out_rounded_down_and_the_largest_share_first():
+    """A share of 0.7 of seven tensors is four; the three others have the next placements."""
+    variables = {(0,): 0, (1,): 1, (REPLICATED,): 2}
+    found = _assign_by_share(range(7), variables, np.array([0.3, 0.0, 0.7]))
+    assert [found[tensor] for tensor in range(7)] == [(REPLICATED,)] * 4 + [(0,)] * 3
 
 
 def test_arguments_of_identical_layers_are_all_counted():
