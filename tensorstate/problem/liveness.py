@@ -216,8 +216,8 @@ class Liveness:
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
-        mirror = self.graph.mirror(loops)
-        return point if mirror is None else self._bodies[mirror].first
+        # Elsewhere it is recomputed, in the loop that mirrors its own.
+        return self._bodies[self.graph.mirrored[loops[0]]].first
 
     @functools.cached_property
     def lasting(self) -> list[int]:
@@ -291,18 +291,19 @@ class Liveness:
         of_each = (self._live_ranges(t, in_forward, needed_after_forward) for t in tensors)
         ranges = list(itertools.chain.from_iterable(of_each))
         counts = dict(zip(COUNTS, self._counted(ranges), strict=True))
-        nodes = self.graph.nodes
-        points = [
-            [self.at[m.operator] for e in of_class for m in nodes[e].members[:1]]
-            for of_class in consumers
+        readers = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
+        by_class = [
+            readers.intersection(m.operator for e in nodes for m in self.graph.nodes[e].members)
+            for nodes in consumers
         ]
+        points = [[p for o in of_class for p in self.runs[o]] for of_class in by_class]
         before = [[p for p in of_class if p < self.forward_end] for of_class in points]
         after = [[p for p in of_class if p >= self.forward_end] for of_class in points]
         return LiveRanges(
             **counts,
             last_forward_use=_last_consumer(before),
             last_backward_use=_last_consumer(after),
-            fused_consumer=self._fused_consumer(tensors, consumers),
+            fused_consumer=self._fused_consumer(readers, by_class),
             copied=self._copied(frozenset(tensors), consumers),
         )
 
@@ -335,17 +336,16 @@ class Liveness:
                         copied[number] = copied.get(number, 0) + runs
         return copied
 
-    def _fused_consumer(
-        self, tensors: Sequence[int], consumers: Sequence[Iterable[int]]
-    ) -> int | None:
-        """The consumer class whose fused operators of the forward pass read the tensors last."""
-        operators = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
-        ends = {o: max(self.runs[o], default=-1) for o in operators}
+    def _fused_consumer(self, readers: set[int], by_class: Sequence[set[int]]) -> int | None:
+        """The consumer class whose fused operators of the forward pass read the tensors last.
+
+        Args:
+            readers: the operators that read them.
+            by_class: those of each consumer class.
+        """
+        ends = {o: max(self.runs[o], default=-1) for o in readers}
         last = {o: end for o, end in ends.items() if self.at[o] < self.forward_end <= end}
-        by_class = [
-            {m.operator for e in nodes for m in self.graph.nodes[e].members} for nodes in consumers
-        ]
-        in_producer = operators.difference(*by_class)
+        in_producer = readers.difference(*by_class)
         points = [[last[o] for o in of & last.keys()] for of in (*by_class, in_producer)]
         latest = _last_consumer(points)
         return None if latest == len(by_class) else latest

@@ -230,12 +230,13 @@ class ReshardGraph:
     ) -> dict[Placements, list[tuple[ReshardStep, float]]]:
         """The steps into each reachable placement, with seconds that tell equals apart."""
         merged: dict[Placements, list[tuple[ReshardStep, float]]] = {}
-        # The reachable placements depend only on the partial placements of a source.
-        partials = {_partials(source) for source in sources}
-        for partial in partials:
-            if partial not in self._into:
-                steps_into = self._into[partial] = {}
-                reached = self.reachable([s for s in sources if _partials(s) == partial])
+        # The reachable placements depend only on the partial placements of a source, unless there
+        # are axes along which no step leads.
+        origins = {self._origin(source) for source in sources}
+        for origin in origins:
+            if origin not in self._into:
+                steps_into = self._into[origin] = {}
+                reached = self.reachable([s for s in sources if self._origin(s) == origin])
                 edges = [edge for placements in reached for edge in self.steps_from(placements)]
                 longest = max((cost for _, cost in edges), default=0.0) if self.overlaps else 0.0
                 for step, cost in edges:
@@ -244,16 +245,17 @@ class ReshardGraph:
                     uneven = EVENNESS * cost * cost / (halves * longest) if longest else 0.0
                     held = cost + uneven + BYTE_SECONDS * self._copied_bytes(step)
                     steps_into.setdefault(step.target, []).append((step, held))
-            if len(partials) == 1:
-                return self._into[partial]
-            for placements, into in self._into[partial].items():
+            if len(origins) == 1:
+                return self._into[origin]
+            for placements, into in self._into[origin].items():
                 merged[placements] = list(dict.fromkeys((*merged.get(placements, ()), *into)))
         return merged
 
-
-def _partials(placements: Placements) -> Placements:
-    """The partial placements, with all others taken as replicated."""
-    return tuple(min(placement, REPLICATED) for placement in placements)
+    def _origin(self, source: Placements) -> Placements:
+        """A source as the partial placements, with all others taken as replicated, if it may be."""
+        if self.apart:
+            return source
+        return tuple(min(placement, REPLICATED) for placement in source)
 
 
 def _dijkstra(

@@ -111,6 +111,7 @@ def test_all_reduce_sends_every_byte_2n_minus_2_times():
     found = bound(topologies.hypercube(4), "all_reduce", 1e9)
     assert found.name == "traffic"
     assert found.time == pytest.approx(30 * 1e9 / (64 * 50e9) + 0.5e-6)
+    assert "crosses 30 links out of ranks, over all of them" in found.reason
 
 
 def test_all_reduce_crosses_slow_links_between_boxes():
@@ -240,6 +241,13 @@ def test_without_latency_bounds_grow_with_the_bytes(kind):
     few, many = (lower_bounds(network, some, nbytes) for nbytes in (1e-9, 1e9))
     times = {b.name: b.time * 1e18 for b in few}
     assert {b.name: b.time for b in many} == pytest.approx(times, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("x" * 80, "x" * 80), ("x" * 81, "x" * 77 + "...")], ids=[80, 81]
+)
+def test_reasons_are_shown_up_to_80_characters(reason, shown):
+    assert repr(Bound(1e-6, "cut", reason)) == f"Bound(1 us by cut: {shown})"
 
 
 @pytest.mark.parametrize("nbytes", [0, -5, float("nan"), "x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 
 import networkx as nx
@@ -175,6 +176,15 @@ def test_names_and_lines_say_what_is_missing(left, words, lines):
     assert left.name == words
     assert lines is None or left.losses.lines() == lines
     assert bool(left.losses) == bool(lines is None or lines)
+
+
+def test_a_copy_of_what_is_left_is_whole():
+    """Only ``without`` and ``scaled`` make a network of a larger or faster one."""
+    left = torus(3, 3).without(links=[(0, 1)])
+    assert left.whole == torus(3, 3)
+    copy = dataclasses.replace(left, name="copy")
+    assert copy.whole is copy
+    assert not copy.losses
 
 
 def test_a_network_without_a_name_gets_none():

@@ -325,7 +325,10 @@ BAD = [
     ({"step_ptr": [1, 3]}, "step_ptr must rise from 0 to the number of sends, 3"),
     ({"step_ptr": [0, 3, 2, 3]}, "step_ptr must rise from 0 to the number of sends, 3"),
     ({"step_ptr": [0, 1.5, 3]}, "step_ptr must hold integers of int64, got 1.5"),
-    ({"step_ptr": [0, 3], "edge": [0, 1, 0]}, "must stand together"),
+    (
+        {"step_ptr": [0, 0, 3], "edge": [0, 1, 0]},
+        "the sends of step 1 on edge 0 must stand together",
+    ),
 ]
 
 

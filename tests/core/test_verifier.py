@@ -246,6 +246,17 @@ def test_collectives_too_large_to_list_are_refused_at_once():
         synthesize(ring(2), nothing.collective, "ring")
 
 
+def test_of_2_to_the_26_pairs_of_ranks_and_chunks_any_sends_are_looked_at():
+    """Beyond, as many are asked for as the collective takes."""
+    few, many = (
+        schedule_of(ring(n, bidirectional=False), Collective("all_gather", n), [])
+        for n in (2**13, 2**13 + 1)
+    )
+    few.check_claims()
+    with pytest.raises(ScheduleError, match=f"take at least {2**13 * (2**13 + 1)} sends"):
+        many.check_claims()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_single_mutation_of_a_small_schedule(kind):
     topology = mesh(2, 2)

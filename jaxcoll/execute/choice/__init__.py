@@ -114,8 +114,7 @@ def _synthesized_on(place: stated.Place, maker: Synthesizer, nbytes: int) -> Sch
     topology = place.topology or default_topology(place.collective.num_ranks)
     if isinstance(maker, Portfolio):
         maker = dataclasses.replace(maker, nbytes=nbytes, execution=place.costs)
-        one = dataclasses.replace(place.collective, chunks_per_shard=1)
-        return maker.made(Problem(topology, one, any_chunks=True))
+        return maker.made(Problem(topology, place.collective, any_chunks=True))
     return synthesized(maker, place.collective, topology)
 
 

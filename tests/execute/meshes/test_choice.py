@@ -31,6 +31,14 @@ def test_functions_and_names_are_given_the_default_topology_and_the_collective()
     assert choose(Ring(), "all_gather", FOUR, PAIRS) == schedule
 
 
+@pytest.mark.parametrize(("groups", "size"), [(None, 4), (PAIRS, 2)])
+def test_by_default_shards_from_96_kibibytes_on_go_round_a_ring(groups, size):
+    """The bytes of the call are those of all shards of a group; those not given are few."""
+    few, many = (choose(None, "all_gather", FOUR, groups, nbytes=size * b) for b in (98303, 98304))
+    assert (few.provenance.synthesizer, many.provenance.synthesizer) == ("bucket", "ring")
+    assert choose(None, "all_gather", FOUR, groups) == few
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, verify
 from jaxcoll.collective import KINDS
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth import REGISTRY, Rhd, Ring
+from jaxcoll.synth import REGISTRY, Bruck, Rhd, Ring, Swing
 from jaxcoll.synth.building import base
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer, in_pieces
 from jaxcoll.topologies import ring, switch
@@ -42,6 +44,15 @@ def stated(kind: str, n: int = 4, **fields) -> Problem:
 def test_nobody_who_says_nothing_of_a_seed_says_another_than_0():
     assert stated("all_gather") == stated("all_gather", seed=0)
     assert Problem.stated(ring(4), "all_gather", chunks=1) == stated("all_gather")
+
+
+def test_an_open_number_of_chunks_is_written_as_1():
+    assert Problem.stated(ring(4), "all_gather") == stated("all_gather", any_chunks=True)
+
+
+def test_where_nobody_says_bytes_they_are_those_of_a_bucket_of_gradients():
+    arguments = inspect.signature(jc.optax.all_reduce_gradients).parameters
+    assert arguments["bucket_bytes"].default == BUCKET_BYTES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,6 +108,11 @@ def test_pieces_are_tried_up_to_256_and_are_never_more_than_chunks():
     assert in_pieces(None) == in_pieces(2) == ((1, 2, 4, 8, 16, 32, 64, 128, 256),)
     assert in_pieces(1) == ((1,),)
     assert max(variant.pieces for variant in Rhd.variants()) >= 4096
+
+
+@pytest.mark.parametrize("kind", [Bruck, Rhd, Swing])
+def test_messages_are_whole_unless_pieces_are_asked_for(kind):
+    assert kind() == kind(pieces=1) != kind(pieces=2)
 
 
 @pytest.mark.parametrize("kind", REGISTRY.values(), ids=list(REGISTRY))

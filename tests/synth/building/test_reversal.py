@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxcoll import Collective, CollectiveError, simulate, topologies, verify
 from jaxcoll.synth import ForestColl, MultiTree, synthesize
-from jaxcoll.synth.building.derive import in_order, reverse_in_time
+from jaxcoll.synth.building.derive import derive, in_order, reverse_in_time
 from tests import strategies
 
 ONE_WAY = ("all_gather", "broadcast")
@@ -66,6 +66,19 @@ def test_links_serve_last_what_arrived_first(schedule, nbytes):
     for messages in served.values():
         for (before, early), (after, late) in itertools.combinations(messages, 2):
             assert not switched or before == after or early >= late
+
+
+@given(
+    strategies.schedules(
+        kinds=("all_gather", "reduce_scatter"), networks=strategies.grids(max_ranks=9)
+    )
+)
+def test_an_all_reduce_is_the_reduce_scatter_and_then_the_all_gather(schedule):
+    """Whichever is given, where links go both ways."""
+    both = derive(schedule, "all_reduce")
+    verify(both)
+    assert both.collective.kind == "all_reduce"
+    assert both.num_sends == 2 * schedule.num_sends
 
 
 def message(schedule, m):

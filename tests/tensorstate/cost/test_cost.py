@@ -455,6 +455,12 @@ def test_what_is_minimized_is_named():
     assert values["overlap"] == cost.timeline().seconds
 
 
+@pytest.mark.parametrize("objective", ["sum", "max", "overlap"])
+def test_programs_minimize_the_sum_where_a_schedule_is_asked_for(objective):
+    solved = SearchOptions(objective=objective).linear.objective
+    assert solved == ("sum" if objective == "overlap" else objective)
+
+
 @pytest.mark.parametrize(
     ("objective", "bound", "gap"),
     [

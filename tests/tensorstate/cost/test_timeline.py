@@ -265,15 +265,23 @@ def test_steps_in_microbatches_are_within_the_same_bounds(data):
 WIDTH, LAYERS = 2048, 6
 
 
-def layered(params, x):
+def gradients(params, x):
     def loss(params):
         hidden = x
-        for layer in range(LAYERS):
-            hidden = jax.nn.relu(hidden @ params[layer])
+        for kernel in params:
+            hidden = jax.nn.relu(hidden @ kernel)
         return jnp.square(hidden).sum()
 
-    gradients = jax.grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+    return jax.grad(loss)(params)
+
+
+def layered(params, x):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients(params, x))
+
+
+def with_momentum(params, momentum, x):
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients(params, x))
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
 
 
 def problem_of(bandwidth: float, batch: int = 8192, hardware: str | Hardware = "H100") -> Problem:
@@ -323,6 +331,15 @@ def test_small_collectives_are_joined_where_latency_is_the_price():
     assert not solve_baseline(wide, "ddp").timeline.buckets
 
 
+def test_new_parameters_are_joined_behind_the_optimizer_as_gradients_before_it_are():
+    kernels = [s(64, 64)] * LAYERS
+    graph = trace(with_momentum, (kernels, kernels, s(4096, 64)))
+    network = AlphaBetaCosts(MeshShape.of({"data": 4}), (1e-3,), (1e12,))
+    buckets = solve_baseline(Problem(graph, network, HARDWARE["H100"]), "zero1").timeline.buckets
+    kinds = [[sent.step.kind for sent in bucket] for bucket in buckets]
+    assert sorted(kinds) == [["all_gather"] * LAYERS, ["reduce_scatter"] * LAYERS]
+
+
 def test_buckets_leave_something_to_hide_under():
     """Not all layers are in one, whose gather would have nothing before it."""
     mesh = MeshShape.of({"data": 4})
@@ -333,13 +350,16 @@ def test_buckets_leave_something_to_hide_under():
     check_bounds(problem, plan.cost)
 
 
+def tasks_of(problem: Problem, baseline: str) -> timeline._Step:
+    plan = solve_baseline(problem, baseline)
+    return timeline._Step(StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset()))
+
+
 @pytest.mark.parametrize(("side", "tried"), [(64, 2), (256, 3), (4096, 0)])
 def test_sizes_of_buckets_that_join_the_same_are_not_tried(side, tried):
     graph = trace(layered, ([s(side, side)] * LAYERS, s(4096, side)))
     network = AlphaBetaCosts(MeshShape.of({"data": 4}), (5e-6,), (2e10,))
-    problem = Problem(graph, network, HARDWARE["H100"])
-    plan = solve_baseline(problem, "fsdp")
-    step = timeline._Step(StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset()))
+    step = tasks_of(Problem(graph, network, HARDWARE["H100"]), "fsdp")
     sizes = [*step.worth_trying()]
     assert len(sizes) == tried
     known = [0, *sizes]
@@ -349,6 +369,15 @@ def test_sizes_of_buckets_that_join_the_same_are_not_tried(side, tried):
             for tried_bytes in (nbytes, max(size for size in known if size <= nbytes))
         ]
         assert joined[0] == joined[1]
+        assert all(first == bucket[0] for first, bucket in joined[0].items())
+
+
+def test_one_collective_is_joined_with_nothing():
+    network = AlphaBetaCosts(MeshShape.of({"data": 4}), (5e-6,), (2e10,))
+    graph = trace(layered, ([s(64, 64)], s(4096, 64)))
+    step = tasks_of(Problem(graph, network, HARDWARE["H100"]), "ddp")
+    assert len(step.joinable) == 1
+    assert not [*step.worth_trying()]
 
 
 def test_axes_that_share_links_share_their_time():
@@ -391,12 +420,16 @@ def test_iterations_of_a_scan_hide_each_others_gathers_and_reductions():
     assert 2 * (gather + scatter) < exposed < 2 * (2 * gather + scatter)
     # Two layers are gathered and received, and their gradients wait, beside the third.
     assert plan.timeline.held == 2 * 3 * 4 * WIDTH * WIDTH
-    # Without room for that, and where compute hides nothing, a body is one iteration.
+    # With room for one layer's, a body is two iterations.
+    room = 1.2 * 3 * 4 * WIDTH * WIDTH
+    assert plan.cost.timeline(room / timeline.MOST_AHEAD).unrolled == {0: 2, 1: 2}
+    # Without any, and where compute hides nothing or there is little to hide, it is one.
     tight = plan.cost.timeline(plan.cost.memory.peak)
     assert tight.unrolled == {}
     assert tight.held == 0
     assert tight.exposed_seconds > LAYERS * gather
     assert not solve_baseline(scan_of(LAYERS, 1e12), "ddp").timeline.unrolled
+    assert not solve_baseline(scan_of(LAYERS, 1e13), "fsdp").timeline.unrolled
 
 
 @given(st.integers(1, 13), st.sampled_from([20e9, 200e9]))

@@ -326,6 +326,43 @@ def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations()
     )
 
 
+def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_pass_has_one():
+    """Until the first read of the backward pass, and beyond the last of a few of six layers."""
+    found, late = Liveness(six_layers()), 0
+    for tensor in range(len(found.graph.tensors)):
+        reads = [p for p in found.reads(tensor) if p >= found.forward_end]
+        again = [
+            found.recompute_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"
+        ]
+        again = [p for p in again if p < found.end]
+        if found.is_fused(tensor) or not again or not reads:
+            continue
+        copies = [(min(again), min(reads) - 1), (max(reads) + 1, max(again))]
+        check_ranges(found, tensor, True, resharded_for_recompute=copies)
+        late += max(again) > max(reads)
+    assert late
+
+
+def test_the_consumer_that_reads_last_is_the_one_that_runs_last():
+    """Not the one that is traced last: fused operators read where their own readers run."""
+
+    def step(x, w):
+        y = x @ w
+        doubled, total = y * 2, (y + 1).sum()
+        return total, doubled.max()
+
+    found = liveness(step, X, s(4, 4))
+    by_name = {o.primitive: o.index for o in found.graph.operators}
+    nodes = {m.operator: n.index for n in found.graph.nodes for m in n.members}
+    assert found.at[by_name["mul"]] < found.at[by_name["add"]]
+    assert max(found.runs[by_name["mul"]]) > max(found.runs[by_name["add"]])
+    (y,) = {use.tensor for use in found.graph.operators[by_name["dot_general"]].results}
+    consumers = [[nodes[by_name[name]]] for name in ("mul", "add")]
+    ranges = found.live_ranges([y], True, False, consumers)
+    assert (ranges.last_forward_use, ranges.last_backward_use) == (0, None)
+    assert ranges.fused_consumer is None  # it is for reads after the forward pass
+
+
 def test_nothing_is_recomputed_after_the_microbatch_loop():
     """The operators of a microbatch are recomputed within it, those whose values it reads."""
     mesh = MeshShape.of({"data": 1})
@@ -367,6 +404,54 @@ def test_a_loop_holds_what_it_reads_to_its_end():
         expected = {last, *(found.at[o.index] for o in (*outside, *inside))}
         assert found.reads(kernel) == sorted(expected)
         assert found.at[inside[0].index] < last
+
+
+def mirrored_layers() -> Liveness:
+    """Of six layers as a pair of loops, whose shift is the same for all: linear in a kernel."""
+
+    def step(ws, v, x):
+        def loss(ws, v):
+            shift = x @ v
+            layer = lambda y, w: (jnp.tanh(y @ w + shift), None)  # noqa: E731
+            return jnp.square(jax.lax.scan(layer, x, ws)[0]).sum()
+
+        return jax.grad(loss, (0, 1))(ws, v)
+
+    return Liveness(trace(step, (s(6, 4, 4), s(4, 4), X), loops="pair"))
+
+
+def body_of(found: Liveness, loops: tuple[int, ...]) -> tuple[int, int]:
+    points = [found.at[o.index] for o in found.graph.operators if o.loops == loops]
+    return min(points), max(points)
+
+
+def test_iterations_save_a_stack_of_which_those_backward_read_one_row_at_a_time():
+    found, saved = mirrored_layers(), 0
+    ((forward, backward),) = found.graph.mirrored.items()
+    first, last = body_of(found, (forward,))[0], body_of(found, (backward,))[1]
+    for tensor in range(len(found.graph.tensors)):
+        after = [p for p in found.reads(tensor) if p >= found.forward_end]
+        if found.graph.loops_around(tensor) != (forward,) or found.is_fused(tensor) or not after:
+            continue
+        stack, row = between(found, first, last), between(found, min(after), max(after))
+        ranges = found.live_ranges([tensor], True, True, [])
+        np.testing.assert_array_equal(ranges.saved, 6 * stack + row)
+        saved += 1
+    assert saved
+
+
+def test_what_all_iterations_read_is_recomputed_before_and_kept_beyond_them():
+    found = mirrored_layers()
+    (backward,) = found.graph.mirrored.values()
+    first, last = body_of(found, (backward,))
+    shift = next(o for o in found.graph.operators if o.primitive == "dot_general" and not o.loops)
+    (tensor,) = {use.tensor for use in shift.results}
+    assert max(found.reads(tensor)) < found.forward_end
+    assert found.recompute_at[shift.index] == first
+    ranges = found.live_ranges([tensor], True, True, [])
+    again = [found.recompute_at[o.index] for o in found.consumers(tensor)]
+    assert first < min(again)
+    np.testing.assert_array_equal(ranges.resharded_for_recompute, between(found, min(again), last))
 
 
 def test_what_is_read_after_the_loop_is_stored_and_resident():

@@ -207,6 +207,24 @@ def test_three_axes():
     assert len(list(itertools.islice(all_placements((8, 8), mesh), 100))) == 27
 
 
+@pytest.mark.parametrize("apart", [set(), {0}, {1}])
+def test_trees_are_the_same_whatever_was_asked_before(apart):
+    """Steps into placements are kept, for sources from which the same ones are reached."""
+
+    def new() -> ReshardGraph:
+        return ReshardGraph((8, 16), 512, MESH, collective_seconds, apart=frozenset(apart))
+
+    def steps(graph: ReshardGraph, source, target) -> tuple | None:
+        try:
+            return graph.cheapest_tree(frozenset({source}), frozenset({target})).steps
+        except PlanError:
+            return None
+
+    asked = new()
+    for source, target in itertools.product(all_placements((8, 16), MESH, (SUM, MAX)), repeat=2):
+        assert steps(asked, source, target) == steps(new(), source, target)
+
+
 @given(questions(), questions())
 def test_several_sources_are_several_trees(one, other):
     sizes, source, targets = one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -16,6 +17,10 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.reshard import reshard_steps
+from tensorstate.solver.formulation import Formulation, _assign_by_share
+from tensorstate.solver.linear_program import LinearProgram
+from tensorstate.solver.memory_constraints import VariableShares
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import formulation_of
@@ -250,6 +255,111 @@ def test_the_memory_of_the_program_is_that_of_its_decisions(name, mesh, num_repe
     by_group = bytes_by_group(problem, found, cost.reshards, cost.recomputed_nodes)
     decided = np.sum([inputs + others.sum(0) for _, inputs, others in by_group], axis=0)
     assert (nbytes >= decided - 1e-3).all()
+
+
+def replicated() -> Formulation:
+    """The program of two layers, of which only recomputation is to be decided."""
+    problem = Problem(graph("tanh"), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    whole = [[(REPLICATED,)] for _ in problem.strategies]
+    return formulation_of(problem, whole, memory_limit=1e6, recompute=True)
+
+
+def shares_for_recompute(formulation: Formulation, number: int, **variables) -> VariableShares:
+    """The shares of a tensor group, some of whose variables are others."""
+    changed = dataclasses.replace(formulation.groups[number], **variables)
+    return VariableShares(formulation.choices, changed)
+
+
+def least(program: LinearProgram, variable: int) -> float:
+    program.clear_objective()
+    program.add_cost(variable, 1.0)
+    return program.solve(relax=True).values[variable]
+
+
+def test_what_recomputed_consumers_share_counts_once_and_as_the_largest():
+    formulation = replicated()
+    program, (step, *_) = formulation.program, reshard_steps((0,), (8, 4), 128, LINES[0])
+    flows = [{step: program.add_variable(low=part, high=part)} for part in (0.25, 0.75, 0.5)]
+    shares = shares_for_recompute(formulation, 0, for_recompute=flows)
+    assert least(program, shares.resharded("for_recompute")[step]) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_what_recomputed_consumers_restore_is_saved_unless_it_is_recomputed(is_recomputed):
+    formulation = replicated()
+    program, choices = formulation.program, formulation.choices.x
+    number, group = next(
+        (number, group)
+        for number, group in enumerate(formulation.problem.tensor_groups)
+        if len(choices[group.class_id]) > 1 and group.needed_after_forward
+    )
+    for (_, recomputed), variable in choices[group.class_id].items():
+        program.set_high(variable, float(recomputed == is_recomputed))
+    restored = [{(REPLICATED,): [(program.add_variable(low=1.0, high=1.0), 1.0)]}]
+    shares = shares_for_recompute(formulation, number, restored_for_recompute=restored)
+    read = shares.saved_for_recompute((REPLICATED,))
+    assert least(program, read) == pytest.approx(0.0 if is_recomputed else 1.0)
+
+
+def test_an_infinite_limit_is_none():
+    problem = Problem(graph("linear"), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    candidates = [each.all for each in problem.strategies]
+    free, infinite = (
+        formulation_of(problem, candidates, memory_limit=limit).program.solve(gap=1e-9)
+        for limit in (None, math.inf)
+    )
+    assert infinite.status == free.status == "optimal"
+    assert infinite.objective == pytest.approx(free.objective, rel=1e-6)
+
+
+def test_an_elastic_limit_is_exceeded_by_what_does_not_fit():
+    """Of one plan, whose tensors are all replicated."""
+    problem = Problem(graph("tanh"), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    whole = [[(REPLICATED,)] for _ in problem.strategies]
+    peak = estimate_cost(problem, Decisions(tuple(s for (s,) in whole))).memory.peak
+    formulation = formulation_of(problem, whole, memory_limit=0.75 * peak)
+    excess = formulation.make_limit_elastic(1.0)
+    solution = formulation.program.solve(gap=1e-9)
+    assert formulation.nbytes(solution.values[excess]) == pytest.approx(0.25 * peak, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["twice", "tanh", "slope", "layers"])
+def test_nothing_is_recomputed_that_is_not_read_again(name):
+    """By neither the backward pass nor recomputed operators: no plan of the program does so."""
+    problem = Problem(graph(name), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
+    whole, useless = [[(REPLICATED,)] for _ in problem.strategies], 0
+    for class_id in filter(problem.can_recompute, range(len(whole))):
+        formulation = formulation_of(problem, whole, recompute=True)
+        groups = [group for group in problem.tensor_groups if group.class_id == class_id]
+        is_read = any(group.needed_after_forward for group in groups)
+        for number, choices in enumerate(formulation.choices.x):
+            for (_, recomputed), variable in choices.items():
+                if recomputed != (number == class_id):
+                    formulation.program.set_high(variable, 0.0)
+        solution = formulation.program.solve(gap=1e-9)
+        assert solution.status == ("optimal" if is_read else "infeasible")
+        useless += not is_read
+    assert useless
+
+
+def test_easier_costs_are_those_of_collectives_that_cost_a_fifth():
+    mesh = MESHES[-1]
+    network = AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9, 3e8))
+    problem = Problem(graph("linear"), network, HARDWARE["CPU"])
+    shares = dict.fromkeys(problem.tensor_groups, (0.2,) * 2)
+    candidates = [each.all for each in problem.strategies]
+    formulation = formulation_of(problem, candidates, memory_limit=1e9)
+    easier = formulation.easier_costs()
+    discounted = formulation.discounted(problem.discounted(shares)).program.costs
+    assert easier is not None
+    np.testing.assert_allclose(easier, discounted, rtol=1e-9)
+
+
+def test_tensors_are_shared_out_rounded_down_and_the_largest_share_first():
+    """A share of 0.7 of seven tensors is four; the three others have the next placements."""
+    variables = {(0,): 0, (1,): 1, (REPLICATED,): 2}
+    found = _assign_by_share(range(7), variables, np.array([0.3, 0.0, 0.7]))
+    assert [found[tensor] for tensor in range(7)] == [(REPLICATED,)] * 4 + [(0,)] * 3
 
 
 def test_arguments_of_identical_layers_are_all_counted():
