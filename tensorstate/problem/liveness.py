@@ -216,8 +216,8 @@ class Liveness:
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
-        # Elsewhere it is recomputed, in the loop that mirrors its own.
-        return self._bodies[self.graph.mirrored[loops[0]]].first
+        mirror = self.graph.mirror(loops)
+        return point if mirror is None else self._bodies[mirror].first
 
     @functools.cached_property
     def lasting(self) -> list[int]:
