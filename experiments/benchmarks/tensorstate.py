@@ -166,7 +166,7 @@ def plan_order(argv: Sequence[str]) -> None:
     and result, half of a small model's step. So the time of a program with the same arguments and
     results that does nothing is timed in alternation, and subtracted for the order.
     """
-    parser = argparse.ArgumentParser(prog="plan_order", description="predicted and measured order")
+    parser = argparse.ArgumentParser(prog="plan_order", description=plan_order.__doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "gpt", "llama", "vit"])
     parser.add_argument("--cache", help="file that keeps what Hardware.measure finds")
     parser.add_argument("--rounds", type=int, default=ORDER_ROUNDS)

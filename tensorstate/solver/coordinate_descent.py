@@ -179,10 +179,10 @@ class CoordinateDescent(Solver):
         self, question: Question, starts: Sequence[SearchResult], *, bounded: bool = True
     ) -> SearchResult:
         """As ``solve``, from the best of known plans; without a bound where that is not asked."""
-        until = time.perf_counter() + self.time_limit
-        limit = question.options.memory_limit
+        begun, limit = time.perf_counter(), question.options.memory_limit
         best = min(starts, key=lambda start: result_order(start, limit))
-        return self._descend(question, best, until, bounded)
+        found = self._descend(question, best, begun + self.time_limit, bounded)
+        return dataclasses.replace(found, seconds=time.perf_counter() - begun)
 
     def _descend(
         self, question: Question, merged: SearchResult | None, until: float, bounded: bool = True

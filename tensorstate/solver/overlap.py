@@ -93,10 +93,8 @@ def retimed(
 
 def _bound_by_resources(problem: Problem, bound_of_sum: float) -> float:
     """A bound of all schedules, by that of a program in which nothing costs more than it takes."""
-    resources = 1 + len(
-        {g for g, n in zip(problem.network.link_groups(), problem.mesh.sizes, strict=True) if n > 1}
-    )
-    return bound_of_sum / resources
+    groups = problem.network.link_groups()
+    return bound_of_sum / (1 + len({groups[axis] for axis in problem.mesh.long_axes}))
 
 
 def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:

@@ -18,6 +18,7 @@ from tensorstate.solver import auto as searches
 from tensorstate.solver import coordinate_descent as descents
 from tensorstate.solver import exact
 from tensorstate.solver import named as strategies
+from tensorstate.solver.base import Question
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.linear_program import LinearProgram, Solution
@@ -195,6 +196,20 @@ def test_the_seconds_of_a_descent_count_its_start(monkeypatch, problem, candidat
 
     monkeypatch.setattr(descents, "_merged_axes_start", start)
     assert CoordinateDescent().solve(problem, candidates).seconds >= 0.2
+
+
+def test_the_seconds_of_a_descent_from_known_plans_are_those_of_all_its_visits(
+    monkeypatch, problem, candidates
+):
+    start, run = solve_auto(problem, candidates), descents._Descent.run
+
+    def slowly(*args):
+        time.sleep(0.2)
+        return run(*args)
+
+    monkeypatch.setattr(descents._Descent, "run", slowly)
+    question = Question(problem, candidates, SearchOptions())
+    assert CoordinateDescent().descend(question, [start], bounded=False).seconds >= 0.2
 
 
 def test_what_is_proved_is_not_tried_again(problem, candidates):
