@@ -157,20 +157,37 @@ def _columns(plan: Plan | None, cpu_seconds: float) -> Mapping[str, Any]:
 
 
 ORDER_ROUNDS = 15
+# Sizes at which collectives and products take most of a step, and not the starts of programs.
+_TRANSFORMER = {"width": 256, "hidden": 1024, "heads": 8}
+_TEXT = {**_TRANSFORMER, "sequence_length": 32, "vocabulary": 512}
+WIDE: dict[str, dict[str, Any]] = {
+    "mlp": {"widths": (256, 1024, 1024, 256), "batch": 64},
+    "gpt": _TEXT,
+    "llama": {**_TEXT, "num_kv_heads": 4},
+    "moe": _TEXT,
+    "vit": {**_TRANSFORMER, "image_size": 32, "patch": 8},
+}
 
 
 def plan_order(argv: Sequence[str]) -> None:
     """Whether plans take their time in the order predicted, on measured CPU devices.
 
-    A plan predicts the work of a step, and not the dispatch: of 8 devices about 45 us per argument
-    and result, half of a small model's step. So the time of a program with the same arguments and
-    results that does nothing is timed in alternation, and subtracted for the order.
+    Steps run as in training: the state is donated, and the next step takes the one returned.
+    Without that every step allocates all parameters and moments anew, which no plan predicts and
+    which takes longer than the step of a small model. A plan predicts the work of a step and not
+    its dispatch either, so the time of a program that is donated the same state and does nothing is
+    timed in alternation, and subtracted for the order.
     """
     parser = argparse.ArgumentParser(prog="plan_order", description=plan_order.__doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "gpt", "llama", "vit"])
+    parser.add_argument("--wide", action="store_true", help=f"models of width {_TEXT['width']}")
     parser.add_argument("--cache", help="file that keeps what Hardware.measure finds")
     parser.add_argument("--rounds", type=int, default=ORDER_ROUNDS)
     options = parser.parse_args(argv)
+    if options.wide and (unknown := set(options.models) - WIDE.keys()):
+        parser.error(
+            f"of {', '.join(sorted(unknown))} no wide sizes are known; of {', '.join(WIDE)}"
+        )
     jax.config.update("jax_num_cpu_devices", 8)
     report("plan_order", _order_rows(options))
 
@@ -180,7 +197,7 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
     hardware = Hardware.measure(mesh, cache=options.cache)
     for name in options.models:
-        model = load_model(name)
+        model = load_model(name, **(WIDE[name] if options.wide else {}))
         found = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
         plans: dict[str, Plan] = {}
         for title, plan in found.compare().plans.items():
@@ -209,21 +226,27 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
 def _calls(
     model: Model, plan: Plan, mesh: jax.sharding.Mesh
 ) -> tuple[measured_costs.Call, measured_costs.Call]:
-    """A step of a plan on placed arguments, and a program that takes and returns the same.
-
-    The second does no work; both ran once.
-    """
+    """A training step under a plan, and a program that hands its state on; both ran once."""
     runner = plan.apply(mesh, lax_collectives)
-    args = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
-    results = jax.eval_shape(model.step, *model.abstract_args)
     nothing = jax.jit(
-        lambda *args: jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), results),
+        lambda params, state, batch: (params, state, jnp.zeros(())),
         out_shardings=runner.out_shardings,
+        donate_argnums=(0, 1),
         keep_unused=True,
     )
-    step = runner.jit(donate=False)
-    jax.block_until_ready((step(*args), nothing(*args)))
-    return lambda: step(*args), lambda: nothing(*args)
+
+    def training(step: Callable[..., Any]) -> measured_costs.Call:
+        params, state, batch = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
+
+        def call() -> jax.Array:
+            nonlocal params, state
+            params, state, loss = step(params, state, batch)
+            return loss
+
+        jax.block_until_ready(call())
+        return call
+
+    return training(runner.jit()), training(nothing)
 
 
 # Layers of the decoder whose trace and free search have targets, and of a small one.
