@@ -173,7 +173,7 @@ def plan_order(argv: Sequence[str]) -> None:
     """Whether plans take their time in the order predicted, on measured CPU devices.
 
     Steps run as in training: the state is donated, and the next step takes the one returned.
-    Without that every step allocates all parameters and moments anew, which no plan predicts and
+    Otherwise every step allocates all parameters and moments once more, which no plan predicts and
     which takes longer than the step of a small model. A plan predicts the work of a step and not
     its dispatch either, so the time of a program that is donated the same state and does nothing is
     timed in alternation, and subtracted for the order.
