@@ -58,9 +58,10 @@ class StudyConfig:
         *,
         figure: Figure | None = None,
         remarks: Sequence[str] = (),
-    ) -> None:
-        """Prints and writes the study's rows with its notes; arguments as ``study.publish``."""
+    ) -> list[Any]:
+        """Prints and writes the rows with the study's notes, as ``study.publish``; returns them."""
         publish(title, rows, self.results, figure=figure, notes=self.notes, remarks=remarks)
+        return list(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,9 +301,7 @@ ROOT = "config"  # the file there that lists the groups
 SIZES = ("ci", "paper")
 
 EXPERIMENTS = {
-    "quickstart": Experiment(
-        "experiments.quickstart.quickstart", "experiments.config:QuickstartConfig"
-    ),
+    "quickstart": Experiment("quickstart.quickstart", "config:QuickstartConfig"),
     **tacos.EXPERIMENTS,
     **multitree.EXPERIMENTS,
     **forestcoll.EXPERIMENTS,

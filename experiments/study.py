@@ -25,6 +25,7 @@ import platform
 import re
 import statistics
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,10 +58,11 @@ class Experiment:
     """An experiment: where the function that runs it and its configuration are.
 
     Attributes:
-        function: takes the configuration and returns rows, as ``module:name``; ``run`` where only
-            the module is named. Studies of one shape stand in one module, a function each.
-        config: the frozen dataclass of the configuration, as ``module:name``; ``Config`` of the
-            function's module where empty.
+        function: takes the configuration and returns rows, as ``module:name`` below this package;
+            ``run`` where only the module is named. The annotation of its argument is the frozen
+            dataclass of the configuration.
+        config: the same as ``module:name``, of a study whose module starts JAX: its configuration
+            says on which devices, and is read before.
         measured: columns of its rows that are measured on the machine (seconds, memory), as shell
             patterns; two runs of the same code may differ there.
         searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
@@ -78,13 +80,14 @@ class Experiment:
     def load(self) -> Callable[[Any], Any]:
         """The function that runs it."""
         module, _, name = self.function.partition(":")
-        return getattr(importlib.import_module(module), name or "run")
+        return getattr(importlib.import_module(f"experiments.{module}"), name or "run")
 
     def load_config(self) -> type:
         """The type of the configuration."""
-        module, _, _ = self.function.partition(":")
-        module, _, name = (self.config or f"{module}:Config").partition(":")
-        return getattr(importlib.import_module(module), name)
+        if self.config:
+            module, _, name = self.config.partition(":")
+            return getattr(importlib.import_module(f"experiments.{module}"), name)
+        return typing.get_type_hints(self.load())["config"]
 
 
 class Rows(list[Any]):
@@ -152,16 +155,9 @@ def publish(
         remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.
     """
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in columns:
-        is_text = all(isinstance(row.get(column), str | None) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
-    for row in rows:
-        table.add_row(*(text(row.get(column)) for column in columns))
     # A file or a pipe has no width of its own to fold tables to.
     console = console or Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
+    columns = print_table(title, rows, console)
     said = filled(notes, rows)
     for sentence in (*said, *remarks):
         console.print(sentence, markup=False)
@@ -179,6 +175,19 @@ def publish(
     write_bytes(results / "rows.csv", cells.getvalue().encode())
     if figure is not None:
         write_figure(results / "figure.png", figure)
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, object]], console: Console) -> list[str]:
+    """Prints rows as a table, texts to the left and numbers to the right; returns its columns."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        is_text = all(isinstance(row.get(column), str | None) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right")
+    for row in rows:
+        table.add_row(*(text(row.get(column)) for column in columns))
+    console.print(table)
+    return columns
 
 
 # ---------------------------------------------------------------------- files, each replaced whole

@@ -36,20 +36,6 @@ RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYT
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Constants of ``experiments.autoccl.bandwidth.Bandwidth``."""
-
-    startup: tuple[float, float]
-    peak: tuple[float, float]
-    congestion: float
-    exponents: tuple[float, float, float]
-
-    def built(self) -> Bandwidth:
-        """The model."""
-        return Bandwidth(self.startup, self.peak, self.congestion, self.exponents)
-
-
-@dataclasses.dataclass(frozen=True)
 class CurveConfig:
     """One curve of the figure.
 
@@ -81,13 +67,13 @@ class OptimaConfig(StudyConfig):
         curves: the curves.
     """
 
-    model: ModelConfig
+    model: Bandwidth
     curves: tuple[CurveConfig, ...]
 
 
 def optima(config: OptimaConfig) -> list[Row]:
     """A row per curve: its optimum, what limits there, and the optimum if congestion sped up."""
-    model = config.model.built()
+    model = config.model
     rows: list[Row] = Rows()
     for curve in config.curves:
         values = RESOURCES[curve.varied]
@@ -111,8 +97,7 @@ def optima(config: OptimaConfig) -> list[Row]:
             }
         )
     title = "AutoCCL, Fig. 3: optima of one resource"
-    config.publish(title, rows, figure=_optima_figure(config, model))
-    return rows
+    return config.publish(title, rows, figure=_optima_figure(config, model))
 
 
 def along(model: Bandwidth, curve: CurveConfig) -> np.ndarray:
@@ -284,8 +269,7 @@ def run(config: Config) -> list[Row]:
             }
         )
     rows += _under_interference(config, models)
-    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
-    return rows
+    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
 
 
 def fit(config: Config) -> dict[str, Bandwidth]:

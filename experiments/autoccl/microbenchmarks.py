@@ -117,8 +117,7 @@ def configurations(config: ConfigurationsConfig) -> list[Row]:
         rows += _extremes(network, setting, times, configs, config)
     rows += _neighbours(measured, configs, settings, list(config.networks))
     title = "AutoCCL, Tables 3 to 5 and Fig. 1, measured on CPU devices: default, best and worst"
-    config.publish(title, rows, figure=_extremes_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_extremes_figure(rows))
 
 
 def _extremes(
@@ -302,8 +301,7 @@ def run(config: Config) -> list[Row]:
         chosen: dict[str, Configuration] = dict(zip(_TUNERS, found, strict=True))
         rows += _compared(config, level, setting, trial, chosen)
     rows += _means(rows, config)
-    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
-    return rows
+    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
 
 
 def _compared(

@@ -137,8 +137,7 @@ def tasks(config: TasksConfig) -> list[Row]:
     for name, model in config.convolutional.items():
         rows += _buckets(name, model, config)
     title = "AutoCCL, Tables 1 and 8: collectives of a training step"
-    config.publish(title, rows, figure=_tasks_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_tasks_figure(rows))
 
 
 def _activations(name: str, model: TransformerConfig) -> list[Row]:
@@ -290,8 +289,7 @@ def spaces(config: SpacesConfig) -> list[Row]:
         for megabytes in config.megabytes
     ]
     title = "AutoCCL, Table 2 and Fig. 2: configurations"
-    config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
-    return rows
+    return config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
 
 
 def different(space: Space, shard_bytes: int) -> int:

@@ -106,12 +106,11 @@ def run(config: Config) -> list[Row]:
         convergence[name] = _until_settled(tuned, args, config)
         rows += _compared(name, model, step, tuned, args, mesh, config)
         rows.append(_steps(name, model, tuned, config))
-    config.publish(
+    return config.publish(
         "AutoCCL, Table 8, Fig. 11 and 12, measured on CPU devices: training with the online tuner",
         rows,
         figure=_figure(convergence),
     )
-    return rows
 
 
 def data_parallel(model: ModelConfig, mesh: Mesh, seed: int) -> tuple[Any, tuple]:
@@ -333,8 +332,7 @@ def claims(config: ClaimsConfig) -> list[Row]:
     rows += _steps_to_tune(config)
     rows += _slips(config)
     title = "AutoCCL: claims, conclusions and slips"
-    config.publish(title, rows, figure=_claims_figure(config))
-    return rows
+    return config.publish(title, rows, figure=_claims_figure(config))
 
 
 def _claim(claim: ClaimConfig) -> Row:

@@ -248,16 +248,14 @@ def _times(
 
 
 def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[Any]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ranks // processes}"
     environment["JAX_PLATFORMS"] = "cpu"
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
-    command = [sys.executable, "-m", "experiments.autoccl.trials", str(port), json.dumps(job)]
+    command = [sys.executable, "-m", "experiments.autoccl.trials", str(free_port())]
+    command.append(json.dumps(job))
     with contextlib.ExitStack() as stack:
         # Files never fill, as pipes that nobody reads do.
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
@@ -282,6 +280,19 @@ def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[An
     return json.loads(found.removeprefix(_MARK))
 
 
+def free_port() -> int:
+    """A port of this machine that nothing listens on, for processes that are to join at it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def join(port: int, processes: int, process: int) -> None:
+    """Make this process one of several whose CPU devices are connected by sockets (gloo)."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+
+
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
@@ -289,8 +300,7 @@ def _content(file: IO[bytes]) -> str:
 
 def _worker(port: str, job: Mapping[str, Any], process: int) -> None:
     """One of the processes."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", job["processes"], process)
+    join(int(port), job["processes"], process)
     settings = [
         Setting(s["collective"], s["mebibytes"], tuple(s["product"])) for s in job["settings"]
     ]

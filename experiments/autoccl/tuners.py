@@ -88,8 +88,7 @@ def workflow(config: WorkflowConfig) -> list[Row]:
         }
     )
     title = "AutoCCL, Fig. 6: the history table and the configuration tables"
-    config.publish(title, rows, figure=_workflow_figure(config))
-    return rows
+    return config.publish(title, rows, figure=_workflow_figure(config))
 
 
 def next_threads(threads: int, rate: float) -> int:
@@ -191,8 +190,7 @@ def tuners(config: TunersConfig) -> list[Row]:
         for (level, name), ratios in sorted(speedups.items())
     )
     title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
-    config.publish(title, rows, figure=_tuners_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_tuners_figure(rows))
 
 
 def _space_of(seed: int) -> Space:

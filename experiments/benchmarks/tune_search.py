@@ -38,8 +38,7 @@ from experiments.autoccl.landscapes import (
     two_peaks,
 )
 from experiments.autoccl.searches import Afnfa, Printed, Released
-from experiments.study import Rows
-from experiments.timing import report, text
+from experiments.timing import kept, report
 from jaxcoll import executors
 from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
@@ -190,11 +189,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--whole", type=int, default=2, help="landscapes of Table 2 (%(default)s)")
     parser.add_argument("--processes", type=int, default=1, help="side by side (%(default)s)")
     options = parser.parse_args(argv)
-    rows = []
     with executors.with_workers(options.processes) as executor:
-        for row in rows_of(options, functools.partial(executors.ordered, executor=executor)):
-            rows.append(row)
-            print("; ".join(f"{name}: {text(value)}" for name, value in row.items()), flush=True)
+        mapped = functools.partial(executors.ordered, executor=executor)
+        rows = kept("tune_search", rows_of(options, mapped))
     report("tune_search", rows)
     for row in rows:
         family = str(row["landscapes"]).partition(",")[0]
@@ -329,7 +326,7 @@ def tune_landscapes(argv: Sequence[str]) -> None:
     parser.add_argument("--families", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(argv)
     searches = [name for name in options.searches if name != "TPE" or _has_optuna()]
-    rows = Rows(row(name, f, options.seeds) for f in options.families for name in searches)
+    rows = (row(name, f, options.seeds) for f in options.families for name in searches)
     report("tune_landscapes", rows)
 
 

@@ -97,8 +97,7 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="ranks", label_y="", in_bytes=False)
     title = "Fig. 3.3: line graph expansions of bases of degree 4"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # -------------------------------------------------- the fastest at every number of ranks (Fig. A.4)
@@ -192,8 +191,7 @@ def best_constructions(config: Best) -> list[dict[str, Any]]:
             for name, times in sorted(count.items(), key=lambda item: (-item[1], item[0]))
         ]
     title = f"Fig. A.4: fastest all_reduces of degree {config.degree}"
-    config.publish(title, [*rows, *picked], figure=draw(points))
-    return [*rows, *picked]
+    return config.publish(title, [*rows, *picked], figure=draw(points))
 
 
 def fastest(found: Found, machine: Machine, nbytes: int) -> tuple[FoundTopology, float]:
@@ -290,8 +288,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             curves[collective].setdefault(name, {})[n] = time
     figure = panels(curves, label_x="ranks", label_y="microseconds", in_bytes=False, log_y=True)
     title = "Fig. 3.7: all_reduce and all-to-all at many ranks, degree 4"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def all_reduces(config: Config, n: int) -> dict[str, float]:

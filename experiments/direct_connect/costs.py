@@ -124,8 +124,7 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
                 }
             )
     title = "Fig. 3.10: T_L and T_B of all_gathers on hypercubes and tori, by synthesizer"
-    config.publish(title, rows, figure=_draw_synthesizers(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_synthesizers(rows))
 
 
 def schedules(
@@ -231,8 +230,7 @@ def kautz(config: Kautz) -> list[dict[str, Any]]:
             }
         )
     title = f"Fig. A.7: BFB on generalized Kautz digraphs of up to {config.largest} ranks"
-    config.publish(title, rows, figure=_draw_ratios(ratios))
-    return rows
+    return config.publish(title, rows, figure=_draw_ratios(ratios))
 
 
 def kautz_costs(degree: int, largest: int) -> dict[int, Cost]:
@@ -391,8 +389,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         for name, found in here.items()
     ]
     title = "Fig. 3.8: data-parallel training on the testbed's topologies, by the cost model"
-    config.publish(title, rows, figure=_draw(runs))
-    return rows
+    return config.publish(title, rows, figure=_draw(runs))
 
 
 def run_panel(config: Config, panel: Panel) -> dict[str, dict[str, Run]]:

@@ -307,8 +307,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         _row(case, name, here) for case, here in runs.items() for name in NETWORKS if name in here
     ]
     title = "Fig. 3.9: iterations of Switch Transformers, expert parallel, degree 4"
-    config.publish(title, rows, figure=_draw(runs))
-    return rows
+    return config.publish(title, rows, figure=_draw(runs))
 
 
 def run_case(config: Config, case: Case) -> dict[str, Run]:

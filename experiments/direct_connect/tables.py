@@ -74,8 +74,7 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         rows.append({"N": digraph.size, "topology": point.topology, **point.beside(ours)})
     title = "Table 3.5: all_reduces on topologies of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L of all_reduce in alpha")
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ------------------------------------------------------------ Table 3.6: BFB on hypercubes and tori
@@ -171,8 +170,7 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             }
         )
     title = "Table 3.6, Fig. 3.10: BFB all_gathers of hypercubes and tori"
-    config.publish(title, rows, figure=_draw_costs(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_costs(rows))
 
 
 def synthesized(topology: Topology):
@@ -262,8 +260,7 @@ def table_a_2(config: TableA2) -> list[dict[str, Any]]:
         rows.append({"topology": graph.topology, "N": n, **graph.beside(ours)})
     title = "Table A.2: distance-regular graphs of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha")
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ---------------------------------------------------------------------- Table A.3: the families
@@ -346,8 +343,7 @@ def table_a_3(config: TableA3) -> list[dict[str, Any]]:
         rows.append(row)
     title = "Table A.3: families of topologies, by members that are built"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha", log=True)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ------------------------------------------------------------- Tables 3.4 and A.1: Pareto-efficient
@@ -401,8 +397,7 @@ def frontiers(config: Frontiers) -> list[dict[str, Any]]:
     figure = ours_beside_theirs(rows, column, label)
     table = "Table 3.4" if config.times else "Table A.1"
     title = f"{table}: Pareto-efficient topologies of degree {config.degree}"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _ours(config: Frontiers, point: Point) -> dict[str, Any]:

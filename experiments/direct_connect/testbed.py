@@ -122,8 +122,7 @@ def testbed(config: Testbed) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "Figs. 3.6 and A.1: collectives on the testbed's topologies, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ----------------------------------------------------------- beside halving and doubling (Fig. A.2)
@@ -196,8 +195,7 @@ def halving(config: Halving) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="time, halving and doubling = 1", columns=1)
     title = "Fig. A.2: all_reduces on hypercubes of 8 ranks, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def halving_cost() -> Cost:
@@ -295,8 +293,7 @@ def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="algbw of all_reduce (GB/s)")
     title = "Fig. 3.11: all_reduces on tori of slow hosts, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def bfb_us(config: TorusHosts, name: str, nbytes: int) -> float:
@@ -400,8 +397,7 @@ def fit_constants(config: FitConfig) -> list[dict[str, Any]]:
         rows.append({"constant": f"largest error of {name} in %", "ours": float(errors.max())})
     title = "Fig. A.3: constants fitted to synthetic times, beside those they were made with"
     figure = _draw_fit(costs, times, found, config.large)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def measured_costs(topologies: tuple[str, ...]) -> list[Cost]:

@@ -328,8 +328,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication alone"), label="iteration over NCCL's"
     )
     title = "ForestColl, Fig. 4.13: FSDP training iterations on two DGX A100"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _if_shown(shown: bool, number: float) -> float | None:

@@ -146,8 +146,7 @@ def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
         columns=min(3, len(curves)),
     )
     remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
-    config.publish(config.title, rows, figure=figure, remarks=[*remarks])
-    return rows
+    return config.publish(config.title, rows, figure=figure, remarks=[*remarks])
 
 
 def _optimum(case: Case) -> float:
@@ -216,8 +215,7 @@ def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "ForestColl: an all_gather in pieces, percent of the optimum that simulation reaches"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _first_of_most(shares: Mapping[int, float]) -> int:
@@ -287,8 +285,7 @@ def failures(config: Failures) -> list[dict[str, Any]]:
             ratios = [b / j for b, j in zip(kept[BOUND], kept[JOINT], strict=True)]
             rows.append({**row, "draws": config.draws, "worst joint / bound": max(ratios)})
     title = "All-reduce after random failures: bandwidth kept, in % of the whole network's"
-    config.publish(title, rows, figure=figure(rows))
-    return rows
+    return config.publish(title, rows, figure=figure(rows))
 
 
 def after(whole: Topology, count: int, random: np.random.Generator) -> Topology:

@@ -84,8 +84,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
         rows.append(row)
     title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
     figure = _draw_bandwidths(rows, float(best.algbw / GB))
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _draw_bandwidths(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
@@ -171,8 +170,7 @@ def table_b_2(config: TableB2) -> list[dict[str, Any]]:
                 }
             )
     title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
-    config.publish(title, rows, figure=_draw_seconds(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_seconds(rows))
 
 
 def _draw_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -297,8 +295,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
                 row["refused"] = str(error).partition(":")[0]
             rows.append(row)
     title = "ForestColl, Fig. 4.14: all_gather schedules of large clusters"
-    config.publish(title, rows, figure=draw(rows))
-    return rows
+    return config.publish(title, rows, figure=draw(rows))
 
 
 def _paper_seconds(name: str, cluster: ClusterConfig, topology: Topology) -> float | None:

@@ -196,8 +196,7 @@ def bandwidth(config: Bandwidth) -> list[dict[str, Any]]:
         label_y="bandwidth (GB/s)",
     )
     remarks = _remarks(measured)
-    config.publish(title, rows, figure=figure, remarks=remarks)
-    return rows
+    return config.publish(title, rows, figure=figure, remarks=remarks)
 
 
 Curves = dict[str, dict[int, float]]
@@ -349,5 +348,4 @@ def scalability(config: Scalability) -> list[dict[str, Any]]:
         columns=1,
         in_bytes=False,
     )
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)

@@ -186,8 +186,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "MultiTree, Fig. 2 and 8, Table II: flits of packets and of messages"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def overhead(config: Config) -> list[dict[str, Any]]:
@@ -326,8 +325,7 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
     rows = shared.rows(runs, LABELS, "ring")
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
-    config.publish(config.title, rows, figure=figure)
-    return rows
+    return config.publish(config.title, rows, figure=figure)
 
 
 # ----------------------------------------- how much of the all-reduces several ways of overlap hide
@@ -377,5 +375,4 @@ def overlaps(config: Overlaps) -> list[dict[str, Any]]:
     )
     label = LABELS[config.algorithm]
     title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)

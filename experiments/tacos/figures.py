@@ -38,8 +38,6 @@ from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Tacos, synthesize
 
-Config = Comparison
-
 OURS = "tacos"
 BINS = 100  # a run of TACOS
 BUSY = 99.0  # percent of the links, from which on all count as busy
@@ -87,8 +85,7 @@ def _publish(
     runs, refused = config.measure()
     rows = [row(run, runs) for run in runs] + [claim.row(runs) for claim in config.claims]
     remarks = [*config.footnotes(), *refused, *out_of_reach(runs), *faster(runs)]
-    config.publish(config.title, rows, figure=draw(runs), remarks=remarks)
-    return rows
+    return config.publish(config.title, rows, figure=draw(runs), remarks=remarks)
 
 
 # ---------------------------------------------------------------------- bandwidth
@@ -336,8 +333,7 @@ def time_steps(config: TimeSteps) -> list[Row]:
         for name, network in config.networks.items()
     }
     rows = Rows(row(name, schedule, config.paper) for name, schedule in schedules.items())
-    config.publish(config.title, rows, figure=draw(schedules))
-    return rows
+    return config.publish(config.title, rows, figure=draw(schedules))
 
 
 def row(name: str, schedule: Schedule, paper: Mapping[str, int]) -> Row:

@@ -142,8 +142,7 @@ def synthesis(config: Synthesis) -> list[Row]:
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
-    config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
-    return found
+    return config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
 
 
 def measure_program(side: int, time_limit_s: float) -> Row:
@@ -270,8 +269,7 @@ def table_v(config: TableV) -> list[Row]:
     remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
     figure = _draw_table_v(rows, [*config.networks])
-    config.publish(config.title, rows, figure=figure, remarks=remarks)
-    return rows
+    return config.publish(config.title, rows, figure=figure, remarks=remarks)
 
 
 def rows_of(network: str, runs: Sequence[Run], config: TableV) -> list[Row]:

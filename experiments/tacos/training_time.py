@@ -98,8 +98,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]
     figure = shared.draw(runs, labels, config.base)
-    config.publish(config.title, rows, figure=figure)
-    return rows
+    return config.publish(config.title, rows, figure=figure)
 
 
 def _run_case(config: Config, case: Case) -> dict[str, shared.Iteration]:

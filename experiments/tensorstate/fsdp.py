@@ -159,8 +159,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
     )
     title = "Training steps of fully sharded plans, by the schedules that are priced"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _traced(model: ModelConfig, ranks: int) -> Graph:
@@ -249,8 +248,7 @@ def regret(config: Regret) -> list[dict[str, Any]]:
         spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _regret_rows(

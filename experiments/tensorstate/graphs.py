@@ -60,8 +60,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 5.2, then of Fig. 5.1."""
     rows = Rows([*nodes(config), *collectives(config)])
     title = "Dissertation, Fig. 5.1 and 5.2: a matrix product as a graph, and as FSDP shards it"
-    config.publish(title, rows, figure=_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_figure(rows))
 
 
 # ---------------------------------------------------------------------- Fig. 5.2
@@ -259,8 +258,7 @@ def counted(config: Counted) -> list[dict[str, Any]]:
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, result)
     title = "AutoCCL, Table 1: collectives of a training step"
-    config.publish(title, rows, figure=_counted_figure(bars))
-    return rows
+    return config.publish(title, rows, figure=_counted_figure(bars))
 
 
 def planned(config: Counted, model: ModelConfig) -> tuple[Problem, Plan]:

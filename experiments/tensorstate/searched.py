@@ -133,8 +133,7 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
             graph = trace(traced.step, traced.abstract_args, loops="unroll")
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
     title = "Named strategies found again, by batch, model and memory"
-    config.publish(title, rows, figure=_figure(rows, config.families))
-    return rows
+    return config.publish(title, rows, figure=_figure(rows, config.families))
 
 
 def _row_for_each_limit(
@@ -263,8 +262,7 @@ def search_time(config: SearchTime) -> list[dict[str, Any]]:
         for layers in mesh.layers
     )
     title = "Search time against depth and axes of the mesh"
-    config.publish(title, rows, figure=_draw_seconds(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_seconds(rows))
 
 
 def _traced(config: SearchTime, layers: int) -> tuple[Graph, float]:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.timing import report, text, write
+from experiments.timing import report
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE
 
 ROOT = Path(__file__).parents[3]
@@ -162,12 +162,7 @@ def main(argv: Sequence[str]) -> None:
         found = [watched(code, asked=True)["unlisted"] for code in first_answers().values()]
         print(*sorted({line for lines in found for line in lines}), sep="\n")
         return
-    rows = []
-    for row in measure():
-        rows.append(row)
-        print("  ".join(f"{column} {text(value)}" for column, value in row.items()), flush=True)
-        write("cold", rows)
-    report("cold", rows)
+    report("cold", measure())
 
 
 ANSWERS = {
