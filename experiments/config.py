@@ -39,17 +39,11 @@ from jaxcoll.io.files import read_text, write_text
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
-    """The fields that the configurations of all studies have.
+    """The fields that the configurations of all studies have."""
 
-    Attributes:
-        size: the preset, "ci" or "paper".
-        notes: differences from the paper, and settings that it does not give.
-        results: folder to write to.
-    """
-
-    size: str
-    notes: tuple[str, ...]
-    results: Path
+    size: str  # the preset, "ci" or "paper"
+    notes: tuple[str, ...]  # differences from the paper, and settings that it does not give
+    results: Path  # folder to write to
 
     def publish(
         self,
@@ -66,17 +60,12 @@ class StudyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TopologyConfig:
-    """A network of one of the families of ``jaxcoll.topologies``.
-
-    Attributes:
-        family: one of ``FAMILIES``.
-        sides: ranks along each dimension; a single one for ring and fully_connected.
-    """
+    """A network of one of the families of ``jaxcoll.topologies``."""
 
     FAMILIES: typing.ClassVar = ("torus", "mesh", "ring", "fully_connected")
 
-    family: str
-    sides: tuple[int, ...]
+    family: str  # one of ``FAMILIES``
+    sides: tuple[int, ...]  # ranks along each dimension; a single one for ring and fully_connected
 
     def __post_init__(self) -> None:
         one_of("topology.family", self.family, self.FAMILIES)
@@ -93,34 +82,22 @@ class TopologyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
-    """Devices to run on, and the links to plan for.
+    """Devices to run on, and the links to plan for."""
 
-    Attributes:
-        platform: of the devices: "cpu" for virtual ones, as many as there are ranks.
-        alpha_us: latency of a link in microseconds.
-        bandwidth_gbps: bandwidth of a link in GB/s.
-    """
-
+    # Of the devices: "cpu" for virtual ones, as many as there are ranks
     platform: Annotated[str, among(("cpu", "gpu", "tpu"))]
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
+    alpha_us: NotNegative  # latency of a link in microseconds
+    bandwidth_gbps: Positive  # bandwidth of a link in GB/s
 
 
 @dataclasses.dataclass(frozen=True)
 class SynthConfig:
-    """Which synthesizers are run, and with how many chunks per shard.
+    """Which synthesizers are run, and with how many chunks per shard."""
 
-    Attributes:
-        names: of the synthesizers; all that there are where empty.
-        chosen: those whose chunks ``jc.synthesize`` chooses for every size.
-        chunks: for others without an entry of their own.
-        chunks_of: by name of the synthesizer.
-    """
-
-    names: tuple[str, ...]
-    chosen: tuple[str, ...]
-    chunks: tuple[int, ...]
-    chunks_of: Mapping[str, tuple[int, ...]]
+    names: tuple[str, ...]  # of the synthesizers; all that there are where empty
+    chosen: tuple[str, ...]  # those whose chunks ``jc.synthesize`` chooses for every size
+    chunks: tuple[int, ...]  # for others without an entry of their own
+    chunks_of: Mapping[str, tuple[int, ...]]  # by name of the synthesizer
 
     def __post_init__(self) -> None:
         unknown = sorted({*self.names, *self.chosen, *self.chunks_of} - SYNTHESIZERS.keys())
@@ -141,27 +118,16 @@ class SynthConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """A data-parallel training run, and what passes.
-
-    Attributes:
-        steps: training steps.
-        batch: digits a step, of all ranks together.
-        hidden: width of each hidden layer.
-        learning_rate: of Adam.
-        bucket_bytes: gradients of several leaves are reduced together up to this many bytes.
-        loss_tolerance: largest difference in the loss of any step between the two runs.
-        accuracy_tolerance: largest difference in held-out accuracy after any step.
-        accuracy_wanted: held-out accuracy to beat.
-    """
+    """A data-parallel training run, and what passes."""
 
     steps: Count
-    batch: Count
-    hidden: tuple[int, ...]
-    learning_rate: Positive
-    bucket_bytes: Count
-    loss_tolerance: NotNegative
-    accuracy_tolerance: NotNegative
-    accuracy_wanted: NotNegative
+    batch: Count  # digits a step, of all ranks together
+    hidden: tuple[int, ...]  # width of each hidden layer
+    learning_rate: Positive  # of Adam
+    bucket_bytes: Count  # gradients of several leaves are reduced together up to this many bytes
+    loss_tolerance: NotNegative  # largest difference in the loss of any step between the two runs
+    accuracy_tolerance: NotNegative  # largest difference in held-out accuracy after any step
+    accuracy_wanted: NotNegative  # held-out accuracy to beat
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -170,25 +136,18 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QuickstartConfig:
-    """The quickstart.
-
-    Attributes:
-        sizes: bytes of a rank's buffer to simulate.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        elements: size of the arrays that are summed on devices.
-        seed: of everything random.
-        results: folder to write to.
-    """
+    """The quickstart."""
 
     topology: TopologyConfig
     hardware: HardwareConfig
     synth: SynthConfig
     train: TrainConfig
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes of a rank's buffer to simulate
+    # "astra" or "tacos" (see ``jaxcoll.simulation``)
     link_model: Annotated[str, among(("astra", "tacos"))]
-    elements: Count
+    elements: Count  # size of the arrays that are summed on devices
     seed: Natural
-    results: Path
+    results: Path  # folder to write to
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -279,11 +238,7 @@ IDEAL = "ideal"  # in the place of an algorithm: percent of what no algorithm ca
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A number that a paper prints; studies add what it is of.
-
-    Attributes:
-        paper: the paper's number.
-    """
+    """A number that a paper prints; studies add what it is of."""
 
     paper: Positive
 

@@ -55,26 +55,23 @@ T = TypeVar("T", bound=Mapping[str, object])
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment: where the function that runs it and its configuration are.
+    """An experiment: where the function that runs it and its configuration are."""
 
-    Attributes:
-        function: takes the configuration and returns rows, as ``module:name`` below this package;
-            ``run`` where only the module is named. The annotation of its argument is the frozen
-            dataclass of the configuration.
-        config: the same as ``module:name``, of a study whose module starts JAX: its configuration
-            says on which devices, and is read before.
-        measured: columns of its rows that are measured on the machine (seconds, memory), as shell
-            patterns; two runs of the same code may differ there.
-        searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
-            machine finds less; two runs may differ in these rows and in remarks that match.
-        versions: texts, as shell patterns, of rows that depend on the version of a package, by
-            package. JAX traces other operators; HiGHS chooses another of equally good solutions.
-    """
-
+    # Takes the configuration and returns rows, as ``module:name`` below this package; ``run`` where
+    # only the module is named. The annotation of its argument is the frozen dataclass of the
+    # configuration.
     function: str
+    # The same as ``module:name``, of a study whose module starts JAX: its configuration says on
+    # which devices, and is read before
     config: str = ""
+    # Columns of its rows that are measured on the machine (seconds, memory), as shell patterns; two
+    # runs of the same code may differ there
     measured: tuple[str, ...] = ()
+    # Texts, as shell patterns, of rows whose search ends by the clock, so that a busy machine finds
+    # less; two runs may differ in these rows and in remarks that match
     searched: tuple[str, ...] = ()
+    # Texts, as shell patterns, of rows that depend on the version of a package, by package. JAX
+    # traces other operators; HiGHS chooses another of equally good solutions.
     versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def load(self) -> Callable[[Any], Any]:

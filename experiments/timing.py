@@ -130,8 +130,8 @@ def report(
         name: of the benchmark; the file is ``results/name.json``.
         rows: a mapping from column to value each; those of an iterator are printed one by one when
             they are made, before the table, as by ``kept``. A ``Timing`` is printed in a fitting
-            unit and written in seconds; numbers, strings, booleans, None and NumPy scalars stay
-            what they are, and numbers that are not finite are written as null.
+            unit and written in seconds; numbers, strings, booleans, None and NumPy scalars are
+            written as themselves, and numbers that are not finite as null.
         results: folder of the file, made when absent.
         console: where to print; standard output when None.
 

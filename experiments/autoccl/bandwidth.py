@@ -48,20 +48,15 @@ _THREE = 3
 class Bandwidth:
     """The model of one subspace (AutoCCL, section 4.2 and Table 7).
 
-    Attributes:
-        startup: alpha_0 and alpha_1, seconds per step of the transport and of the protocol.
-        peak: peak bandwidth of the transport and of the protocol, B/s.
-        congestion: factor of 1/gamma - 1 where NC = NT = C = 1.
-        exponents: of NC, NT and C in 1/gamma - 1.
-
     Raises:
         TuneError: constants that are not finite, peaks that are not above 0, negative others.
     """
 
+    # alpha_0 and alpha_1, seconds per step of the transport and of the protocol
     startup: tuple[float, float]
-    peak: tuple[float, float]
-    congestion: float
-    exponents: tuple[float, float, float]
+    peak: tuple[float, float]  # peak bandwidth of the transport and of the protocol, B/s
+    congestion: float  # factor of 1/gamma - 1 where NC = NT = C = 1
+    exponents: tuple[float, float, float]  # of NC, NT and C in 1/gamma - 1
 
     def __post_init__(self):
         checks.put(
@@ -120,15 +115,10 @@ def _numbers(values, count: int, what: str, check) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A model and its distance from the measurements that it was fitted to.
-
-    Attributes:
-        model: the fitted model.
-        residuals: measured over predicted seconds, less 1, per configuration.
-    """
+    """A model and its distance from the measurements that it was fitted to."""
 
     model: Bandwidth
-    residuals: Mapping[Config, float]
+    residuals: Mapping[Config, float]  # measured over predicted seconds, less 1, per configuration
 
     @property
     def largest(self) -> float:

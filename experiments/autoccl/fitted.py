@@ -37,21 +37,13 @@ RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYT
 
 @dataclasses.dataclass(frozen=True)
 class CurveConfig:
-    """One curve of the figure.
+    """One curve of the figure."""
 
-    Attributes:
-        panel: of the figure.
-        varied: the resource along the axis.
-        fixed: the values of the others.
-        printed: the paper's optimum, where it prints one.
-        possible: the nearest value of Table 2, where the printed one is none.
-    """
-
-    panel: str
-    varied: Annotated[str, among(RESOURCES)]
-    fixed: Mapping[str, int]
-    printed: int | None
-    possible: int | None
+    panel: str  # of the figure
+    varied: Annotated[str, among(RESOURCES)]  # the resource along the axis
+    fixed: Mapping[str, int]  # the values of the others
+    printed: int | None  # the paper's optimum, where it prints one
+    possible: int | None  # the nearest value of Table 2, where the printed one is none
 
     def __post_init__(self) -> None:
         if {self.varied, *self.fixed} != RESOURCES.keys() or self.varied in self.fixed:
@@ -60,12 +52,7 @@ class CurveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimaConfig(StudyConfig):
-    """The figure.
-
-    Attributes:
-        model: the constants.
-        curves: the curves.
-    """
+    """The figure."""
 
     model: Bandwidth
     curves: tuple[CurveConfig, ...]
@@ -155,21 +142,15 @@ _REFERENCE = (8, 256, 512 * 1024)
 
 @dataclasses.dataclass(frozen=True)
 class PointConfig:
-    """A configuration of the table.
+    """A configuration of the table."""
 
-    Attributes:
-        subspace: network and implementation, a name that the fit has constants for.
-        channels, threads, chunk_bytes: its resources.
-        gbps: the printed bandwidth in GB/s, where there is one.
-        is_default: whether NCCL chooses it.
-    """
-
-    subspace: str
+    subspace: str  # network and implementation, a name that the fit has constants for
+    # channels, threads, chunk_bytes: its resources
     channels: Count
     threads: Count
     chunk_bytes: Count
-    gbps: float | None
-    is_default: bool
+    gbps: float | None  # the printed bandwidth in GB/s, where there is one
+    is_default: bool  # whether NCCL chooses it
 
     @property
     def resources(self) -> tuple[int, int, int]:
@@ -183,52 +164,34 @@ class PointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RatioConfig:
-    """A printed relation of two configurations' bandwidths.
+    """A printed relation of two configurations' bandwidths."""
 
-    Attributes:
-        of, to: the configurations.
-        printed: their ratio; None where the paper says only that ``of`` is slower than ``to``.
-    """
-
+    # of, to: the configurations
     of: str
     to: str
+    # Their ratio; None where the paper says only that ``of`` is slower than ``to``
     printed: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class LevelConfig:
-    """A line of Table 6: bandwidths beside a computation.
+    """A line of Table 6: bandwidths beside a computation."""
 
-    Attributes:
-        default: the configuration that NCCL chooses.
-        gbps: its bandwidth in GB/s.
-        tuned_gbps: that of the tuned configuration, which is not printed.
-    """
-
-    default: str
-    gbps: Positive
-    tuned_gbps: float
+    default: str  # the configuration that NCCL chooses
+    gbps: Positive  # its bandwidth in GB/s
+    tuned_gbps: float  # that of the tuned configuration, which is not printed
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """A table of configurations and the paper's statements on their bandwidths.
+    """A table of configurations and the paper's statements on their bandwidths."""
 
-    Attributes:
-        title: the paper's table and figure.
-        exponents: of congestion, by NC, NT and C.
-        points: the configurations, by the paper's names.
-        ratios: relations between them.
-        slower: the ratio that is fitted where the paper says only which is slower.
-        interference: levels of computation beside.
-    """
-
-    title: str
-    exponents: tuple[float, float, float]
-    points: Mapping[str, PointConfig]
-    ratios: tuple[RatioConfig, ...]
-    slower: Positive
-    interference: Mapping[str, LevelConfig]
+    title: str  # the paper's table and figure
+    exponents: tuple[float, float, float]  # of congestion, by NC, NT and C
+    points: Mapping[str, PointConfig]  # the configurations, by the paper's names
+    ratios: tuple[RatioConfig, ...]  # relations between them
+    slower: Positive  # the ratio that is fitted where the paper says only which is slower
+    interference: Mapping[str, LevelConfig]  # levels of computation beside
 
     def __post_init__(self) -> None:
         named = [name for r in self.ratios for name in (r.of, r.to)]

@@ -47,14 +47,10 @@ class Hill:
 
     The peak over ``1 + q ** 0.8`` where q is a quadratic form of the logarithms of the resources
     with mixed terms, 0 at the optimum.
-
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
     """
 
-    peak: float
-    optimum: tuple[float, float, float]
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -66,16 +62,11 @@ class Hill:
 
 @dataclasses.dataclass(frozen=True)
 class Ramp:
-    """A unimodal bandwidth with an edge at the optimum, which is steeper on one side.
+    """A unimodal bandwidth with an edge at the optimum, which is steeper on one side."""
 
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
-        above, below: by which powers of a resource, over and under its optimum, bandwidth falls.
-    """
-
-    peak: float
-    optimum: tuple[float, float, float]
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
+    # above, below: by which powers of a resource, over and under its optimum, bandwidth falls
     above: tuple[float, float, float]
     below: tuple[float, float, float]
 
@@ -99,25 +90,17 @@ class Coupled:
     No model of the searches has this form. Two constants of the fitted search were chosen on
     such landscapes: how far it trusts a form of peak far from the optimum, and from how many
     points of the fastest subspace on every other measurement goes to another.
-
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
-        order: which curve NC, NT and C have: 0, 1 and 2 in any order.
-        powers: by which the first curve rises and falls.
-        width: of the bell, in logarithms.
-        scale, exponent: of the third curve.
-        coupling: powers by which the best C falls as NC grows.
     """
 
-    peak: float
-    optimum: tuple[float, float, float]
-    order: tuple[int, int, int]
-    powers: tuple[float, float]
-    width: float
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
+    order: tuple[int, int, int]  # which curve NC, NT and C have: 0, 1 and 2 in any order
+    powers: tuple[float, float]  # by which the first curve rises and falls
+    width: float  # of the bell, in logarithms
+    # scale, exponent: of the third curve
     scale: float
     exponent: float
-    coupling: float
+    coupling: float  # powers by which the best C falls as NC grows
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -249,17 +232,11 @@ def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
 @dataclasses.dataclass(frozen=True)
 class Cliff:
-    """A hill that falls to a share of its height where the bytes in flight outgrow a buffer.
+    """A hill that falls to a share of its height where the bytes in flight outgrow a buffer."""
 
-    Attributes:
-        hill: without the cliff.
-        capacity: bytes, NC x C, above which bandwidth is ``left`` times that of the hill.
-        left: in (0, 1).
-    """
-
-    hill: Hill
-    capacity: float
-    left: float
+    hill: Hill  # without the cliff
+    capacity: float  # bytes, NC x C, above which bandwidth is ``left`` times that of the hill
+    left: float  # in (0, 1)
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -281,18 +258,13 @@ class Highest:
 
 @dataclasses.dataclass(frozen=True)
 class Needle:
-    """A plateau, and a box of resources where bandwidth is a multiple of the plateau's.
+    """A plateau, and a box of resources where bandwidth is a multiple of the plateau's."""
 
-    Attributes:
-        level: of the plateau, B/s.
-        least, most: NC, NT and C of the box.
-        gain: of the box; 1 where there is no needle.
-    """
-
-    level: float
+    level: float  # of the plateau, B/s
+    # least, most: NC, NT and C of the box
     least: tuple[float, float, float]
     most: tuple[float, float, float]
-    gain: float
+    gain: float  # of the box; 1 where there is no needle
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""

@@ -56,42 +56,26 @@ Times = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class PrintedExtremes:
-    """A ratio of bandwidths that the paper prints.
+    """A ratio of bandwidths that the paper prints."""
 
-    Attributes:
-        network: the one of ours that it stands beside.
-        what: the row it belongs to.
-        over: the configuration's bandwidth over the default's.
-    """
-
-    network: str
-    what: str
-    over: float
+    network: str  # the one of ours that it stands beside
+    what: str  # the row it belongs to
+    over: float  # the configuration's bandwidth over the default's
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigurationsConfig(StudyConfig):
-    """The measurement.
+    """The measurement."""
 
-    Attributes:
-        ranks: virtual CPU devices.
-        networks: processes that the devices are shared out among, by the network's name.
-        collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
-        mebibytes: sizes of the message, ascending.
-        space: all of which is measured.
-        rounds: of the comparison.
-        printed: the paper's numbers.
-        seed: of the buffers.
-    """
-
-    ranks: int
+    ranks: int  # virtual CPU devices
+    # Processes that the devices are shared out among, by the network's name
     networks: Mapping[str, Count]
-    collectives: tuple[str, ...]
-    mebibytes: tuple[float, ...]
-    space: SpaceConfig
-    rounds: Count
+    collectives: tuple[str, ...]  # of ``jaxcoll.tune.trial.COLLECTIVES``
+    mebibytes: tuple[float, ...]  # sizes of the message, ascending
+    space: SpaceConfig  # all of which is measured
+    rounds: Count  # of the comparison
     printed: tuple[PrintedExtremes, ...]
-    seed: int
+    seed: int  # of the buffers
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -213,48 +197,29 @@ _TUNERS = ("default", "jax.lax", "AFNFA", "ours")
 
 @dataclasses.dataclass(frozen=True)
 class PrintedConfig:
-    """A number of the paper: a mean over sizes, or that of the single size.
+    """A number of the paper: a mean over sizes, or that of the single size."""
 
-    Attributes:
-        collective, level, tuner: that it belongs to.
-        over: bandwidth over NCCL's default.
-    """
-
+    # collective, level, tuner: that it belongs to
     collective: str
     level: str
     tuner: str
-    over: float
+    over: float  # bandwidth over NCCL's default
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The measurement.
+    """The measurement."""
 
-    Attributes:
-        title: the paper's table or figures.
-        ranks: virtual CPU devices.
-        collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
-        mebibytes: sizes of the message, ascending.
-        levels: m, k and n of the product beside, by level; empty for none.
-        scaled: whether m is that of the largest message and shrinks in proportion to the size.
-        space: what tuners choose from.
-        share: of the space that AFNFA samples per task.
-        evaluations: that this library's search may use per task.
-        rounds: of every comparison.
-        printed: the paper's numbers.
-        seed: of everything random.
-    """
-
-    title: str
-    ranks: Annotated[int, least(2)]
-    collectives: tuple[str, ...]
-    mebibytes: tuple[float, ...]
-    levels: Mapping[str, Product]
-    scaled: bool
-    space: SpaceConfig
-    share: Positive
-    evaluations: Annotated[int, least(2)]
-    rounds: Annotated[int, least(2)]
+    title: str  # the paper's table or figures
+    ranks: Annotated[int, least(2)]  # virtual CPU devices
+    collectives: tuple[str, ...]  # of ``jaxcoll.tune.trial.COLLECTIVES``
+    mebibytes: tuple[float, ...]  # sizes of the message, ascending
+    levels: Mapping[str, Product]  # m, k and n of the product beside, by level; empty for none
+    scaled: bool  # whether m is that of the largest message and shrinks in proportion to the size
+    space: SpaceConfig  # what tuners choose from
+    share: Positive  # of the space that AFNFA samples per task
+    evaluations: Annotated[int, least(2)]  # that this library's search may use per task
+    rounds: Annotated[int, least(2)]  # of every comparison
     printed: tuple[PrintedConfig, ...]
     seed: int
 

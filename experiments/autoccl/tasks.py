@@ -28,38 +28,23 @@ _OTHER = {GATHER: SCATTER, SCATTER: GATHER}
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A language model with the settings of Table 8.
-
-    Attributes:
-        layers: of the model.
-        stages: of the pipeline ("PP").
-        width: of the model.
-        length: tokens per sequence.
-        samples: sequences per microbatch and replica ("MBS").
-        global_samples: sequences per step ("GBS").
-        tensor, replicas: ranks along each axis ("TP", "DP").
-        parameters: of the model; those that its replicas exchange, where there are several.
-        ends: per kind, collectives per microbatch outside the layers of a stage.
-        printed: the paper's number per step, by kind.
-        printed_mib: the paper's MiB per collective of activations.
-        printed_data_mib: the paper's MiB between replicas, by kind.
-        data_item_bytes: bytes per parameter that replicas exchange, by kind.
-    """
+    """A language model with the settings of Table 8."""
 
     layers: Count
-    stages: Count
+    stages: Count  # of the pipeline ("PP")
     width: Count
-    length: Count
-    samples: Count
-    global_samples: int
+    length: Count  # tokens per sequence
+    samples: Count  # sequences per microbatch and replica ("MBS")
+    global_samples: int  # sequences per step ("GBS")
+    # tensor, replicas: ranks along each axis ("TP", "DP")
     tensor: Count
     replicas: Count
-    parameters: int
-    ends: Mapping[str, int]
-    printed: Mapping[str, int]
-    printed_mib: float
-    printed_data_mib: Mapping[str, float]
-    data_item_bytes: Mapping[str, int]
+    parameters: int  # of the model; those that its replicas exchange, where there are several
+    ends: Mapping[str, int]  # per kind, collectives per microbatch outside the layers of a stage
+    printed: Mapping[str, int]  # the paper's number per step, by kind
+    printed_mib: float  # the paper's MiB per collective of activations
+    printed_data_mib: Mapping[str, float]  # the paper's MiB between replicas, by kind
+    data_item_bytes: Mapping[str, int]  # bytes per parameter that replicas exchange, by kind
 
     def __post_init__(self) -> None:
         if self.layers % self.stages or self.global_samples % (self.samples * self.replicas):
@@ -86,21 +71,13 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionalConfig:
-    """VGG with data parallelism, its gradients summed in buckets.
+    """VGG with data parallelism, its gradients summed in buckets."""
 
-    Attributes:
-        channels: of every convolution of 3 x 3, by stage.
-        hidden: widths of the linear layers, from the flattened image to the classes.
-        replicas: ranks ("DP").
-        printed_mib: the paper's smallest and largest bucket.
-        printed_buckets: the paper's number of buckets.
-    """
-
-    channels: tuple[tuple[int, ...], ...]
-    hidden: tuple[int, ...]
-    replicas: int
-    printed_mib: tuple[float, float]
-    printed_buckets: int
+    channels: tuple[tuple[int, ...], ...]  # of every convolution of 3 x 3, by stage
+    hidden: tuple[int, ...]  # widths of the linear layers, from the flattened image to the classes
+    replicas: int  # ranks ("DP")
+    printed_mib: tuple[float, float]  # the paper's smallest and largest bucket
+    printed_buckets: int  # the paper's number of buckets
 
     def gradients(self) -> list[int]:
         """Bytes of the float32 gradients, layer by layer, weights before biases."""
@@ -114,16 +91,11 @@ class ConvolutionalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TasksConfig(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        transformers: by name.
-        convolutional: by name.
-        first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel.
-    """
-
-    transformers: Mapping[str, TransformerConfig]
-    convolutional: Mapping[str, ConvolutionalConfig]
+    transformers: Mapping[str, TransformerConfig]  # by name
+    convolutional: Mapping[str, ConvolutionalConfig]  # by name
+    # first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel
     first_bucket_mib: float
     bucket_mib: float
 
@@ -241,17 +213,12 @@ _MB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class SpacesConfig(StudyConfig):
-    """The table and the figure.
+    """The table and the figure."""
 
-    Attributes:
-        printed: the paper's number of values of every parameter of Table 2, in its order.
-        megabytes: sizes of messages (of 2**20 bytes).
-        groups: numbers of ranks.
-    """
-
+    # The paper's number of values of every parameter of Table 2, in its order
     printed: tuple[int, ...]
-    megabytes: tuple[int, ...]
-    groups: tuple[int, ...]
+    megabytes: tuple[int, ...]  # sizes of messages (of 2**20 bytes)
+    groups: tuple[int, ...]  # numbers of ranks
 
     def __post_init__(self) -> None:
         if len(self.printed) != len(TABLE_2):

@@ -43,46 +43,27 @@ _AXIS = "x"
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model that stands for one of the paper's.
+    """A model that stands for one of the paper's."""
 
-    Attributes:
-        model: of ``configs/model``.
-        changed: its fields that are not those of that file.
-        bucket_bytes: of gradients that are summed together.
-        printed_micro_batch: samples of a replica in Table 8 (MBS); None where it has none.
-        printed_steps: in which the paper's model is tuned, at most (Fig. 12).
-    """
-
-    model: str
-    changed: Mapping[str, int]
-    bucket_bytes: Count
-    printed_micro_batch: int | None
-    printed_steps: int | None
+    model: str  # of ``configs/model``
+    changed: Mapping[str, int]  # its fields that are not those of that file
+    bucket_bytes: Count  # of gradients that are summed together
+    printed_micro_batch: int | None  # samples of a replica in Table 8 (MBS); None where it has none
+    printed_steps: int | None  # in which the paper's model is tuned, at most (Fig. 12).
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The training runs.
+    """The training runs."""
 
-    Attributes:
-        ranks: virtual CPU devices.
-        models: by the paper's names.
-        space: what tuners choose from.
-        share: of the space that AFNFA samples per task.
-        candidates: per task, of the online tuner.
-        most_steps: in which the tuner must settle.
-        rounds: of the final comparison.
-        seed: of parameters, batches and tuners.
-    """
-
-    ranks: Count
-    models: Mapping[str, ModelConfig]
-    space: SpaceConfig
-    share: Positive
-    candidates: Count
-    most_steps: Count
-    rounds: Count
-    seed: int
+    ranks: Count  # virtual CPU devices
+    models: Mapping[str, ModelConfig]  # by the paper's names
+    space: SpaceConfig  # what tuners choose from
+    share: Positive  # of the space that AFNFA samples per task
+    candidates: Count  # per task, of the online tuner
+    most_steps: Count  # in which the tuner must settle
+    rounds: Count  # of the final comparison
+    seed: int  # of parameters, batches and tuners
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -264,22 +245,15 @@ _ALONE = "communication only"
 
 @dataclasses.dataclass(frozen=True)
 class ClaimConfig:
-    """A number of the paper.
+    """A number of the paper."""
 
-    Attributes:
-        source: section, figure or table.
-        what: it is of.
-        low, high: the number, or the ends of the range.
-        unit: of the number; empty where it has none.
-        row: how it can be had (``Label``).
-    """
-
-    source: str
-    what: str
+    source: str  # section, figure or table
+    what: str  # it is of
+    # low, high: the number, or the ends of the range
     low: float
     high: float
-    unit: str
-    row: Annotated[str, among(LABELS)]
+    unit: str  # of the number; empty where it has none
+    row: Annotated[str, among(LABELS)]  # how it can be had (``Label``)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,33 +266,20 @@ class InterferenceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsConfig(StudyConfig):
-    """The claims.
+    """The claims."""
 
-    Attributes:
-        claims: of Section 6 and the abstract.
-        table_6: bandwidths by level of interference.
-        printed_gain: percent that tuning gains "for all settings" of Table 6.
-        printed_loss: percent that interference costs the default, by level.
-        printed_over_alone: percent by which tuned under interference beats the default without.
-        fig_12: per model, how often a step runs its rarest task (Table 1).
-        evaluations: per search, evaluations that it needs for a task.
-        vgg_milliseconds: of an iteration of VGG-19, least and most.
-        printed_minutes: in which VGG-19 is tuned.
-        neighbour: GB/s of Table 5's C_3 and C_4.
-        printed_neighbour: percent that the text says lie between them.
-    """
-
-    claims: tuple[ClaimConfig, ...]
-    table_6: Mapping[str, InterferenceConfig]
-    printed_gain: tuple[float, ...]
-    printed_loss: Mapping[str, float]
+    claims: tuple[ClaimConfig, ...]  # of Section 6 and the abstract
+    table_6: Mapping[str, InterferenceConfig]  # bandwidths by level of interference
+    printed_gain: tuple[float, ...]  # percent that tuning gains "for all settings" of Table 6
+    printed_loss: Mapping[str, float]  # percent that interference costs the default, by level
+    # Percent by which tuned under interference beats the default without
     printed_over_alone: Mapping[str, float]
-    fig_12: Mapping[str, int]
-    evaluations: Mapping[str, int]
-    vgg_milliseconds: tuple[float, ...]
-    printed_minutes: float
-    neighbour: tuple[float, ...]
-    printed_neighbour: float
+    fig_12: Mapping[str, int]  # per model, how often a step runs its rarest task (Table 1)
+    evaluations: Mapping[str, int]  # per search, evaluations that it needs for a task
+    vgg_milliseconds: tuple[float, ...]  # of an iteration of VGG-19, least and most
+    printed_minutes: float  # in which VGG-19 is tuned
+    neighbour: tuple[float, ...]  # GB/s of Table 5's C_3 and C_4
+    printed_neighbour: float  # percent that the text says lie between them
 
     def __post_init__(self) -> None:
         for value in (*self.fig_12.values(), *self.evaluations.values()):

@@ -50,16 +50,11 @@ Product = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class SpaceConfig:
-    """The configurations that a study chooses from, beside the default and ``jax.lax``.
+    """The configurations that a study chooses from, beside the default and ``jax.lax``."""
 
-    Attributes:
-        implementations: an algorithm and a lowering each, separated by a blank.
-        chunks: per shard.
-        parts: numbers of equal parts of the operand that are collectives of their own.
-    """
-
-    implementations: tuple[str, ...]
-    chunks: tuple[int, ...]
+    implementations: tuple[str, ...]  # an algorithm and a lowering each, separated by a blank
+    chunks: tuple[int, ...]  # per shard
+    # Numbers of equal parts of the operand that are collectives of their own
     parts: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -90,16 +85,11 @@ def _implementation(config: Configuration) -> Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A collective to be timed, and the product beside it.
+    """A collective to be timed, and the product beside it."""
 
-    Attributes:
-        collective: one of ``COLLECTIVES``.
-        mebibytes: of the larger of a rank's input and output.
-        product: m, k and n of the matrix product beside; empty where the collective runs alone.
-    """
-
-    collective: str
-    mebibytes: float
+    collective: str  # one of ``COLLECTIVES``
+    mebibytes: float  # of the larger of a rank's input and output
+    # m, k and n of the matrix product beside; empty where the collective runs alone
     product: Product = ()
 
     def __post_init__(self) -> None:

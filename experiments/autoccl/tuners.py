@@ -39,21 +39,13 @@ _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowConfig(StudyConfig):
-    """The walk-through.
+    """The walk-through."""
 
-    Attributes:
-        megabytes: of the all_gather (2**20 bytes).
-        ranks: of its group.
-        threads: numbers of threads tried, in order.
-        milliseconds: their times.
-        printed_next: the paper's next number of threads.
-    """
-
-    megabytes: Count
-    ranks: int
-    threads: tuple[int, ...]
+    megabytes: Count  # of the all_gather (2**20 bytes)
+    ranks: int  # of its group
+    threads: tuple[int, ...]  # numbers of threads tried, in order
     milliseconds: tuple[float, ...]
-    printed_next: int
+    printed_next: int  # the paper's next number of threads
 
     def __post_init__(self) -> None:
         at_least("threads", len(self.threads), len(self.milliseconds))
@@ -131,26 +123,17 @@ AFNFA, OPTIMUM = "AFNFA", "optimum"
 
 @dataclasses.dataclass(frozen=True)
 class TunersConfig(StudyConfig):
-    """The comparison.
+    """The comparison."""
 
-    Attributes:
-        machines: landscapes, each with tasks of its own.
-        tasks: per machine.
-        spread: standard deviation of the logarithms of a task's constants about the machine's.
-        interference: share of the protocol's peak that computation leaves, by level.
-        share: of the space that AFNFA samples.
-        printed: the paper's mean speedup over NCCL, by tuner and level.
-        noise: relative standard deviation of a measurement.
-        seed: of everything random.
-    """
-
-    machines: Count
-    tasks: Count
-    spread: float
+    machines: Count  # landscapes, each with tasks of its own
+    tasks: Count  # per machine
+    spread: float  # standard deviation of the logarithms of a task's constants about the machine's
+    # Share of the protocol's peak that computation leaves, by level
     interference: Mapping[str, Positive]
-    share: float
+    share: float  # of the space that AFNFA samples
+    # The paper's mean speedup over NCCL, by tuner and level
     printed: Mapping[str, Mapping[str, float]]
-    noise: float
+    noise: float  # relative standard deviation of a measurement
     seed: int
 
 

@@ -111,19 +111,12 @@ def run(search: Search, landscape: Landscape) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One search of one landscape.
+    """One search of one landscape."""
 
-    Attributes:
-        gap: share of the best bandwidth that is lost.
-        gain: reached bandwidth over that of the default.
-        measurements: how many.
-        cpu_seconds: of the search itself.
-    """
-
-    gap: float
-    gain: float
+    gap: float  # share of the best bandwidth that is lost
+    gain: float  # reached bandwidth over that of the default
     measurements: int
-    cpu_seconds: float
+    cpu_seconds: float  # of the search itself
 
 
 def outcome(name: str, family: str, space: Space, seed: int) -> Outcome:

@@ -47,17 +47,11 @@ from jaxcoll.topologies.generative import (
 
 @dataclasses.dataclass(frozen=True)
 class LineGraphs(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        bases: in the notation of Table A.3.
-        largest: most ranks.
-        most_built: ranks up to which schedules are built and verified; others are predicted.
-    """
-
-    bases: Filled[tuple[str, ...]]
-    largest: int
-    most_built: Natural
+    bases: Filled[tuple[str, ...]]  # in the notation of Table A.3
+    largest: int  # most ranks
+    most_built: Natural  # ranks up to which schedules are built and verified; others are predicted
 
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
@@ -115,21 +109,13 @@ _FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Best(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        degree: links out of every rank.
-        machine: constants of the cost model.
-        nbytes: sizes of a rank's buffer.
-        largest: most ranks.
-        sizes: numbers of ranks that have a row of their own.
-    """
-
-    degree: int
-    machine: Machine
-    nbytes: tuple[int, ...]
-    largest: int
-    sizes: tuple[int, ...]
+    degree: int  # links out of every rank
+    machine: Machine  # constants of the cost model
+    nbytes: tuple[int, ...]  # sizes of a rank's buffer
+    largest: int  # most ranks
+    sizes: tuple[int, ...]  # numbers of ranks that have a row of their own
 
     def __post_init__(self) -> None:
         at_least("largest", self.largest, self.degree + 2)
@@ -224,35 +210,23 @@ REDUCE, EXCHANGE = "all_reduce", "all_to_all"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ratio(PaperValue):
-    """How many times as long one takes as another, as the paper prints it.
+    """How many times as long one takes as another, as the paper prints it."""
 
-    Attributes:
-        collective: all_reduce or all_to_all.
-        of, to: the slower and the faster; the mean over numbers of ranks is taken.
-        least: fewest ranks.
-    """
-
-    collective: Annotated[str, among((REDUCE, EXCHANGE))]
+    collective: Annotated[str, among((REDUCE, EXCHANGE))]  # all_reduce or all_to_all
+    # of, to: the slower and the faster; the mean over numbers of ranks is taken
     of: str
     to: str
-    least: int
+    least: int  # fewest ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants of the cost model.
-        nbytes: of a rank's buffer, in both collectives.
-        ranks: rising; squares among them have a torus.
-        claims: ratios that the paper prints.
-    """
-
-    machine: Machine
-    nbytes: int
-    ranks: tuple[int, ...]
-    claims: tuple[Ratio, ...]
+    machine: Machine  # constants of the cost model
+    nbytes: int  # of a rank's buffer, in both collectives
+    ranks: tuple[int, ...]  # rising; squares among them have a torus
+    claims: tuple[Ratio, ...]  # ratios that the paper prints
 
     def __post_init__(self) -> None:
         if not self.ranks or sorted(set(self.ranks)) != list(self.ranks):

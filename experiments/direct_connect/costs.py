@@ -57,17 +57,11 @@ FAMILIES = ("hypercube", "torus")
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network of the figure.
+    """A network of the figure."""
 
-    Attributes:
-        family: "hypercube" or "torus", of two equal sides.
-        ranks: a power of two, or a square.
-        chunks: per shard: up to how many each search is tried with, by name; not tried where
-            absent.
-    """
-
-    family: Annotated[str, among(FAMILIES)]
-    ranks: int
+    family: Annotated[str, among(FAMILIES)]  # "hypercube" or "torus", of two equal sides
+    ranks: int  # a power of two, or a square
+    # Per shard: up to how many each search is tried with, by name; not tried where absent
     chunks: Mapping[str, int]
 
     def __post_init__(self) -> None:
@@ -88,18 +82,13 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class BySynthesizer(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        networks: in order of their ranks.
-        largest: most ranks that a BFB schedule is synthesized and verified for; the cost of larger
-            ones is computed without.
-        seconds: time limit of a search; one that it stops is an error.
-    """
-
-    networks: Filled[tuple[Network, ...]]
+    networks: Filled[tuple[Network, ...]]  # in order of their ranks
+    # Most ranks that a BFB schedule is synthesized and verified for; the cost of larger ones is
+    # computed without
     largest: int
-    seconds: Positive
+    seconds: Positive  # time limit of a search; one that it stops is an error
 
 
 def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
@@ -189,19 +178,12 @@ def _draw_synthesizers(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Kautz(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        degrees: of those that are packaged with the finder.
-        largest: most ranks.
-        check_every: one of so many packaged costs is recomputed.
-        claim: the largest T_B / T_B* of all degrees and sizes that the paper prints.
-    """
-
-    degrees: Filled[tuple[int, ...]]
-    largest: int
-    check_every: Count
-    claim: PaperValue
+    degrees: Filled[tuple[int, ...]]  # of those that are packaged with the finder
+    largest: int  # most ranks
+    check_every: Count  # one of so many packaged costs is recomputed
+    claim: PaperValue  # the largest T_B / T_B* of all degrees and sizes that the paper prints
 
     def __post_init__(self) -> None:
         at_least("largest", self.largest, max(self.degrees) + 1)
@@ -290,15 +272,10 @@ PARTS = ("compute alone", "compute and all_reduce", "exposed all_reduce")
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Models that are trained on a topology.
+    """Models that are trained on a topology."""
 
-    Attributes:
-        topology: ours, of Table 3.5.
-        samples: of a rank, by model; models are names in ``configs/workload``.
-    """
-
-    topology: str
-    samples: Mapping[str, int]
+    topology: str  # ours, of Table 3.5
+    samples: Mapping[str, int]  # of a rank, by model; models are names in ``configs/workload``
 
     def __post_init__(self) -> None:
         if not self.samples:
@@ -310,38 +287,24 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent ours takes less time, on average over a panel's models.
-
-    Attributes:
-        panel: its name.
-        what: "all_reduces", one of every layer's gradient, or "iteration".
-        than: the other network.
-    """
+    """By how many percent ours takes less time, on average over a panel's models."""
 
     panel: str
+    # "all_reduces", one of every layer's gradient, or "iteration"
     what: Annotated[str, among((REDUCTIONS, ITERATIONS))]
-    than: Annotated[str, among((RING, TREES))]
+    than: Annotated[str, among((RING, TREES))]  # the other network
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        accelerator: a name in ``configs/accelerator``.
-        value_bytes: of a gradient.
-        bucket_bytes: capacity of a bucket of gradients.
-        panels: by name.
-        claims: percentages that the paper prints.
-    """
-
-    machine: Machine
-    accelerator: str
-    value_bytes: Count
-    bucket_bytes: Count
-    panels: Mapping[str, Panel]
-    claims: tuple[Lower, ...]
+    machine: Machine  # constants, as fitted by the paper
+    accelerator: str  # a name in ``configs/accelerator``
+    value_bytes: Count  # of a gradient
+    bucket_bytes: Count  # capacity of a bucket of gradients
+    panels: Mapping[str, Panel]  # by name
+    claims: tuple[Lower, ...]  # percentages that the paper prints
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -349,15 +312,10 @@ class Config(StudyConfig):
 
 
 class Run(NamedTuple):
-    """A model on a network.
+    """A model on a network."""
 
-    Attributes:
-        reductions: seconds of an all_reduce of every layer's gradient by itself.
-        iteration: with the gradients in buckets.
-    """
-
-    reductions: Fraction
-    iteration: Iteration
+    reductions: Fraction  # seconds of an all_reduce of every layer's gradient by itself
+    iteration: Iteration  # with the gradients in buckets
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -63,33 +63,22 @@ Operation = Compute | Gradient | Exchange
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:
-    """Seconds of both collectives, exact.
+    """Seconds of both collectives, exact."""
 
-    Attributes:
-        all_reduce: by bytes of a rank's buffer.
-        all_to_all: by bytes that a rank sends, its own part included.
-    """
-
-    all_reduce: Callable[[int], Fraction]
-    all_to_all: Callable[[int], Fraction]
+    all_reduce: Callable[[int], Fraction]  # by bytes of a rank's buffer
+    all_to_all: Callable[[int], Fraction]  # by bytes that a rank sends, its own part included
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """The seconds of an iteration, exact.
+    """The seconds of an iteration, exact."""
 
-    Attributes:
-        compute: compute is busy.
-        all_reduce: compute waits for an all_reduce: for the last ones at the end, and for those
-            that an all-to-all has to wait for.
-        all_to_all: compute waits for a running all-to-all.
-        hidden: all_reduces run beside compute.
-    """
-
-    compute: Fraction
+    compute: Fraction  # compute is busy
+    # Compute waits for an all_reduce: for the last ones at the end, and for those that an
+    # all-to-all has to wait for
     all_reduce: Fraction
-    all_to_all: Fraction
-    hidden: Fraction
+    all_to_all: Fraction  # compute waits for a running all-to-all
+    hidden: Fraction  # all_reduces run beside compute
 
     @property
     def total(self) -> Fraction:
@@ -197,15 +186,10 @@ _MICRO = Fraction(1, 10**6)
 
 
 class Network(NamedTuple):
-    """A topology of degree 4.
+    """A topology of degree 4."""
 
-    Attributes:
-        topology: its construction, or what stands in its place.
-        times: of both collectives on it.
-    """
-
-    topology: str
-    times: CollectiveTimes
+    topology: str  # its construction, or what stands in its place
+    times: CollectiveTimes  # of both collectives on it
 
 
 def found_networks(n: int, machine: Machine) -> list[FoundNetwork]:
@@ -221,15 +205,10 @@ def _kept(n: int) -> list[FoundTopology]:
 
 @dataclasses.dataclass(frozen=True)
 class FoundNetwork:
-    """A topology of the finder.
+    """A topology of the finder."""
 
-    Attributes:
-        point: its construction and cost.
-        machine: constants of the cost model.
-    """
-
-    point: FoundTopology
-    machine: Machine
+    point: FoundTopology  # its construction and cost
+    machine: Machine  # constants of the cost model
 
     def hoped(self) -> Network:
         """With the all-to-all rate that its distances allow, at once."""

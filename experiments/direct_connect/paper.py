@@ -35,15 +35,10 @@ from jaxcoll.verifier import verify
 
 @dataclasses.dataclass(frozen=True)
 class Printed:
-    """A row of a printed table.
+    """A row of a printed table."""
 
-    Attributes:
-        topology: its first column, in the notation of Tables 3.3 and A.3.
-        printed: numbers above 0, by column.
-    """
-
-    topology: str
-    printed: Mapping[str, float]
+    topology: str  # its first column, in the notation of Tables 3.3 and A.3
+    printed: Mapping[str, float]  # numbers above 0, by column
 
     def __post_init__(self) -> None:
         for column, value in self.printed.items():
@@ -116,17 +111,11 @@ MIB = 2**20  # 1 MB of the paper
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Constants of the cost model.
+    """Constants of the cost model."""
 
-    Attributes:
-        alpha_us: microseconds a step.
-        constant_us: microseconds a collective.
-        bandwidth_gbit: B, Gbit/s of all links of a rank together.
-    """
-
-    alpha_us: NotNegative
-    constant_us: NotNegative
-    bandwidth_gbit: Positive
+    alpha_us: NotNegative  # microseconds a step
+    constant_us: NotNegative  # microseconds a collective
+    bandwidth_gbit: Positive  # B, Gbit/s of all links of a rank together
 
     def buffer_us(self, nbytes: float) -> float:
         """M/B in microseconds."""
@@ -275,15 +264,11 @@ def _unreadable(whole: str, rest: str) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """Size, degree and cost of the all_gather of a topology, by theorems from its bases'.
-
-    Attributes:
-        cost: exact; an upper bound of T_B for line graphs (Theorem 7).
-    """
+    """Size, degree and cost of the all_gather of a topology, by theorems from its bases'."""
 
     size: int
     degree: int
-    cost: Cost
+    cost: Cost  # exact; an upper bound of T_B for line graphs (Theorem 7)
 
 
 def predicted(construction: Construction) -> Predicted:

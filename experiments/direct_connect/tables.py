@@ -47,11 +47,7 @@ from jaxcoll.verifier import verify
 
 @dataclasses.dataclass(frozen=True)
 class Table35(StudyConfig):
-    """The table.
-
-    Attributes:
-        points: its rows.
-    """
+    """The table."""
 
     points: tuple[Printed, ...]
 
@@ -82,18 +78,13 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        family: "hypercube" or "torus", of two equal sides.
-        ranks: a power of two, or a square.
-        bfb: printed seconds of BFB; where "<0.01" is printed, 0.01.
-        sccl, taccl: printed seconds of runs that ended with a schedule.
-    """
-
+    # "hypercube" or "torus", of two equal sides
     family: Annotated[str, among(("hypercube", "torus"))]
-    ranks: int
-    bfb: Positive
+    ranks: int  # a power of two, or a square
+    bfb: Positive  # printed seconds of BFB; where "<0.01" is printed, 0.01
+    # sccl, taccl: printed seconds of runs that ended with a schedule
     sccl: tuple[float, ...]
     taccl: tuple[float, ...]
 
@@ -127,15 +118,10 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Table36(StudyConfig):
-    """The table.
-
-    Attributes:
-        networks: its rows.
-        largest: most ranks that a schedule is synthesized for.
-    """
+    """The table."""
 
     networks: tuple[Network, ...]
-    largest: int
+    largest: int  # most ranks that a schedule is synthesized for
 
     def __post_init__(self) -> None:
         if not any(network.ranks <= self.largest for network in self.networks):
@@ -217,13 +203,9 @@ DEGREE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Graph(Printed):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        ranks: its vertices, by which it is known.
-    """
-
-    ranks: int
+    ranks: int  # its vertices, by which it is known
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,11 +215,7 @@ class Graph(Printed):
 
 @dataclasses.dataclass(frozen=True)
 class TableA2(StudyConfig):
-    """The table.
-
-    Attributes:
-        graphs: its rows.
-    """
+    """The table."""
 
     graphs: tuple[Graph, ...]
 
@@ -278,19 +256,13 @@ PROPERTIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A member of a family.
+    """A member of a family."""
 
-    Attributes:
-        family: as the table calls it.
-        topology: in the table's notation.
-        steps: T_L as the table gives it for the member; 0 where it gives none.
-        printed: the table's statements on the member, by property; properties that it states for
-            some members only are left out for others.
-    """
-
-    family: str
-    topology: str
-    steps: int
+    family: str  # as the table calls it
+    topology: str  # in the table's notation
+    steps: int  # T_L as the table gives it for the member; 0 where it gives none
+    # The table's statements on the member, by property; properties that it states for some members
+    # only are left out for others
     printed: Mapping[str, bool]
 
     def __post_init__(self) -> None:
@@ -301,13 +273,9 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class TableA3(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        members: one or more of each family.
-    """
-
-    members: tuple[Member, ...]
+    members: tuple[Member, ...]  # one or more of each family
 
 
 def table_a_3(config: TableA3) -> list[dict[str, Any]]:
@@ -354,37 +322,24 @@ BOUND = "bound"  # in the place of a topology
 
 @dataclasses.dataclass(frozen=True)
 class Point(Printed):
-    """A row of the table: a topology, or "bound".
+    """A row of the table: a topology, or "bound"."""
 
-    Attributes:
-        ranks: of the topology.
-    """
-
-    ranks: int
+    ranks: int  # of the topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Frontiers(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        degree: links out of every rank.
-        points: its rows.
-        alpha_us: microseconds a step.
-        buffer_us: M/B in microseconds.
-        most_rates: ranks up to which all-to-all rates are bounded on any topology; on one known to
-            be vertex-transitive they are at any size.
-        tolerance: relative gap of their bounds.
-        times: whether times of all_reduce and all_to_all are shown.
-    """
-
-    degree: Count
+    degree: Count  # links out of every rank
     points: Filled[tuple[Point, ...]]
-    alpha_us: NotNegative
-    buffer_us: Positive
+    alpha_us: NotNegative  # microseconds a step
+    buffer_us: Positive  # M/B in microseconds
+    # Ranks up to which all-to-all rates are bounded on any topology; on one known to be
+    # vertex-transitive they are at any size
     most_rates: int
-    tolerance: Positive
-    times: bool
+    tolerance: Positive  # relative gap of their bounds
+    times: bool  # whether times of all_reduce and all_to_all are shown
 
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:

@@ -38,35 +38,23 @@ PHASES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent the paper measures one to be faster than another.
+    """By how many percent the paper measures one to be faster than another."""
 
-    Attributes:
-        algorithm, than: which.
-        nbytes: size of the buffer.
-        ranks: numbers of ranks, of which the mean is taken.
-    """
-
+    # algorithm, than: which
     algorithm: Annotated[str, among(ALGORITHMS)]
     than: Annotated[str, among(ALGORITHMS)]
-    nbytes: int
-    ranks: tuple[int, ...]
+    nbytes: int  # size of the buffer
+    ranks: tuple[int, ...]  # numbers of ranks, of which the mean is taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Testbed(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        topologies: ours, of Table 3.5, by number of ranks.
-        nbytes: sizes of a rank's buffer.
-        claims: percentages that the paper prints, of all_reduce.
-    """
-
-    machine: Machine
-    topologies: Mapping[str, str]
-    nbytes: tuple[Count, ...]
-    claims: tuple[Lower, ...]
+    machine: Machine  # constants, as fitted by the paper
+    topologies: Mapping[str, str]  # ours, of Table 3.5, by number of ranks
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer
+    claims: tuple[Lower, ...]  # percentages that the paper prints, of all_reduce
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -134,28 +122,18 @@ HALVING, BFB, TWISTED = "halving and doubling", "BFB", "BFB, twisted"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerHalving(PaperValue):
-    """By how many percent BFB on the twisted hypercube is measured to be faster.
+    """By how many percent BFB on the twisted hypercube is measured to be faster."""
 
-    Attributes:
-        nbytes: size of the buffer.
-    """
-
-    nbytes: int
+    nbytes: int  # size of the buffer
 
 
 @dataclasses.dataclass(frozen=True)
 class Halving(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        nbytes: sizes of a rank's buffer, rising.
-        claims: percentages that the paper prints.
-    """
-
-    machine: Machine
-    nbytes: tuple[Count, ...]
-    claims: tuple[LowerHalving, ...]
+    machine: Machine  # constants, as fitted by the paper
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer, rising
+    claims: tuple[LowerHalving, ...]  # percentages that the paper prints
 
     def __post_init__(self) -> None:
         if any(claim.nbytes not in self.nbytes for claim in self.claims):
@@ -211,36 +189,25 @@ def halving_cost() -> Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lead(PaperValue):
-    """The mean algbw of BFB over that of the traditional schedule, as the paper measures it.
+    """The mean algbw of BFB over that of the traditional schedule, as the paper measures it."""
 
-    Attributes:
-        torus: its sides, as "3x3x2"; "all" for the mean of all.
-        least, most: bytes of the sizes that are averaged.
-    """
-
-    torus: str
+    torus: str  # its sides, as "3x3x2"; "all" for the mean of all
+    # least, most: bytes of the sizes that are averaged
     least: int
     most: int
 
 
 @dataclasses.dataclass(frozen=True)
 class TorusHosts(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        tori: sides, as "3x3x2".
-        nbytes: sizes of a rank's buffer, rising.
-        alpha_us: microseconds a step; the paper gives none.
-        link_gbit, host_gbit: Gbit/s of a link, and of all links of a host together.
-        claims: ratios that the paper prints.
-    """
-
-    tori: tuple[str, ...]
-    nbytes: tuple[Count, ...]
-    alpha_us: NotNegative
+    tori: tuple[str, ...]  # sides, as "3x3x2"
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer, rising
+    alpha_us: NotNegative  # microseconds a step; the paper gives none
+    # link_gbit, host_gbit: Gbit/s of a link, and of all links of a host together
     link_gbit: Positive
     host_gbit: Positive
-    claims: tuple[Lead, ...]
+    claims: tuple[Lead, ...]  # ratios that the paper prints
 
     def __post_init__(self) -> None:
         for name in self.tori:
@@ -336,24 +303,16 @@ def traditional_us(config: TorusHosts, name: str, nbytes: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class FitConfig(StudyConfig):
-    """The fit.
+    """The fit."""
 
-    Attributes:
-        machine: constants that the times are made with, as the paper fitted them.
-        topologies: ours, of Table 3.5; rings of as many ranks are measured, too.
-        small, large: bytes at which latency and bandwidth are fitted.
-        noise_percent: standard deviation of the times, normally distributed.
-        repeats: times drawn of each.
-        seed: of the noise.
-    """
-
-    machine: Machine
-    topologies: tuple[str, ...]
+    machine: Machine  # constants that the times are made with, as the paper fitted them
+    topologies: tuple[str, ...]  # ours, of Table 3.5; rings of as many ranks are measured, too
+    # small, large: bytes at which latency and bandwidth are fitted
     small: int
     large: int
-    noise_percent: NotNegative
-    repeats: Count
-    seed: int
+    noise_percent: NotNegative  # standard deviation of the times, normally distributed
+    repeats: Count  # times drawn of each
+    seed: int  # of the noise
 
     def __post_init__(self) -> None:
         if not 0 < self.small < self.large:

@@ -47,18 +47,14 @@ Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperGain(PaperValue):
-    """By how many percent the paper measured ForestColl to be faster.
+    """By how many percent the paper measured ForestColl to be faster."""
 
-    Attributes:
-        cluster, kind: of the panel.
-        over: algorithms; the fastest of them at each size counts.
-        nbytes: at this size; the mean over all where 0.
-    """
-
+    # cluster, kind: of the panel
     cluster: str
     kind: Annotated[str, among(KINDS)]
+    # Algorithms; the fastest of them at each size counts
     over: tuple[Annotated[str, among(NAMES)], ...]
-    nbytes: Natural
+    nbytes: Natural  # at this size; the mean over all where 0
 
     def row(self, curves: Curves) -> dict[str, Any]:
         """Our value beside it; empty where we have no such run."""
@@ -82,27 +78,16 @@ class PaperGain(PaperValue):
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidths(StudyConfig):
-    """The figure.
-
-    Attributes:
-        title: of the table.
-        clusters: by name.
-        kinds: of collectives.
-        algorithms: names in ``NAMES``.
-        pieces: that are tried, smallest first.
-        nbytes: sizes of a rank's buffer, rising.
-        claims: the numbers that the paper prints.
-        seed: of the synthesizers.
-    """
+    """The figure."""
 
     title: str
-    clusters: Mapping[str, ClusterConfig]
+    clusters: Mapping[str, ClusterConfig]  # by name
     kinds: tuple[Annotated[str, among(KINDS)], ...]
     algorithms: tuple[Annotated[str, among(NAMES)], ...]
-    pieces: tuple[int, ...]
-    nbytes: tuple[int, ...]
-    claims: tuple[PaperGain, ...]
-    seed: Natural
+    pieces: tuple[int, ...]  # that are tried, smallest first
+    nbytes: tuple[int, ...]  # sizes of a rank's buffer, rising
+    claims: tuple[PaperGain, ...]  # the numbers that the paper prints
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
@@ -161,17 +146,11 @@ def _optimum(case: Case) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces(StudyConfig):
-    """The curves.
+    """The curves."""
 
-    Attributes:
-        clusters: by name.
-        pieces: into which every tree is cut, rising.
-        nbytes: sizes of a rank's buffer, rising.
-    """
-
-    clusters: Filled[Mapping[str, ClusterConfig]]
-    pieces: tuple[int, ...]
-    nbytes: tuple[int, ...]
+    clusters: Filled[Mapping[str, ClusterConfig]]  # by name
+    pieces: tuple[int, ...]  # into which every tree is cut, rising
+    nbytes: tuple[int, ...]  # sizes of a rank's buffer, rising
 
     def __post_init__(self) -> None:
         for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
@@ -232,25 +211,15 @@ _FOREST_CHUNKS = (16, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Failures(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        tori: sides of each torus, with the chunks per shard of joint trees.
-        hosts: numbers of DGX H100, with the chunks per shard.
-        failures: how many wires fail at the same time.
-        draws: random choices of the wires, for each number.
-        nbytes: of a rank's buffer.
-        seed: of the choices.
-        exact: whether bounds are the truest known.
-    """
-
-    tori: Mapping[str, int]
-    hosts: Mapping[str, int]
-    failures: tuple[Natural, ...]
-    draws: Count
-    nbytes: Count
-    seed: Natural
-    exact: bool
+    tori: Mapping[str, int]  # sides of each torus, with the chunks per shard of joint trees
+    hosts: Mapping[str, int]  # numbers of DGX H100, with the chunks per shard
+    failures: tuple[Natural, ...]  # how many wires fail at the same time
+    draws: Count  # random choices of the wires, for each number
+    nbytes: Count  # of a rank's buffer
+    seed: Natural  # of the choices
+    exact: bool  # whether bounds are the truest known
 
     def __post_init__(self) -> None:
         if not (self.tori or self.hosts) or not self.failures:

@@ -54,15 +54,10 @@ def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Table41(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        trees: trees per rank, rising; the optimum's own number is added.
-        packed: most trees per rank for which trees are packed and counted, too.
-    """
-
-    trees: tuple[int, ...]
-    packed: Natural
+    trees: tuple[int, ...]  # trees per rank, rising; the optimum's own number is added
+    packed: Natural  # most trees per rank for which trees are packed and counted, too
 
     def __post_init__(self) -> None:
         if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
@@ -129,13 +124,9 @@ STAGES: tuple[str, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class TableB2(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        clusters: by name; hosts on rails, as the paper's are.
-    """
-
-    clusters: Filled[Mapping[str, ClusterConfig]]
+    clusters: Filled[Mapping[str, ClusterConfig]]  # by name; hosts on rails, as the paper's are
 
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
@@ -252,17 +243,12 @@ _PAPER_MINUTES_512 = 4
 
 @dataclasses.dataclass(frozen=True)
 class ScalingConfig(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        clusters: smallest of each fabric first.
-        algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
-        seed: of the synthesizers.
-    """
-
-    clusters: Filled[tuple[ClusterConfig, ...]]
+    clusters: Filled[tuple[ClusterConfig, ...]]  # smallest of each fabric first
+    # Names in ``ALGORITHMS``, and the most ranks that each is run on
     algorithms: Filled[Mapping[str, int]]
-    seed: Natural
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         for name, ranks in self.algorithms.items():

@@ -155,15 +155,10 @@ def _is_torus(topology: Topology) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth(StudyConfig):
-    """The figure.
-
-    Attributes:
-        networks: names in ``NETWORKS``.
-        sizes: bytes of a rank's buffer, rising.
-    """
+    """The figure."""
 
     networks: tuple[Annotated[str, among(NETWORKS)], ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes of a rank's buffer, rising
 
     def __post_init__(self) -> None:
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
@@ -293,16 +288,12 @@ BY_BYTES = {"ring": 4 * _HEADS, "ring_2d": 2 * _HEADS}
 
 @dataclasses.dataclass(frozen=True)
 class Scalability(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        rows, columns: sides of each torus, smallest first; rows even.
-        kib_per_rank: KiB of the buffer for every rank of the torus.
-    """
-
+    # rows, columns: sides of each torus, smallest first; rows even
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    kib_per_rank: Count
+    kib_per_rank: Count  # KiB of the buffer for every rank of the torus
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.columns):

@@ -144,21 +144,13 @@ def followed(u: int, head: Head, sides: tuple[int, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """Settings of all three.
+    """Settings of all three."""
 
-    Attributes:
-        payloads: bytes of packets, rising.
-        nbytes: of a message.
-        paper: the paper's percent of overhead, by payload.
-        sides: of square tori whose head flits are laid out, rising.
-        paper_bits: bits of the fields on the smallest network in the paper.
-    """
-
-    payloads: tuple[int, ...]
-    nbytes: Count
-    paper: Mapping[str, float]
-    sides: tuple[int, ...]
-    paper_bits: Mapping[str, int]
+    payloads: tuple[int, ...]  # bytes of packets, rising
+    nbytes: Count  # of a message
+    paper: Mapping[str, float]  # the paper's percent of overhead, by payload
+    sides: tuple[int, ...]  # of square tori whose head flits are laid out, rising
+    paper_bits: Mapping[str, int]  # bits of the fields on the smallest network in the paper
 
     def __post_init__(self) -> None:
         for name in ("payloads", "sides"):
@@ -256,21 +248,13 @@ SHOWN = ("ring", "double_binary_tree", "ring_2d", "multitree", "multitree_msg")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Models on a torus, data parallel.
+    """Models on a torus, data parallel."""
 
-    Attributes:
-        sides: of the torus; the first even.
-        models: names in ``configs/workload``.
-        accelerator: a name in ``configs/accelerator``.
-        batch_per_rank: of every rank.
-        element_bytes: bytes of a gradient.
-    """
-
-    sides: tuple[int, ...]
-    models: tuple[Annotated[str, among(known_models())], ...]
-    accelerator: str
-    batch_per_rank: int
-    element_bytes: int
+    sides: tuple[int, ...]  # of the torus; the first even
+    models: tuple[Annotated[str, among(known_models())], ...]  # names in ``configs/workload``
+    accelerator: str  # a name in ``configs/accelerator``
+    batch_per_rank: int  # of every rank
+    element_bytes: int  # bytes of a gradient
 
     def __post_init__(self) -> None:
         if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
@@ -296,19 +280,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTime(StudyConfig):
-    """The figure.
-
-    Attributes:
-        title: of the table.
-        setting: the workloads that are trained.
-        overlap: which all-reduces run beside compute.
-        claims: the paper's numbers; models by the names in their tables.
-    """
+    """The figure."""
 
     title: str
-    setting: Setting
-    overlap: Overlap
-    claims: tuple[shared.PaperPick, ...]
+    setting: Setting  # the workloads that are trained
+    overlap: Overlap  # which all-reduces run beside compute
+    claims: tuple[shared.PaperPick, ...]  # the paper's numbers; models by the names in their tables
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -333,17 +310,11 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Overlaps(StudyConfig):
-    """The study; the paper has none of it but the two ways of its Fig. 11.
+    """The study; the paper has none of it but the two ways of its Fig. 11."""
 
-    Attributes:
-        setting: the workloads that are trained.
-        algorithm: of the all-reduces, one of those in Fig. 11.
-        overlaps: ways to overlap, by name.
-    """
-
-    setting: Setting
-    algorithm: Annotated[str, among(SHOWN)]
-    overlaps: Mapping[str, Overlap]
+    setting: Setting  # the workloads that are trained
+    algorithm: Annotated[str, among(SHOWN)]  # of the all-reduces, one of those in Fig. 11.
+    overlaps: Mapping[str, Overlap]  # ways to overlap, by name
 
     def __post_init__(self) -> None:
         if not self.overlaps:

@@ -306,18 +306,11 @@ _MOST_NUMBERED = 24
 
 @dataclasses.dataclass(frozen=True)
 class TimeSteps(StudyConfig):
-    """All-gathers with one chunk per rank.
-
-    Attributes:
-        title: the figure of the paper.
-        networks: by name.
-        paper: time spans that the paper says a network takes.
-        seed: of everything random.
-    """
+    """All-gathers with one chunk per rank."""
 
     title: str
-    networks: Mapping[str, NetworkConfig]
-    paper: Mapping[str, int]
+    networks: Mapping[str, NetworkConfig]  # by name
+    paper: Mapping[str, int]  # time spans that the paper says a network takes
     seed: Natural
 
     def __post_init__(self) -> None:

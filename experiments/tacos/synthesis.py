@@ -85,23 +85,16 @@ def growth(rows: Sequence[Mapping]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Synthesis(StudyConfig):
-    """Meshes to synthesize for.
-
-    Attributes:
-        title: the figure of the paper.
-        planar, cubic: sides of 2D and 3D meshes, rising, for TACOS.
-        solve_milp_for: sides of 2D meshes for the integer program.
-        time_limit_s: seconds that it may take.
-        threads: of TACOS.
-        seed: of everything random.
-    """
+    """Meshes to synthesize for."""
 
     title: str
+    # planar, cubic: sides of 2D and 3D meshes, rising, for TACOS
     planar: tuple[int, ...]
     cubic: tuple[int, ...]
+    # Sides of 2D meshes for the integer program
     solve_milp_for: tuple[Annotated[int, least(2)], ...]
-    time_limit_s: Positive
-    threads: Count
+    time_limit_s: Positive  # seconds that it may take
+    threads: Count  # of TACOS
     seed: Natural
 
     def __post_init__(self) -> None:
@@ -223,34 +216,21 @@ OURS = "tacos"
 
 @dataclasses.dataclass(frozen=True)
 class TableV(StudyConfig):
-    """The table's networks and algorithms.
-
-    Attributes:
-        title: the table of the paper.
-        networks: by name.
-        algorithms: by name; one is "tacos".
-        nbytes: bytes of a rank's buffer.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        repeat: how often a synthesis is timed; the median counts.
-        paper: of each network, the paper's time of each algorithm in times of TACOS.
-        paper_ms: of each network, the milliseconds that the paper's syntheses took.
-        paper_mean: the paper's mean time of algorithms, in times of TACOS.
-        paper_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
-        time_synthesis_of: algorithms whose synthesis is timed.
-        seed: of everything random.
-    """
+    """The table's networks and algorithms."""
 
     title: str
-    networks: Mapping[str, NetworkConfig]
-    algorithms: Mapping[str, AlgorithmConfig]
-    nbytes: Count
-    link_model: Annotated[str, among(MODELS)]
-    repeat: Count
+    networks: Mapping[str, NetworkConfig]  # by name
+    algorithms: Mapping[str, AlgorithmConfig]  # by name; one is "tacos"
+    nbytes: Count  # bytes of a rank's buffer
+    link_model: Annotated[str, among(MODELS)]  # "astra" or "tacos" (see ``jaxcoll.simulation``)
+    repeat: Count  # how often a synthesis is timed; the median counts
+    # Of each network, the paper's time of each algorithm in times of TACOS
     paper: Mapping[str, Mapping[str, float]]
+    # Of each network, the milliseconds that the paper's syntheses took
     paper_ms: Mapping[str, Mapping[str, float]]
-    paper_mean: Mapping[str, float]
-    paper_of_ideal: float
-    time_synthesis_of: tuple[str, ...]
+    paper_mean: Mapping[str, float]  # the paper's mean time of algorithms, in times of TACOS
+    paper_of_ideal: float  # the paper's mean of Ideal in percent of TACOS's time
+    time_synthesis_of: tuple[str, ...]  # algorithms whose synthesis is timed
     seed: Natural
 
     def __post_init__(self) -> None:

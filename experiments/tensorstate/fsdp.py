@@ -92,49 +92,30 @@ class ClusterCosts(CollectiveCostModel):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model and its batch.
+    """A model and its batch."""
 
-    Attributes:
-        name: in ``configs/model``.
-        layers: number of layers.
-        length: tokens per sequence.
-        batch_per_rank: sequences per rank.
-    """
-
-    name: str
+    name: str  # in ``configs/model``
     layers: Count
-    length: Count
-    batch_per_rank: Count
+    length: Count  # tokens per sequence
+    batch_per_rank: Count  # sequences per rank
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxesConfig:
-    """A cluster of hosts and its devices.
-
-    Attributes:
-        cluster: the hosts.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
+    """A cluster of hosts and its devices."""
 
     cluster: ClusterConfig
-    hardware: Annotated[str, among(HARDWARE)]
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        hosts: clusters to train on.
-        models: smallest first.
-        strategy: the baseline (see ``tensorstate.problem.baselines``).
-        pieces: numbers of pipeline segments, smallest first.
-    """
-
-    hosts: Filled[tuple[BoxesConfig, ...]]
-    models: Filled[tuple[ModelConfig, ...]]
-    strategy: str
-    pieces: Filled[tuple[int, ...]]
+    hosts: Filled[tuple[BoxesConfig, ...]]  # clusters to train on
+    models: Filled[tuple[ModelConfig, ...]]  # smallest first
+    strategy: str  # the baseline (see ``tensorstate.problem.baselines``)
+    pieces: Filled[tuple[int, ...]]  # numbers of pipeline segments, smallest first
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -196,31 +177,18 @@ BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and stat
 
 @dataclasses.dataclass(frozen=True)
 class Regret(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        network: a torus or mesh, whose sides are the grid of ranks.
-        alpha_us: latency of a link in microseconds.
-        bandwidth_gbps: bandwidth of a link in GB/s.
-        model: in ``configs/model``.
-        widths: the widths of the layers of each model.
-        batch: of the models.
-        axes: names of the mesh axes.
-        candidates: synthesizers, with the chunks per shard of each.
-        hardware: a name in ``tensorstate.HARDWARE``.
-        seed: of the synthesizers.
-    """
-
-    network: TopologyConfig
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
-    model: str
-    widths: Filled[tuple[tuple[int, ...], ...]]
-    batch: int
-    axes: Filled[tuple[str, ...]]
-    candidates: Filled[Mapping[str, int]]
-    hardware: Annotated[str, among(HARDWARE)]
-    seed: Natural
+    network: TopologyConfig  # a torus or mesh, whose sides are the grid of ranks
+    alpha_us: NotNegative  # latency of a link in microseconds
+    bandwidth_gbps: Positive  # bandwidth of a link in GB/s
+    model: str  # in ``configs/model``
+    widths: Filled[tuple[tuple[int, ...], ...]]  # the widths of the layers of each model
+    batch: int  # of the models
+    axes: Filled[tuple[str, ...]]  # names of the mesh axes
+    candidates: Filled[Mapping[str, int]]  # synthesizers, with the chunks per shard of each
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         for name, chunks in self.candidates.items():

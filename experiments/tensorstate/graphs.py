@@ -40,20 +40,15 @@ _FSDP = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """Both figures.
+    """Both figures."""
 
-    Attributes:
-        batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
-        axis: the devices that Fig. 5.1 shards over.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
-
+    # batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
     batch: Count
     length: Count
     inputs: Count
     outputs: Count
-    axis: AxisConfig
-    hardware: str
+    axis: AxisConfig  # the devices that Fig. 5.1 shards over.
+    hardware: str  # a name in ``tensorstate.HARDWARE``
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -199,42 +194,26 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model with the settings of Tables 1 and 8.
+    """A model with the settings of Tables 1 and 8."""
 
-    Attributes:
-        name: in ``configs/model``.
-        layers: number of layers.
-        strategy: the baseline (see ``tensorstate.problem.baselines``).
-        microbatch_size: sequences per microbatch and per device along the data axis ("MBS").
-        global_batch: sequences per step ("GBS").
-        message_mib: MiB of an activation collective along the model axis.
-        paper: the paper's number of collectives of ``message_mib`` per step, by kind.
-        paper_data_mib: the paper's MiB along the data axis, by kind.
-    """
-
-    name: str
+    name: str  # in ``configs/model``
     layers: Count
-    strategy: str
-    microbatch_size: Count
-    global_batch: Count
-    message_mib: Count
+    strategy: str  # the baseline (see ``tensorstate.problem.baselines``)
+    microbatch_size: Count  # sequences per microbatch and per device along the data axis ("MBS")
+    global_batch: Count  # sequences per step ("GBS")
+    message_mib: Count  # MiB of an activation collective along the model axis
+    # The paper's number of collectives of ``message_mib`` per step, by kind
     paper: Mapping[str, int]
-    paper_data_mib: Mapping[str, int]
+    paper_data_mib: Mapping[str, int]  # the paper's MiB along the data axis, by kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Counted(StudyConfig):
-    """The table.
-
-    Attributes:
-        models: its columns.
-        axes: the data axis and the model axis.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
+    """The table."""
 
     models: tuple[ModelConfig, ...]
-    axes: tuple[AxisConfig, ...]
-    hardware: Annotated[str, among(HARDWARE)]
+    axes: tuple[AxisConfig, ...]  # the data axis and the model axis
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
 
     def __post_init__(self) -> None:
         if not self.models or len(self.axes) != 2:

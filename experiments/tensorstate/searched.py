@@ -39,19 +39,12 @@ from tensorstate.solver.formulation import Formulation
 
 @dataclasses.dataclass(frozen=True)
 class AxisConfig:
-    """An axis of a device mesh, with separate links for the axis.
+    """An axis of a device mesh, with separate links for the axis."""
 
-    Attributes:
-        name: of the axis.
-        devices: number of devices along the axis.
-        alpha_us: latency of a collective's step in microseconds.
-        bandwidth_gbps: of a device along the axis, in GB/s.
-    """
-
-    name: str
-    devices: Count
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
+    name: str  # of the axis
+    devices: Count  # number of devices along the axis
+    alpha_us: NotNegative  # latency of a collective's step in microseconds
+    bandwidth_gbps: Positive  # of a device along the axis, in GB/s
 
 
 def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
@@ -80,17 +73,11 @@ def rings(axes: Sequence[AxisConfig]) -> AlphaBetaCosts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model to search.
+    """A model to search."""
 
-    Attributes:
-        name: in ``configs/model``.
-        fields: overrides of its fields.
-        batches: global batches, in sequences per step.
-    """
-
-    name: str
-    fields: Mapping[str, int]
-    batches: tuple[int, ...]
+    name: str  # in ``configs/model``
+    fields: Mapping[str, int]  # overrides of its fields
+    batches: tuple[int, ...]  # global batches, in sequences per step
 
     @property
     def label(self) -> str:
@@ -100,25 +87,17 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Rediscovery(StudyConfig):
-    """The sweep.
-
-    Attributes:
-        models: to search.
-        axes: of the mesh.
-        memory_shares: memory limits, as fractions of the memory of the plan without a limit.
-        families: baselines to compare with (see ``tensorstate.problem.baselines``).
-        hardware: a name in ``tensorstate.HARDWARE``.
-        gap: relative gap at which a search may stop.
-        time_limit: seconds per search.
-    """
+    """The sweep."""
 
     models: Filled[tuple[ModelConfig, ...]]
     axes: tuple[AxisConfig, ...]
+    # Memory limits, as fractions of the memory of the plan without a limit
     memory_shares: tuple[Positive, ...]
+    # Baselines to compare with (see ``tensorstate.problem.baselines``)
     families: Filled[tuple[str, ...]]
-    hardware: Annotated[str, among(HARDWARE)]
-    gap: NotNegative
-    time_limit: Positive
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    gap: NotNegative  # relative gap at which a search may stop
+    time_limit: Positive  # seconds per search
 
     def __post_init__(self) -> None:
         sizes_of(self.axes)
@@ -211,15 +190,10 @@ def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """A mesh, and the depths of the models that are searched on it.
-
-    Attributes:
-        axes: of the mesh.
-        layers: numbers of layers, smallest first.
-    """
+    """A mesh, and the depths of the models that are searched on it."""
 
     axes: tuple[AxisConfig, ...]
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # numbers of layers, smallest first
 
     def __post_init__(self) -> None:
         sizes_of(self.axes)
@@ -234,23 +208,14 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SearchTime(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        model: in ``configs/model``; it must have ``layers``.
-        batch: global batch, in sequences per step.
-        meshes: to search on.
-        hardware: a name in ``tensorstate.HARDWARE``.
-        gap: relative gap at which a search may stop.
-        time_limit: seconds per search.
-    """
-
-    model: str
-    batch: Count
+    model: str  # in ``configs/model``; it must have ``layers``
+    batch: Count  # global batch, in sequences per step
     meshes: Filled[tuple[MeshConfig, ...]]
-    hardware: Annotated[str, among(HARDWARE)]
-    gap: NotNegative
-    time_limit: Positive
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    gap: NotNegative  # relative gap at which a search may stop
+    time_limit: Positive  # seconds per search
 
 
 def search_time(config: SearchTime) -> list[dict[str, Any]]:

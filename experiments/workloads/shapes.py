@@ -74,22 +74,19 @@ class Conv(Shape):
 
     The gradient of the input is a transposed convolution (MultiTree, Sec. VI-C): a convolution of
     the output's gradient, spread out by the stride, with as many windows as the input has pixels.
-
-    Attributes:
-        height, width, channels: of the input.
-        kernel_height, kernel_width: of a filter.
-        stride, padding: the same both ways.
-        filters: channels of the output.
     """
 
+    # height, width, channels: of the input
     height: int
     width: int
     channels: int
+    # kernel_height, kernel_width: of a filter
     kernel_height: int
     kernel_width: int
+    # stride, padding: the same both ways
     stride: int
     padding: int
-    filters: int
+    filters: int  # channels of the output
 
     key: ClassVar[str] = "conv"
     least: ClassVar[dict[str, int]] = {"padding": 0}

@@ -190,27 +190,18 @@ def recorded() -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Limits:
-    """How far a variant goes.
+    """How far a variant goes."""
 
-    Attributes:
-        sends: of a schedule at most.
-        seconds: CPU seconds after which a variant goes no further.
-    """
-
-    sends: int
-    seconds: float
+    sends: int  # of a schedule at most
+    seconds: float  # CPU seconds after which a variant goes no further
 
 
 @dataclasses.dataclass
 class Found:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        best: by size.
-        stopped: by variant, the chunks per shard that were too many for the limits.
-    """
-
-    best: dict[str, Best]
+    best: dict[str, Best]  # by size
+    # By variant, the chunks per shard that were too many for the limits
     stopped: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
