@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -27,10 +27,10 @@ from scipy.optimize import brentq, least_squares
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, among
 from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import CHANNELS, CHUNK_BYTES, THREADS
-from jaxcoll.draw.bandwidth import INK, PALETTE
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}
 
@@ -115,21 +115,14 @@ def rising(model: Bandwidth, channels, threads, chunk_bytes) -> np.ndarray:
 
 
 def _optima_figure(config: OptimaConfig, model: Bandwidth) -> Figure:
-    panels = list(dict.fromkeys(curve.panel for curve in config.curves))
-    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        curves: Sequence[CurveConfig] = [c for c in config.curves if c.panel == panel]
-        for colour, curve in zip(PALETTE, curves, strict=False):
-            x, y = RESOURCES[curve.varied], along(model, curve) / 1e9
-            label = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
-            axes.plot(x, y, color=colour, label=label)
-            axes.plot(x[y.argmax()], y.max(), "o", color=colour)
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel(curves[0].varied, color=INK)
-        axes.set_ylabel("bandwidth (no unit: see the notes)", color=INK)
-        axes.set_title(f"Fig. {panel}", fontsize=9)
-        axes.legend(frameon=False, fontsize=6)
-    return figure
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for curve in config.curves:
+        lines = curves.setdefault(f"Fig. {curve.panel}: {curve.varied}", {})
+        label = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
+        values, speeds = RESOURCES[curve.varied].tolist(), along(model, curve) / 1e9
+        lines[label] = dict(zip(values, speeds.tolist(), strict=True))
+    label = "bandwidth (no unit: see the notes)"
+    return panels(curves, label_x="", label_y=label, in_bytes=False)
 
 
 # Where the constants of a subspace are expected, by which the fit is unique: start-up times in s,
@@ -364,13 +357,9 @@ def _percent(ours: float, printed: float | None) -> float | None:
 
 
 def _figure(config: Config, models: Mapping[str, Bandwidth]) -> Figure:
-    figure = Figure(figsize=(1.5 + 0.8 * len(config.points), 3.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, point) in enumerate(config.points.items()):
-        axes.bar(i, point.on(models) / 1e9, color=PALETTE[0], label=None if i else "model")
-        if point.gbps is not None:
-            axes.plot(i, point.gbps, "o", color=PALETTE[1])
-        axes.annotate(name, (i, 0), (0, 4), textcoords="offset points", ha="center", color=INK)
-    axes.set_xticks([])
-    axes.set_ylabel("GB/s (dots: printed)", color=INK)
-    return figure
+    bars = {
+        name: {"model": point.on(models) / 1e9}
+        | ({} if point.gbps is None else {"printed": point.gbps})
+        for name, point in config.points.items()
+    }
+    return grouped_bars({"": bars}, label="GB/s")

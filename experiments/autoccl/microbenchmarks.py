@@ -39,9 +39,9 @@ from experiments.autoccl.trials import (
     product_alone,
 )
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars
 from experiments.limits import Count, Positive, least
 from experiments.study import ConfigError, Row, Rows, tell
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
 from jaxcoll.tune.in_use import this_machine
@@ -173,21 +173,13 @@ def _ratio(times: Times, of: int, to: int) -> float:
 
 def _extremes_figure(rows: Sequence[Row]) -> Figure:
     """Fig. 1: bandwidths of default, best and worst, a group of bars per task and network."""
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    extremes = [row for row in rows if "GB/s" in row]
-    names = list(
-        dict.fromkeys(f"{r['network']}\n{r['collective']}\n{r['MiB']} MiB" for r in extremes)
-    )
-    for i, what in enumerate((_DEFAULT, _BEST, _WORST)):
-        heights = [float(row["GB/s"] or 0) for row in extremes if row["what"] == what]
-        places = [x + 0.25 * i for x in range(len(heights))]
-        axes.bar(places, heights, 0.25, color=PALETTE[i], label=what)
-    axes.set_xticks([x + 0.25 for x in range(len(names))], names, fontsize=5)
-    axes.set_yscale("log")
-    axes.set_ylabel("GB/s", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    bars: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if "GB/s" in row:
+            groups = bars.setdefault(str(row["network"]), {})
+            group = groups.setdefault(f"{row['collective']}\n{row['MiB']} MiB", {})
+            group[str(row["what"])] = float(row["GB/s"] or 0)
+    return grouped_bars(bars, label="GB/s", log=True)
 
 
 _ALL = "all sizes"
@@ -266,7 +258,7 @@ def run(config: Config) -> list[Row]:
         chosen: dict[str, Configuration] = dict(zip(_TUNERS, found, strict=True))
         rows += _compared(config, level, setting, trial, chosen)
     rows += _means(rows, config)
-    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
+    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows))
 
 
 def _compared(
@@ -333,22 +325,12 @@ def _printed(config: Config, collective: str, level: str, tuner: str) -> float |
     return next(found, None)
 
 
-def _figure(rows: Sequence[Row], config: Config) -> Figure:
+def _figure(rows: Sequence[Row]) -> Figure:
     """Speedups over the default: a panel per collective, a group of bars per setting."""
-    single = [row for row in rows if row["MiB"] != _ALL]
-    figure = Figure(figsize=(3.2 * len(config.collectives), 3), layout="constrained")
-    panels = figure.subplots(1, len(config.collectives), squeeze=False)[0]
-    for axes, collective in zip(panels, config.collectives, strict=True):
-        mine = [row for row in single if row["collective"] == collective]
-        names = list(dict.fromkeys((row["MiB"], row["computation"]) for row in mine))
-        for i, tuner in enumerate(_TUNERS):
-            heights = [float(r["over the default"] or 0) for r in mine if r["tuner"] == tuner]
-            places = [x + 0.2 * i for x in range(len(heights))]
-            axes.bar(places, heights, 0.2, color=PALETTE[i], label=tuner)
-        axes.axhline(1, color=INK, linewidth=0.5)
-        axes.set_xticks([x + 0.3 for x in range(len(names))], [f"{s}\n{c}" for s, c in names])
-        axes.set_title(collective, fontsize=8)
-        axes.tick_params(labelsize=6)
-    panels[0].set_ylabel("over the default", color=INK)
-    panels[-1].legend(frameon=False, fontsize=6)
-    return figure
+    bars: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row["MiB"] != _ALL:
+            groups = bars.setdefault(str(row["collective"]), {})
+            group = groups.setdefault(f"{row['MiB']}\n{row['computation']}", {})
+            group[str(row["tuner"])] = float(row["over the default"] or 0)
+    return grouped_bars(bars, label="over the default", level=1)

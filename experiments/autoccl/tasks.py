@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl import MEASURED, MODELLED
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, at_least
 from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import TABLE_2
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
@@ -195,17 +195,14 @@ def ddp_buckets(sizes: Sequence[int], first: int, cap: int) -> list[int]:
 
 
 def _tasks_figure(rows: Sequence[Row]) -> Figure:
-    """Bytes per step of every task, on a logarithmic axis."""
-    figure = Figure(figsize=(7.5, 1 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    totals = [float(row["MiB"] or 0) * int(row["a step"] or 0) / 1024 for row in rows]
-    axes.barh(range(len(rows)), totals, color=PALETTE[0])
-    labels = [f"{row['model']}: {row['collective']}, {row['MiB']:.4g} MiB" for row in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.set_xscale("log")
-    axes.invert_yaxis()
-    axes.set_xlabel("GiB per step", color=INK)
-    return figure
+    """Bytes per step of every task."""
+    bars = {
+        f"{row['model']}: {row['collective']}, {row['MiB']:.4g} MiB": {
+            "": float(row["MiB"] or 0) * int(row["a step"] or 0) / 1024
+        }
+        for row in rows
+    }
+    return grouped_bars({"": bars}, label="GiB per step", log=True)
 
 
 _MB = 2**20
@@ -273,15 +270,15 @@ def different(space: Space, shard_bytes: int) -> int:
 
 
 def _spaces_figure(rows: Sequence[Row], groups: Sequence[int]) -> Figure:
-    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
-    axes = figure.subplots()
-    for i, ranks in enumerate(groups):
-        at = [row for row in rows if row.get("ranks") == ranks]
-        x, y = ([row[column] for row in at] for column in ("MB", "ours"))
-        axes.plot(x, y, color=PALETTE[i], marker=MARKERS[i], label=f"{ranks} ranks")  # type: ignore[arg-type]
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("message (MB)", color=INK)
-    axes.set_ylabel("configurations", color=INK)
-    axes.legend(frameon=False)
-    return figure
+    lines = {
+        f"{ranks} ranks": {row["MB"]: row["ours"] for row in rows if row.get("ranks") == ranks}
+        for ranks in groups
+    }
+    return panels(
+        {"": lines},  # type: ignore[arg-type]
+        label_x="message (MB)",
+        label_y="configurations",
+        columns=1,
+        in_bytes=False,
+        log_y=True,
+    )

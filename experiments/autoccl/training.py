@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -26,13 +26,13 @@ import jaxcoll as jc
 from experiments.autoccl import LABELS, MEASURED, MODELLED, NEEDS_NCCL
 from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, among, at_least
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
 from experiments.study import CheckError, Row, Rows
 from experiments.timing import compare
 from jaxcoll.configurations import THREADS
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Space, Task, online, tasks_of
@@ -228,16 +228,12 @@ def _afnfa(tasks: Iterable[Task], mesh: Mesh, config: Config) -> Configuration:
 
 def _figure(convergence: Mapping[str, list[float]]) -> Figure:
     """Fig. 12: the time of every step, over its median at the end."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, seconds) in enumerate(convergence.items()):
-        last = float(np.median(seconds[-5:]))
-        axes.plot(np.array(seconds) / last, color=PALETTE[i], linewidth=0.8, label=name)
-    axes.set_yscale("log")
-    axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("time of a step over the last ones'", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    lines = {
+        name: dict(enumerate((np.array(seconds) / np.median(seconds[-5:])).tolist()))
+        for name, seconds in convergence.items()
+    }
+    label = "time of a step over the last ones'"
+    return panels({"": lines}, label_x="step", label_y=label, columns=1, log_x=False, log_y=True)
 
 
 _ALONE = "communication only"
@@ -410,15 +406,5 @@ def _row(
 
 def _claims_figure(config: ClaimsConfig) -> Figure:
     """Table 6, as bars."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    levels: Sequence[str] = list(config.table_6)
-    for i, who in enumerate(("nccl", "tuned")):
-        heights = [getattr(config.table_6[level], who) for level in levels]
-        axes.bar(
-            [x + 0.4 * i for x in range(len(levels))], heights, 0.4, color=PALETTE[i], label=who
-        )
-    axes.set_xticks([x + 0.2 for x in range(len(levels))], levels)
-    axes.set_ylabel("GB/s, printed (Table 6)", color=INK)
-    axes.legend(frameon=False)
-    return figure
+    bars = {level: {"nccl": at.nccl, "tuned": at.tuned} for level, at in config.table_6.items()}
+    return grouped_bars({"": bars}, label="GB/s, printed (Table 6)")

@@ -24,11 +24,11 @@ from experiments.autoccl.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.released import Released
 from experiments.autoccl.searches import global_configuration
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, at_least
 from experiments.study import Row, Rows, tell
 from jaxcoll.configurations import THREADS, Task, nccl_config
 from jaxcoll.configurations.base import Search
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
 from jaxcoll.tune.table import Table
@@ -108,13 +108,8 @@ def _state(step: str, task: Task, leader: Table, worker: Table) -> Row:
 
 
 def _workflow_figure(config: WorkflowConfig) -> Figure:
-    figure = Figure(figsize=(4, 3), layout="constrained")
-    axes = figure.subplots()
-    times: Sequence[float] = config.milliseconds
-    axes.plot(config.threads[: len(times)], times, "o-", color=PALETTE[0])
-    axes.set_xlabel("NT", color=INK)
-    axes.set_ylabel("ms", color=INK)
-    return figure
+    times = dict(zip(config.threads, config.milliseconds, strict=False))
+    return panels({"": {"": times}}, label_x="NT", label_y="ms", columns=1, in_bytes=False)
 
 
 _SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
@@ -237,16 +232,8 @@ def _median(counts: Sequence[int] | None) -> float | None:
 
 
 def _tuners_figure(rows: Sequence[Row]) -> Figure:
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    levels = list(dict.fromkeys(str(row["computation"]) for row in rows))
-    tuners = list(dict.fromkeys(str(row["tuner"]) for row in rows))
-    for i, tuner in enumerate(tuners):
-        heights = [row["over the default"] for row in rows if row["tuner"] == tuner]
-        places = [x + 0.2 * i for x in range(len(levels))]
-        axes.bar(places, heights, 0.2, color=PALETTE[i], label=tuner)  # type: ignore[arg-type]
-    axes.axhline(1, color=INK, linewidth=0.5)
-    axes.set_xticks([x + 0.3 for x in range(len(levels))], levels)
-    axes.set_ylabel("bandwidth over the default's", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    bars: dict[str, dict[str, float]] = {}
+    for row in rows:
+        ratio = float(row["over the default"] or 0)
+        bars.setdefault(str(row["computation"]), {})[str(row["tuner"])] = ratio
+    return grouped_bars({"": bars}, label="bandwidth over the default's", level=1)

@@ -23,17 +23,16 @@ from experiments.direct_connect.paper import (
     built_cost,
     double_tree_us,
     parse,
-    plain_axes,
     predicted,
     rate_bound,
     shifted_ring,
     traditional_torus,
 )
+from experiments.figures import panels
 from experiments.limits import Filled, Natural, among, at_least
-from experiments.study import CheckError, ConfigError, Rows, panels, tell
+from experiments.study import CheckError, ConfigError, Rows, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import Construction, Found, FoundTopology, frontiers
 from jaxcoll.topologies.generative import (
@@ -189,17 +188,15 @@ def fastest(found: Found, machine: Machine, nbytes: int) -> tuple[FoundTopology,
 
 def draw(points: Mapping[str, Mapping[int, tuple[float, float | None, float]]]) -> Figure:
     """Times over ranks: best, best both ways, bound; a panel for each size of buffer."""
-    figure = Figure(figsize=(4.4 * len(points), 3.6), layout="constrained")
-    for axes, (name, curve) in zip(
-        figure.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True
-    ):
-        n = list(curve)
-        axes.plot(n, [c[1] for c in curve.values()], ".", color=PALETTE[1], markersize=2)
-        axes.plot(n, [c[0] for c in curve.values()], ".", color=PALETTE[0], markersize=2)
-        axes.plot(n, [c[2] for c in curve.values()], color=INK, linewidth=1)
-        axes.set_title(f"{name}: best, best both ways, bound", fontsize=10, color=INK)
-        plain_axes(axes, "ranks", "microseconds of all_reduce")
-    return figure
+    curves = {
+        title: {
+            name: {n: times[i] for n, times in curve.items() if times[i] is not None}
+            for i, name in enumerate(("best", "best both ways", "bound"))
+        }
+        for title, curve in points.items()
+    }
+    label = "microseconds of all_reduce"
+    return panels(curves, label_x="ranks", label_y=label, log_x=False)  # type: ignore[arg-type]
 
 
 DEGREE = 4

@@ -28,17 +28,16 @@ from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
     parse,
-    plain_axes,
     shifted_ring,
 )
 from experiments.direct_connect.testbed import OURS, RING, TREES
+from experiments.figures import panels, stacked_bars
 from experiments.limits import Count, Filled, Positive, among, at_least, one_of
-from experiments.study import CheckError, ConfigError, Rows, stacked_bars, tell
+from experiments.study import CheckError, ConfigError, Rows, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.finder.construction import measured_bases
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import hop_distances
@@ -149,28 +148,17 @@ def synthesized(synthesizer: Synthesizer, topology: Topology, chunks: int) -> Co
 
 
 def _draw_synthesizers(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """T_L above and T_B below, over ranks; the best of each search, its others faint."""
-    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
-    for panels, family in zip(figure.subplots(2, 2).T, FAMILIES, strict=True):
-        mine = [row for row in rows if row["network"].startswith(family)]
-        for axes, column in zip(panels, ("T_L", "T_B"), strict=True):
-            for i, name in enumerate((BFB, *SEARCHED)):
-                found: dict[int, list[float]] = {}
-                for row in mine:
-                    if row["synthesizer"] == name:
-                        found.setdefault(row["ranks"], []).append(row[column])
-                for ranks, values in found.items():
-                    axes.plot([ranks] * len(values), values, ".", color=PALETTE[i], alpha=0.3)
-                best = [min(values) for values in found.values()]
-                axes.plot(list(found), best, color=PALETTE[i], marker=MARKERS[i], label=name)
-            least = {row["ranks"]: row[f"least {column}"] for row in mine}
-            axes.plot(list(least), list(least.values()), ":", color=INK, label="least")
-            axes.set_xscale("log", base=2)
-            plain_axes(axes, "ranks", f"{column} in {'alpha' if column == 'T_L' else 'M/B'}")
-            axes.legend(frameon=False, labelcolor=INK)
-        panels[0].set_yscale("log")
-        panels[0].set_title(family, fontsize=10, color=INK)
-    return figure
+    """T_L and T_B over ranks, the best of each search."""
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for column, unit in (("T_L", "alpha"), ("T_B", "M/B")):
+        for row in rows:
+            family, n = row["network"].partition(" ")[0], row["ranks"]
+            lines = curves.setdefault(f"{family}: {column} in {unit}", {})
+            line = lines.setdefault(row["synthesizer"], {})
+            line[n] = min(line.get(n, math.inf), row[column])
+            lines.setdefault("least", {})[n] = row[f"least {column}"]
+    steps = [title for title in curves if "T_L" in title]
+    return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=steps)
 
 
 # ------------------------------------------------------------ generalized Kautz digraphs (Fig. A.7)
@@ -250,19 +238,8 @@ def ratio(n: int, cost: Cost) -> float:
 
 def _draw_ratios(ratios: Mapping[int, Mapping[int, float]]) -> Figure:
     """A curve for each degree, over ranks."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (degree, curve) in enumerate(ratios.items()):
-        axes.plot(
-            list(curve),
-            list(curve.values()),
-            color=PALETTE[i % len(PALETTE)],
-            linewidth=0.8,
-            label=f"degree {degree}",
-        )
-    plain_axes(axes, "ranks", "T_B / T_B*")
-    axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    curves = {"": {f"degree {degree}": curve for degree, curve in ratios.items()}}
+    return panels(curves, label_x="ranks", label_y="T_B / T_B*", columns=1, log_x=False)
 
 
 NETWORKS = (OURS, RING, TREES)

@@ -28,8 +28,9 @@ from experiments.direct_connect.networks import (
     found_networks,
 )
 from experiments.direct_connect.paper import Machine
+from experiments.figures import stacked_bars
 from experiments.limits import Count, among, at_least, one_of
-from experiments.study import ConfigError, Rows, stacked_bars, tell
+from experiments.study import ConfigError, Rows, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes

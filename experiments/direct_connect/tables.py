@@ -19,10 +19,10 @@ from experiments.direct_connect.paper import (
     is_optimal,
     ours_beside_theirs,
     parse,
-    plain_axes,
     predicted,
     rate_bound,
 )
+from experiments.figures import panels
 from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.study import CheckError, ConfigError, Rows
 from jaxcoll.bounds.moore import (
@@ -33,7 +33,6 @@ from jaxcoll.bounds.moore import (
     moore_steps,
 )
 from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.searched import searched_all_gather
@@ -168,31 +167,29 @@ def synthesized(topology: Topology):
 
 
 def _draw_costs(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Seconds above, and T_L with its least value below, over ranks."""
-    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
-    grid = figure.subplots(2, 2)
+    """Seconds, and T_L with its least value, over ranks."""
     lines = {
-        "BFB s": "ours",
-        "paper BFB s": "BFB, paper",
-        "SCCL s, printed": "SCCL, paper",
-        "TACCL s, printed": "TACCL, paper",
+        "seconds": {
+            "BFB": "BFB s",
+            "BFB, paper": "paper BFB s",
+            "SCCL, paper": "SCCL s, printed",
+            "TACCL, paper": "TACCL s, printed",
+        },
+        "T_L in alpha": {"T_L": "T_L", "least": "least T_L"},
     }
-    for column, family in zip(grid.T, ("hypercube", "torus"), strict=True):
-        mine = [row for row in rows if row["topology"].startswith(family)]
-        for i, (name, label) in enumerate(lines.items()):
-            shown = [row for row in mine if row[name] is not None]
-            x, y = [row["ranks"] for row in shown], [row[name] for row in shown]
-            column[0].plot(x, y, color=PALETTE[i], marker=MARKERS[i], label=label)
-        x = [row["ranks"] for row in mine]
-        column[1].plot(x, [row["T_L"] for row in mine], "o", color=PALETTE[0], label="T_L")
-        column[1].plot(x, [row["least T_L"] for row in mine], ":", color=INK, label="diameter")
-        column[0].set_title(family, fontsize=10, color=INK)
-        for axes, label in zip(column, ("seconds", "T_L in alpha"), strict=True):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            plain_axes(axes, "ranks", label)
-            axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    curves = {
+        f"{family}: {what}": {
+            name: {
+                row["ranks"]: row[column]
+                for row in rows
+                if row["topology"].startswith(family) and row[column] is not None
+            }
+            for name, column in columns.items()
+        }
+        for what, columns in lines.items()
+        for family in ("hypercube", "torus")
+    }
+    return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=True)
 
 
 # --------------------------------------------------- Table A.2: distance-regular graphs of degree 4

@@ -19,8 +19,9 @@ from experiments.direct_connect.paper import (
     shifted_bfb_ring,
     shifted_ring,
 )
+from experiments.figures import panels
 from experiments.limits import Count, NotNegative, Positive, among
-from experiments.study import ConfigError, Rows, panels
+from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes

@@ -14,8 +14,9 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
+from experiments.figures import stacked_bars
 from experiments.limits import Count, Filled, among, one_of
-from experiments.study import Rows, stacked_bars
+from experiments.study import Rows
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies

@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
+from experiments.figures import panels
 from experiments.forestcoll.algorithms import (
     KINDS,
     NAMES,
@@ -29,7 +30,7 @@ from experiments.forestcoll.algorithms import (
     fastest_times,
 )
 from experiments.limits import Count, Filled, Natural, among, at_least
-from experiments.study import ConfigError, Rows, panels
+from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective

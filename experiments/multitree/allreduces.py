@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
+from experiments.figures import panels
 from experiments.limits import Count, among, at_least
-from experiments.study import ConfigError, Rows, panels
+from experiments.study import ConfigError, Rows
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
 from jaxcoll import topologies

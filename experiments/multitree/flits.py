@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
+from experiments.figures import panels, stacked_bars
 from experiments.limits import Count, among, one_of
 from experiments.multitree.allreduces import LABELS, algorithms, torus
-from experiments.study import ConfigError, Rows, panels, stacked_bars
+from experiments.study import ConfigError, Rows
 from experiments.workloads import (
     Overlap,
     Workload,

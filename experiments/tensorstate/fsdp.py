@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, TopologyConfig
+from experiments.figures import stacked_bars
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.limits import (
     Count,
@@ -26,7 +27,7 @@ from experiments.limits import (
     one_of,
 )
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, stacked_bars
+from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule

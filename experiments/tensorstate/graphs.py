@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, stacked_bars
 from experiments.limits import Count, among
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.problem.problem import Problem
@@ -171,19 +171,15 @@ def collectives(config: Config) -> list[dict[str, Any]]:
 
 def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     """Bars of our values beside the paper's."""
-    counted = [row for row in rows if "ours" in row]
-    figure = Figure(figsize=(7.0, 0.8 + 0.4 * len(counted)), layout="constrained")
-    axes = figure.subplots()
-    theirs = [row.get("paper", row.get("FSDP's")) for row in counted]
-    for i, (whose, values) in enumerate(
-        (("ours", [row["ours"] for row in counted]), ("the dissertation's", theirs))
-    ):
-        at = [y + 0.4 * i - 0.2 for y in range(len(counted))]
-        axes.barh(at, values, 0.38, color=PALETTE[i], label=whose)
-    axes.set_yticks(range(len(counted)), [row["node"] for row in counted])
-    axes.invert_yaxis()
-    axes.legend(frameon=False)
-    return figure
+    bars = {
+        row["node"]: {
+            "ours": row["ours"],
+            "the dissertation's": row.get("paper", row.get("FSDP's")),
+        }
+        for row in rows
+        if "ours" in row
+    }
+    return grouped_bars({"": bars}, label="count")
 
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
@@ -320,25 +316,5 @@ def _along_data(config: Counted, model: ModelConfig, result: Plan) -> list[dict[
 
 
 def _counted_figure(bars: Mapping[str, Mapping[str, Counter[str]]]) -> Figure:
-    figure = Figure(figsize=(7.5, 1.0 + 0.45 * sum(map(len, bars.values()))), layout="constrained")
-    axes = figure.subplots()
-    lines = [
-        (f"{model}: {kind}", count)
-        for model, counts in bars.items()
-        for kind, count in counts.items()
-    ]
-    left = [0] * len(lines)
-    for name, colour in zip(PASSES, PALETTE, strict=False):
-        widths = [count[name] for _, count in lines]
-        axes.barh(range(len(lines)), widths, left=left, color=colour, label=name)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for y, total in enumerate(left):
-        axes.annotate(
-            str(total), (total, y), (4, 0), textcoords="offset points", va="center", color=INK
-        )
-    axes.set_yticks(range(len(lines)), [label for label, _ in lines])
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("collectives of activations per microbatch")
-    figure.legend(frameon=False, loc="outside upper center", ncols=len(PASSES))
-    return figure
+    label = "collectives of activations per microbatch"
+    return stacked_bars(bars, parts=PASSES, label=label)

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
+from experiments.figures import panels
 from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows
-from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
     AlphaBetaCosts,
@@ -165,24 +165,13 @@ def _columns(plan: Plan, baselines: Mapping[str, Plan]) -> dict[str, Any]:
 
 def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
     """Times of baselines without a memory limit, divided by the search's, against the batch."""
-    unlimited = [row for row in rows if row["limit GB"] is None]
-    models = list(dict.fromkeys(row["model"] for row in unlimited))
-    figure = Figure(figsize=(4.2 * len(models), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    for axes, model in zip(panels, models, strict=True):
-        of_model = [row for row in unlimited if row["model"] == model]
-        batches = [row["batch"] for row in of_model]
-        for i, name in enumerate(families):
-            style = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
-            axes.plot(batches, [row[name] for row in of_model], label=name, **style)
-        axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(batches, [str(n) for n in batches])
-        axes.set_title(model, fontsize="medium")
-        axes.set_xlabel("sequences per step")
-    panels[0].set_ylabel("time / time of the search's plan")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    return figure
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        if row["limit GB"] is None:
+            for name in families:
+                curves.setdefault(row["model"], {}).setdefault(name, {})[row["batch"]] = row[name]
+    label = "time / time of the search's plan"
+    return panels(curves, label_x="sequences per step", label_y=label, in_bytes=False)
 
 
 # ---------------------------------------------------------------------- seconds of searches
@@ -279,19 +268,11 @@ def _program(problem: Problem) -> dict[str, int | None]:
 
 
 def _draw_seconds(rows: Sequence[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
-    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
-    for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
-        solved = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
-        seconds = [row["search s"] for row in solved]
-        axes.plot([r["layers"] for r in solved], seconds, color=colour, marker=marker, label=mesh)
-    depths = {row["layers"]: row["trace s"] for row in rows}
-    axes.plot(sorted(depths), [depths[n] for n in sorted(depths)], "k--", label="to trace")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sorted(depths), [str(n) for n in sorted(depths)])
-    axes.set_xlabel("layers")
-    axes.set_ylabel("seconds")
-    axes.legend(title="search on a mesh of", frameon=False)
-    return figure
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["search s"] is not None:
+            lines.setdefault(f"search on {row['mesh']}", {})[row["layers"]] = row["search s"]
+        lines.setdefault("to trace", {})[row["layers"]] = row["trace s"]
+    return panels(
+        {"": lines}, label_x="layers", label_y="seconds", columns=1, in_bytes=False, log_y=True
+    )

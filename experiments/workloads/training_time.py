@@ -16,8 +16,9 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue
+from experiments.figures import stacked_bars
 from experiments.limits import among, one_of
-from experiments.study import ConfigError, stacked_bars, tell
+from experiments.study import ConfigError, tell
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"
