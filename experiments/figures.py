@@ -7,7 +7,7 @@ line in ink, so that no figure needs a legend of styles.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ def panels(
     label_y: str,
     columns: int = 2,
     in_bytes: bool = True,
+    written: Callable[[float], str] = format_bytes,
     log_x: bool = True,
     log_y: bool | Collection[str] = False,
 ) -> Figure:
@@ -37,7 +38,8 @@ def panels(
 
     Args:
         curves: title to name to {x: y}.
-        in_bytes: whether x are sizes in bytes.
+        in_bytes: whether x are sizes in bytes, and plain numbers else.
+        written: how sizes in bytes are written.
         log_x: whether x is on a logarithmic scale, with a mark at each value.
         log_y: whether y is on a logarithmic scale, or the titles where it is.
     """
@@ -53,7 +55,10 @@ def panels(
             style = _style(name, names, marked=log_x)
             (shown[name],) = axes.plot(list(curve), list(curve.values()), **style)
         if log_x:
-            _size_axis(axes, {x for curve in lines.values() for x in curve}, in_bytes)
+            sizes = sorted({x for curve in lines.values() for x in curve})
+            ticks = sizes[:: max(1, -(-len(sizes) // 5))]  # at most five, of those that were run
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ticks, [written(x) if in_bytes else f"{x:g}" for x in ticks])
         if log_y if isinstance(log_y, bool) else title in log_y:
             axes.set_yscale("log")
         else:
@@ -78,14 +83,6 @@ def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
     # Where every number of ranks has a value, marks would hide the line.
     more = {"marker": marker, "markersize": 4.5, "linewidth": 1.6} if marked else {"linewidth": 1.0}
     return {"color": color, **more}
-
-
-def _size_axis(axes: Axes, values: Collection[float], in_bytes: bool) -> None:
-    """A logarithmic axis with at most five values on it, those that were run."""
-    sizes = sorted(values)
-    axes.set_xscale("log", base=2)
-    ticks = sizes[:: max(1, -(-len(sizes) // 5))]
-    axes.set_xticks(ticks, [format_bytes(x) if in_bytes else f"{x:g}" for x in ticks])
 
 
 def grouped_bars(
@@ -179,7 +176,9 @@ def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> N
             [shown[name] for name in names],
             names,
             loc="outside upper center",
-            ncols=min(len(names), 5),
+            # A name with its mark takes about an inch and a half; a wider row would be cut off.
+            ncols=max(1, min(len(names), int(figure.get_figwidth() / 1.5))),
+            fontsize=8,
             frameon=False,
             labelcolor=INK,
         )

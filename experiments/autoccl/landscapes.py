@@ -181,50 +181,63 @@ class Landscape:
         return found
 
 
-def equations(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of equations 1 to 5 with constants drawn for every subspace."""
-    rng = np.random.default_rng([seed, 1])
-    return Landscape(space, tuple(_drawn(rng)[0] for _ in space.subspaces), noise=noise, seed=seed)
+# From a space and a seed, and the noise by keyword.
+Maker = Callable[..., Landscape]
 
 
-def hills(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of unimodal bandwidths of another form, peaks and optima drawn likewise."""
-    rng = np.random.default_rng([seed, 2])
-    return Landscape(space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed)
+def _family(number: int) -> Callable[[Callable[[np.random.Generator], Any]], Maker]:
+    """A family of landscapes, from what draws the bandwidth of one subspace.
+
+    Its number is part of the seed, so that families draw independently of one another.
+    """
+
+    def of(drawn: Callable[[np.random.Generator], Any]) -> Maker:
+        def made(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+            rng = np.random.default_rng([seed, number])
+            bandwidths = tuple(drawn(rng) for _ in space.subspaces)
+            return Landscape(space, bandwidths, noise=noise, seed=seed)
+
+        return made
+
+    return of
 
 
-def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of unimodal bandwidths that fall by other powers on either side of an optimum."""
-    rng = np.random.default_rng([seed, 3])
-
-    def drawn() -> Ramp:
-        peak = _GB * rng.uniform(4, 40)
-        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
-        above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
-        return Ramp(peak, (channels, threads, chunk_bytes), above, below)
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+@_family(1)
+def equations(rng: np.random.Generator) -> Bandwidth:
+    """Equations 1 to 5 with constants drawn for every subspace."""
+    return _drawn(rng)[0]
 
 
-def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of smooth bandwidths of yet another form, of which searches have no model."""
-    rng = np.random.default_rng([seed, 4])
+@_family(2)
+def hills(rng: np.random.Generator) -> Hill:
+    """Unimodal bandwidths of another form, peaks and optima drawn likewise."""
+    return _drawn(rng)[1]
 
-    def drawn() -> Coupled:
-        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
-        first, second, third = rng.permutation(3).tolist()
-        return Coupled(
-            peak=_GB * rng.uniform(4, 40),
-            optimum=(channels, threads, chunk_bytes),
-            order=(first, second, third),
-            powers=(rng.uniform(0.2, 1.0), rng.uniform(0.2, 1.0)),
-            width=rng.uniform(1.0, 3.0),
-            scale=rng.uniform(0.8, 2.5),
-            exponent=rng.uniform(1.2, 3.0),
-            coupling=rng.uniform(0.0, 0.6),
-        )
 
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+@_family(3)
+def ramps(rng: np.random.Generator) -> Ramp:
+    """Unimodal bandwidths that fall by other powers on either side of an optimum."""
+    peak = _GB * rng.uniform(4, 40)
+    channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
+    above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
+    return Ramp(peak, (channels, threads, chunk_bytes), above, below)
+
+
+@_family(4)
+def coupled(rng: np.random.Generator) -> Coupled:
+    """Smooth bandwidths of yet another form, of which searches have no model."""
+    channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
+    first, second, third = rng.permutation(3).tolist()
+    return Coupled(
+        peak=_GB * rng.uniform(4, 40),
+        optimum=(channels, threads, chunk_bytes),
+        order=(first, second, third),
+        powers=(rng.uniform(0.2, 1.0), rng.uniform(0.2, 1.0)),
+        width=rng.uniform(1.0, 3.0),
+        scale=rng.uniform(0.8, 2.5),
+        exponent=rng.uniform(1.2, 3.0),
+        coupling=rng.uniform(0.0, 0.6),
+    )
 
 
 # ---------------------------------------------------------------------- forms that no search models
@@ -275,27 +288,19 @@ class Needle:
         return self.level * np.where(inside, self.gain, 1.0)
 
 
-def cliff(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+@_family(5)
+def cliff(rng: np.random.Generator) -> Cliff:
     """Hills that are cut off: the best point is at the edge, or on the slope before it."""
-    rng = np.random.default_rng([seed, 5])
-
-    def drawn() -> Cliff:
-        hill = _drawn(rng)[1]
-        optimum = hill.optimum[0] * hill.optimum[2]
-        return Cliff(hill, optimum * _log_uniform(rng, 0.05, 1.0), rng.uniform(0.2, 0.6))
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+    hill = _drawn(rng)[1]
+    optimum = hill.optimum[0] * hill.optimum[2]
+    return Cliff(hill, optimum * _log_uniform(rng, 0.05, 1.0), rng.uniform(0.2, 0.6))
 
 
-def two_peaks(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+@_family(6)
+def two_peaks(rng: np.random.Generator) -> Highest:
     """Two hills per subspace; the lower one has 60 to 95 % of the height of the other."""
-    rng = np.random.default_rng([seed, 6])
-
-    def drawn() -> Highest:
-        first, second = _drawn(rng)[1], _drawn(rng)[1]
-        return Highest((first, Hill(first.peak * rng.uniform(0.6, 0.95), second.optimum)))
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+    first, second = _drawn(rng)[1], _drawn(rng)[1]
+    return Highest((first, Hill(first.peak * rng.uniform(0.6, 0.95), second.optimum)))
 
 
 def noisy(space: Space, seed: int, *, noise: float = 0.15) -> Landscape:

@@ -146,7 +146,7 @@ def tuners(config: TunersConfig) -> list[Row]:
                 default = landscape.bandwidth(space.default)
                 found = {AFNFA: landscape.bandwidth(offline), OPTIMUM: landscape.best()[1]}
                 for name, search in _SEARCHES.items():
-                    best, count = _tuned(search(space, seed=config.seed + task), landscape)
+                    best, count = tuned(search(space, seed=config.seed + task), landscape)
                     found[name] = landscape.bandwidth(best)
                     evaluations.setdefault((level, name), []).append(count)
                 tell({
@@ -209,17 +209,20 @@ def _afnfa(
     measured = {}
     for i, models in enumerate(tasks):
         landscape = _landscape(space, models, config, i)
-        sample = [_random(space, rng) for _ in range(max(2, round(config.share * space.size)))]
+        sample = [
+            random_config(space, rng) for _ in range(max(2, round(config.share * space.size)))
+        ]
         measured[str(i)] = [(point, landscape.measure(point)) for point in sample]
     return global_configuration(space, measured, seed=config.seed)
 
 
-def _random(space: Space, rng: np.random.Generator) -> Configuration:
+def random_config(space: Space, rng: np.random.Generator) -> Configuration:
+    """A point of a subspace, each of which is as likely, however large."""
     subspace = space.subspaces[int(rng.integers(len(space.subspaces)))]
     return subspace.config([int(rng.integers(length)) for length in subspace.shape])
 
 
-def _tuned(search: Search, landscape: Landscape) -> tuple[Configuration, int]:
+def tuned(search: Search, landscape: Landscape) -> tuple[Configuration, int]:
     """The best configuration that a search finds, and its evaluations."""
     while (point := search.ask()) is not None:
         search.tell(point, landscape.measure(point))

@@ -38,6 +38,7 @@ from experiments.autoccl.landscapes import (
     two_peaks,
 )
 from experiments.autoccl.searches import Afnfa, Printed, Released
+from experiments.autoccl.tuners import random_config, tuned
 from experiments.timing import kept, report
 from jaxcoll import executors
 from jaxcoll.configurations.base import Search
@@ -214,9 +215,7 @@ def fitted(kind: type[Fitted]) -> Finder:
 
     def run(landscape: Landscape, seed: int, measurements: int) -> Config:
         search = kind(landscape.space, seed=seed, budget=measurements - 1, extended=measurements)
-        while (config := search.ask()) is not None:
-            search.tell(config, landscape.measure(config))
-        return search.best[0] if search.best else landscape.space.default
+        return tuned(search, landscape)[0]
 
     return run
 
@@ -225,9 +224,7 @@ def random_points(landscape: Landscape, seed: int, measurements: int) -> Config:
     """The fastest measured of points drawn evenly, the default among them."""
     rng = np.random.default_rng([seed, 8])
     found = [landscape.space.default]
-    for _ in range(measurements - 1):
-        subspace = landscape.space.subspaces[int(rng.integers(len(landscape.space.subspaces)))]
-        found.append(subspace.config([int(rng.integers(n)) for n in subspace.shape]))
+    found += [random_config(landscape.space, rng) for _ in range(measurements - 1)]
     return min(found, key=landscape.measure)
 
 

@@ -29,7 +29,7 @@ from experiments.direct_connect.paper import (
     traditional_torus,
 )
 from experiments.figures import panels
-from experiments.limits import Filled, Natural, among, at_least
+from experiments.limits import Filled, Natural, among, at_least, rising
 from experiments.study import CheckError, ConfigError, Rows, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
@@ -226,8 +226,7 @@ class Config(StudyConfig):
     claims: tuple[Ratio, ...]  # ratios that the paper prints
 
     def __post_init__(self) -> None:
-        if not self.ranks or sorted(set(self.ranks)) != list(self.ranks):
-            raise ConfigError(f"ranks must rise, got {self.ranks}")
+        rising("ranks", self.ranks)
         at_least("ranks", self.ranks[0], 9)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
+from experiments.direct_connect import tables
 from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
@@ -30,6 +31,7 @@ from experiments.direct_connect.paper import (
     parse,
     shifted_ring,
 )
+from experiments.direct_connect.tables import CubeOrTorus
 from experiments.direct_connect.testbed import OURS, RING, TREES
 from experiments.figures import panels, stacked_bars
 from experiments.limits import Count, Filled, Positive, among, at_least, one_of
@@ -37,46 +39,30 @@ from experiments.study import CheckError, ConfigError, Rows, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
-from jaxcoll.collective import Collective
 from jaxcoll.finder.construction import measured_bases
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.paths import hop_distances
 from jaxcoll.synth import Bfb, Sccl, StepMilp
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.direct_connect import bfb_cost
-from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topologies.generative import generalized_kautz
 from jaxcoll.topology import Topology
-from jaxcoll.verifier import verify
 
 BFB = "BFB"
 SEARCHED: Mapping[str, type[Sccl | StepMilp]] = {"SCCL": Sccl, "TACCL": StepMilp}
-FAMILIES = ("hypercube", "torus")
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class Network(CubeOrTorus):
     """A network of the figure."""
 
-    family: Annotated[str, among(FAMILIES)]  # "hypercube" or "torus", of two equal sides
-    ranks: int  # a power of two, or a square
     # Per shard: up to how many each search is tried with, by name; not tried where absent
     chunks: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        side, bits = math.isqrt(self.ranks), self.ranks.bit_length() - 1
-        if self.ranks < 4 or self.ranks != (2**bits if self.family == "hypercube" else side**2):
-            wanted = "a power of two" if self.family == "hypercube" else "a square"
-            raise ConfigError(f"ranks of a {self.family} must be {wanted} of 4 or more")
+        super().__post_init__()
         for name, most in self.chunks.items():
             one_of("networks.chunks", name, tuple(SEARCHED))
             at_least(f"networks.chunks of {name}", most, 1)
-
-    def build(self) -> Topology:
-        """The network."""
-        if self.family == "hypercube":
-            return hypercube(self.ranks.bit_length() - 1)
-        return torus(*[math.isqrt(self.ranks)] * 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +81,6 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
     rows = Rows()
     for network in config.networks:
         topology = network.build()
-        diameter = int(hop_distances(topology).max())
         optimum = bandwidth_optimum(network.ranks)
         for name, chunks, found in schedules(config, network, topology):
             rows.append(
@@ -105,10 +90,10 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
                     "synthesizer": name,
                     "chunks": chunks,
                     "T_L": found.steps,
-                    "least T_L": diameter,
+                    "least T_L": network.diameter,
                     "T_B": float(found.inverse_bandwidth),
                     "least T_B": float(optimum),
-                    "optimal in both": found == Cost(diameter, optimum),
+                    "optimal in both": found == Cost(network.diameter, optimum),
                 }
             )
     title = "Fig. 3.10: T_L and T_B of all_gathers on hypercubes and tori, by synthesizer"
@@ -136,9 +121,7 @@ def synthesized(synthesizer: Synthesizer, topology: Topology, chunks: int) -> Co
     Raises:
         CheckError: a search was stopped by its time limit.
     """
-    collective = Collective("all_gather", topology.num_ranks, chunks)
-    schedule = synthesizer.synthesize(topology, collective)
-    verify(schedule)
+    schedule = tables.synthesized(topology, synthesizer, chunks)
     if schedule.provenance.certificate.get("gap"):
         raise CheckError(
             f"{synthesizer.name} ran out of time on {topology} with {chunks} chunks per shard; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from experiments.direct_connect.paper import (
 from experiments.figures import panels
 from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.study import CheckError, ConfigError, Rows
+from experiments.timing import cpu_timed
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,
@@ -33,7 +33,8 @@ from jaxcoll.bounds.moore import (
     moore_steps,
 )
 from jaxcoll.collective import Collective
-from jaxcoll.synth import Bfb
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Bfb, Synthesizer
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.searched import searched_all_gather
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
@@ -75,17 +76,15 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
 # ------------------------------------------------------------ Table 3.6: BFB on hypercubes and tori
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """A row of the table."""
+FAMILIES = ("hypercube", "torus")
 
-    # "hypercube" or "torus", of two equal sides
-    family: Annotated[str, among(("hypercube", "torus"))]
+
+@dataclasses.dataclass(frozen=True)
+class CubeOrTorus:
+    """A network of Fig. 3.10 and Table 3.6."""
+
+    family: Annotated[str, among(FAMILIES)]  # a torus has two equal sides
     ranks: int  # a power of two, or a square
-    bfb: Positive  # printed seconds of BFB; where "<0.01" is printed, 0.01
-    # sccl, taccl: printed seconds of runs that ended with a schedule
-    sccl: tuple[float, ...]
-    taccl: tuple[float, ...]
 
     def __post_init__(self) -> None:
         whole = 2**self._bits if self.family == "hypercube" else self._side**2
@@ -110,9 +109,17 @@ class Network:
     @property
     def diameter(self) -> int:
         """Of a hypercube its dimensions, of a torus the sum of floor(d_i / 2)."""
-        if self.family == "hypercube":
-            return self._bits
-        return 2 * (self._side // 2)
+        return self._bits if self.family == "hypercube" else 2 * (self._side // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network(CubeOrTorus):
+    """A row of the table."""
+
+    bfb: Positive  # printed seconds of BFB; where "<0.01" is printed, 0.01
+    # sccl, taccl: printed seconds of runs that ended with a schedule
+    sccl: tuple[float, ...]
+    taccl: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +142,7 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             continue
         topology = network.build()
         synthesized(topology)  # compiled before it is timed
-        start = time.process_time()
-        schedule = synthesized(topology)
-        seconds = time.process_time() - start
+        schedule, seconds = cpu_timed(lambda: synthesized(topology))  # noqa: B023
         found = cost(schedule)
         rows.append(
             {
@@ -158,10 +163,13 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
     return config.publish(title, rows, figure=_draw_costs(rows))
 
 
-def synthesized(topology: Topology):
-    """The BFB all_gather with the fewest chunks that lose no bandwidth, verified."""
-    collective = Collective("all_gather", topology.num_ranks, Bfb.chunks(topology))
-    schedule = Bfb().synthesize(topology, collective)
+def synthesized(
+    topology: Topology, synthesizer: Synthesizer | None = None, chunks: int = 0
+) -> Schedule:
+    """A verified all_gather, by default BFB's with the fewest chunks that lose no bandwidth."""
+    synthesizer, chunks = synthesizer or Bfb(), chunks or Bfb.chunks(topology)
+    collective = Collective("all_gather", topology.num_ranks, chunks)
+    schedule = synthesizer.synthesize(topology, collective)
     verify(schedule)
     return schedule
 
@@ -187,7 +195,7 @@ def _draw_costs(rows: Sequence[Mapping[str, Any]]) -> Figure:
             for name, column in columns.items()
         }
         for what, columns in lines.items()
-        for family in ("hypercube", "torus")
+        for family in FAMILIES
     }
     return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=True)
 

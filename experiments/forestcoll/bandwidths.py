@@ -29,7 +29,7 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.limits import Count, Filled, Natural, among, at_least
+from experiments.limits import Count, Filled, Natural, Rising, among, at_least
 from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
@@ -85,17 +85,14 @@ class Bandwidths(StudyConfig):
     clusters: Mapping[str, ClusterConfig]  # by name
     kinds: tuple[Annotated[str, among(KINDS)], ...]
     algorithms: tuple[Annotated[str, among(NAMES)], ...]
-    pieces: tuple[int, ...]  # that are tried, smallest first
-    nbytes: tuple[int, ...]  # sizes of a rank's buffer, rising
+    pieces: Rising  # that are tried, smallest first
+    nbytes: Rising  # sizes of a rank's buffer, rising
     claims: tuple[PaperGain, ...]  # the numbers that the paper prints
     seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
             raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
-        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
-            if not values or sorted(set(values)) != list(values) or values[0] < 1:
-                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
 
 
 def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
@@ -150,13 +147,8 @@ class Pieces(StudyConfig):
     """The curves."""
 
     clusters: Filled[Mapping[str, ClusterConfig]]  # by name
-    pieces: tuple[int, ...]  # into which every tree is cut, rising
-    nbytes: tuple[int, ...]  # sizes of a rank's buffer, rising
-
-    def __post_init__(self) -> None:
-        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
-            if not values or sorted(set(values)) != list(values) or values[0] < 1:
-                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
+    pieces: Rising  # into which every tree is cut, rising
+    nbytes: Rising  # sizes of a rank's buffer, rising
 
 
 def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments.config import StudyConfig
 from experiments.figures import grouped_bars, panels
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
-from experiments.limits import Filled, Natural, at_least, one_of
+from experiments.limits import Filled, Natural, Rising, at_least, one_of
 from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.collective import Collective
@@ -56,12 +56,8 @@ def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]
 class Table41(StudyConfig):
     """The table."""
 
-    trees: tuple[int, ...]  # trees per rank, rising; the optimum's own number is added
+    trees: Rising  # trees per rank, rising; the optimum's own number is added
     packed: Natural  # most trees per rank for which trees are packed and counted, too
-
-    def __post_init__(self) -> None:
-        if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
-            raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
 
 
 def table_4_1(config: Table41) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from experiments.config import StudyConfig
 from experiments.figures import panels, stacked_bars
-from experiments.limits import Count, among, one_of
+from experiments.limits import Count, among, one_of, rising
 from experiments.multitree.allreduces import LABELS, algorithms, torus
 from experiments.study import ConfigError, Rows
 from experiments.workloads import (
@@ -154,10 +154,8 @@ class Config(StudyConfig):
     paper_bits: Mapping[str, int]  # bits of the fields on the smallest network in the paper
 
     def __post_init__(self) -> None:
-        for name in ("payloads", "sides"):
-            values = getattr(self, name)
-            if not values or sorted(set(values)) != list(values):
-                raise ConfigError(f"{name} must rise, got {values}")
+        rising("payloads", self.payloads)
+        rising("sides", self.sides)
         if any(payload % FLIT_BYTES or payload < FLIT_BYTES for payload in self.payloads):
             raise ConfigError(f"payloads must be whole flits of {FLIT_BYTES}, got {self.payloads}")
         if self.sides[0] < 3:

@@ -133,6 +133,7 @@ def _draw_bandwidths(runs: Sequence[Run]) -> Figure:
         label_x="buffer of a rank",
         label_y=label,
         columns=min(4, len(speeds)),
+        written=format_size,
         log_y=max(reached) > _DECADES * min(reached),
     )
 

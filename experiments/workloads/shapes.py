@@ -112,12 +112,10 @@ class Conv(Shape):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return self.window * self.channels * self.filters
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.pixels * self.filters
 
     @property
@@ -151,12 +149,10 @@ class _Dense(Shape):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(k * n for _, k, n in self.weighted)
 
     @property
     def forward(self) -> tuple[Product, ...]:
-        """All products."""
         return self.weighted + self.unweighted
 
     @property
@@ -183,12 +179,10 @@ class Dense(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.rows * self.values
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """The one product."""
         return (Product(self.rows, self.inputs, self.values),)
 
 
@@ -200,7 +194,6 @@ class _OfTokens(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.tokens * self.hidden
 
 
@@ -246,7 +239,6 @@ class FeedForward(_OfTokens):
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """Up and down."""
         return (
             Product(self.tokens, self.hidden, self.inner),
             Product(self.tokens, self.inner, self.hidden),
@@ -265,7 +257,6 @@ class Lstm(_OfTokens):
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """The gates."""
         return (Product(self.tokens, self.inputs + self.hidden, 4 * self.hidden),)
 
 
@@ -284,18 +275,15 @@ class Embedding(_Dense):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return self.rows * self.width
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.tokens * self.width
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """None."""
-        return ()
+        return ()  # a look-up multiplies nothing
 
 
 SHAPES: dict[str, type[Shape]] = {
