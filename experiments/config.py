@@ -217,6 +217,7 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
             for key, item in value.items()
         }
         return types.MappingProxyType(items)
+    # YAML writes 1 for 1.0. A bool is an int to Python, and is refused where a number is asked for.
     accepted = {float: (int, float), Path: (str, Path)}.get(kind, (kind,))
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
         raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")

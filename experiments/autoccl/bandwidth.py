@@ -160,6 +160,8 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
         TuneError: fewer different configurations than the model has constants (8); times that are
             not positive; configurations without channels, threads and chunk bytes.
     """
+    # The message cancels in the model, as M does between equations 2 and 3; it is needed only to
+    # turn seconds into bandwidths.
     size = float(checks.positive(nbytes, "nbytes", TuneError))
     times = np.array([float(checks.positive(t, "seconds", TuneError)) for _, t in measured])
     configs = [config for config, _ in measured]
@@ -170,6 +172,8 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
         )
     resources = np.array([[_resource(c, name) for name in _RESOURCES] for c in configs], float)
     logs = np.log(resources)
+    # Logarithms about their middle: constants of the fit are then of order one, while NC^a * NT^b *
+    # C^c of raw bytes would tie the congestion to its exponents.
     middle = (logs.min(axis=0) + logs.max(axis=0)) / 2
     constants = _fitted(logs - middle, np.log(times), seed)
     model = _model(constants, middle, size)
@@ -184,9 +188,14 @@ def _fitted(points: Floats, logs: Floats, seed: int) -> Floats:
     for point, log in zip(points, logs, strict=True):
         ensemble.add(point, float(log))
     best: tuple[float, Floats] | None = None
+    # The ensemble smooths the maximum of equation 1, so its fits are near and not at an optimum;
+    # the eight cheapest are polished, since from one start least squares may end in a local
+    # optimum.
     for fit in ensemble.fits[np.argsort(ensemble.cost, kind="stable")[:8]]:
         start = np.concatenate([fit[:2] + fit[8], fit[2:8]])
         bounds = (
+            # Exponents are from 0, or the model would let resources speed congestion up, to 4; all
+            # else is a logarithm and free.
             [*[-np.inf] * 4, *[0.0] * 3, -np.inf],
             [*[np.inf] * 4, *[4.0] * 3, np.inf],
         )
@@ -202,6 +211,7 @@ def _fitted(points: Floats, logs: Floats, seed: int) -> Floats:
 
 def _log_seconds(constants: Floats, points: Floats) -> Floats:
     levels, startups, exponents, congestion = np.split(constants, (2, 4, 7))
+    # Clipped at 300: exp of more overflows where least squares tries a far point.
     batches = np.minimum(startups[:, None] - NCCL_PHASES @ points.T, 300)
     crowded = np.minimum(points @ exponents + congestion[0], 300)
     return (levels[:, None] + np.log(np.exp(batches) + 1 + np.exp(crowded))).max(axis=0)

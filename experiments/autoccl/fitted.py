@@ -67,6 +67,8 @@ def optima(config: OptimaConfig) -> list[Row]:
         bandwidth = along(model, curve)
         best = int(bandwidth.argmax())
         transport, protocol = model.phases(**_arguments(curve, values[best]))
+        # The text says that gamma rises: the optimum by its word stands beside, to be held against
+        # the printed one.
         wrong = rising(model, **_arguments(curve, values))
         others = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
         rows.append(
@@ -249,6 +251,8 @@ def fit(config: Config) -> dict[str, Bandwidth]:
             expected_ratio = config.slower if ratio.printed is None else ratio.printed
             found = bandwidths[ratio.of] / bandwidths[ratio.to]
             printed.append(math.log(found / expected_ratio))
+        # The paper prints fewer numbers than there are constants. The weak pull to expected ones
+        # makes the fit unique without moving what is printed.
         return np.concatenate([printed, _WEAK * (logs - expected)])
 
     return models_of(least_squares(residuals, expected, max_nfev=200).x)
@@ -270,6 +274,8 @@ def _under_interference(config: Config, models: Mapping[str, Bandwidth]) -> list
     for name, level in config.interference.items():
         default = config.points[level.default]
         network = _network(default)
+        # Computation congests a network, whichever implementation runs on it: all of its subspaces
+        # get the same factor.
         here = {s: model for s, model in models.items() if s.partition(",")[0] == network}
         congested = _congested(here, default, level.gbps * 1e9)
         if network not in alone:
@@ -321,6 +327,7 @@ def _congested(
             for name, model in models.items()
         }
 
+    # Bandwidth falls as congestion grows, so the factor is bracketed: from none (0) to e^20.
     return with_factor(brentq(lambda log: point.on(with_factor(log)) - speed, 0, 20))  # type: ignore[arg-type]
 
 

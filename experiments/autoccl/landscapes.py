@@ -164,6 +164,8 @@ class Landscape:
         """Seconds of one message, with noise."""
         self.measurements += 1
         drawn = self.noise * self._rng.standard_normal()
+        # Normal noise has no lower end: a factor below a tenth would make a bandwidth of nearly
+        # nothing, or less than nothing.
         factor = math.exp(drawn) if self.is_lognormal else max(1 + drawn, 0.1)
         return self.nbytes / (self.bandwidth(config) * factor)
 
@@ -317,6 +319,7 @@ def needle(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
     def drawn(number: int) -> Needle:
         middles = [_log_uniform(rng, *ends) for ends in _KNEES]
+        # A sixth of the range on either side, in logarithms, is a third of it in all.
         spans = [(ends[1] / ends[0]) ** (1 / 6) for ends in _KNEES]
         least, most = (
             tuple(m * s**sign for m, s in zip(middles, spans, strict=True)) for sign in (-1, 1)
@@ -331,12 +334,14 @@ def needle(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
     """The constants of one subspace, by the equations and as a hill."""
     peaks = _GB * rng.uniform(4, 40), _GB * rng.uniform(4, 60)
+    # Bytes of a step at which a phase has half of its peak: start-up times follow from them.
     halves = _log_uniform(rng, 8e3, 4e6), THREAD_BYTES * _log_uniform(rng, 64, 4e3)
     exponents = tuple(rng.uniform(0.5, 1.2, 3))
     knees = [_log_uniform(rng, least, most) for least, most in _KNEES]
     model = Bandwidth(
         startup=(halves[0] / peaks[0], halves[1] / peaks[1]),
         peak=peaks,
+        # So that congestion is 1, half of the peak, where all three resources are at their knees.
         congestion=math.prod(knee**-a for knee, a in zip(knees, exponents, strict=True)),
         exponents=exponents,
     )

@@ -248,6 +248,7 @@ def run(config: Config) -> list[Row]:
         for collective, size in itertools.product(config.collectives, config.mebibytes)
     }
     offline = afnfa(space, alone, config.share, config.rounds, config.seed)
+    # The operands of all tasks at once would stay in memory beside those of the settings.
     alone.clear()
     rows: list[Row] = Rows()
     for level, setting in config.settings():
@@ -266,10 +267,13 @@ def _compared(
 ) -> list[Row]:
     """The configurations of all tuners in alternation, each once however many chose it."""
     different = list(dict.fromkeys(chosen.values()))
+    # A configuration that several tuners chose runs once: two runs of one program would differ by
+    # noise only, and one tuner would look faster.
     programs = checked(trial, different)
     if setting.product:
         programs.append(product_alone(trial, setting.product))
     times = trial.seconds(programs, config.rounds)
+    # What a collective takes beside a product is the time that it adds to the product alone.
     alone = np.median(times[:, -1]) if setting.product else 0.0
     rows: list[Row] = []
     for tuner, configuration in chosen.items():

@@ -118,6 +118,8 @@ def _activations(name: str, model: TransformerConfig) -> list[Row]:
     for kind in (GATHER, SCATTER):
         count = model.per_microbatch(kind)
         other = model.printed[_OTHER[kind]]
+        # The printed numbers of the two kinds are the other way round in a column: said in the row,
+        # and not mended.
         exchanged = count * model.microbatches == other != model.printed[kind]
         rows.append(
             {
@@ -264,6 +266,8 @@ def different(space: Space, shard_bytes: int) -> int:
     total = 0
     for subspace in space.subspaces:
         channels, threads, chunks = (np.asarray(p.values) for p in subspace.resources)
+        # For each NC the largest C whose step still fits; all larger ones move the whole shard at
+        # once and do not differ.
         largest = shard_bytes // channels
         total += len(threads) * int(np.searchsorted(chunks, largest, side="right").sum())
     return total

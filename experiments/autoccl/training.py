@@ -181,6 +181,7 @@ def _compared(
     """Medians of a step by every tuner, in alternation."""
     tasks = tasks_of(step, *args)
     offline = _afnfa(tasks, mesh, config)
+    # One configuration for all tasks, as environment variables would set it.
     everywhere = {"jax.lax": NATIVE, "AFNFA": offline}
     calls = {"default": lambda: step(*args)}
     calls |= {who: _by(step, args, dict.fromkeys(tasks, c)) for who, c in everywhere.items()}

@@ -225,11 +225,14 @@ def _times(
     programs = checked(trial, configs)
     times = np.empty((rounds, len(programs)))
     for i in (-1, *range(rounds)):  # the first round is overwritten by the last
+        # All processes run the same program at the same time, so the order is a function of the
+        # round alone.
         for j in np.roll(np.arange(len(programs)), i).tolist():
             started = time.perf_counter()
             jax.block_until_ready(programs[j].run(trial.operand))
             times[i, j] = time.perf_counter() - started
     if jax.process_count() > 1:
+        # A collective ends when its last rank does.
         times = np.asarray(multihost_utils.process_allgather(times)).max(axis=0)
     return times
 
@@ -238,6 +241,7 @@ def _times(
 
 
 def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[Any]:
+    # Those of this process are for all ranks in one; a child has its share.
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ranks // processes}"
     environment["JAX_PLATFORMS"] = "cpu"

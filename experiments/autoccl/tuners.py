@@ -139,6 +139,7 @@ def tuners(config: TunersConfig) -> list[Row]:
     for machine in range(config.machines):
         space = _space_of(config.seed + machine)
         models = [tasks_model(space, config, machine, task) for task in range(config.tasks)]
+        # Once per machine, without computation beside: that is what its tasks meet afterwards.
         offline = _afnfa(space, models, config)
         for level, left in config.interference.items():
             for task, model in enumerate(models):

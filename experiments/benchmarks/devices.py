@@ -216,6 +216,7 @@ def costs_rows(mesh: Mesh, sizes: Sequence[int], repeat: int) -> Iterator[dict[s
     network = jc.topologies.torus(2, n // 2) if n > 2 else jc.topologies.ring(2)
     for nbytes in sizes:
         x = jax.device_put(np.ones(n * nbytes // 4, np.float32), sharding)
+        # A call that does nothing has the dispatch in it, which costs are not to predict.
         calls = {"nothing": _jitted(lambda v: v + 1, mesh)}
         predicted = {}
         for name in SCHEDULES:

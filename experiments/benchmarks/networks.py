@@ -125,11 +125,13 @@ def circulants(n: int, count: int) -> Iterator[tuple[int, ...]]:
     divisors = [a for a in range(1, (n + 1) // 2) if n % a == 0]
     seen = set()
     for first in divisors:
+        # Units that keep the first offset: only these are left to rename the others by.
         fixing = [u for u in units if u * first % n in (first, n - first)]
         others = [b for b in range(1, (n + 1) // 2) if math.gcd(b, n) >= first and b != first]
         for rest in _subsets(others, count - 1):
             if math.gcd(n, first, *rest) > 1:
                 continue
+            # The smallest image stands for its class.
             least = first, min(_image(n, rest, unit) for unit in fixing)
             if least not in seen:
                 seen.add(least)
@@ -341,6 +343,7 @@ def rewired(ranks: int, trials: int, seed: int = 0) -> Digraph:
         changed = shifts.copy()
         changed[tuple(random.integers(0, side) for side in FACES)] = random.integers(0, cubes)
         total = sum_of_distances(cubes, changed)
+        # An equal wiring is taken too, so that the search walks along plateaus.
         if total <= least:
             least, shifts = total, changed
     return optical_cubes(cubes, shifts)

@@ -90,7 +90,9 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
         for flows in kinds:
             for u in set(others) - {v}:
                 for step in range(steps):
+                    # No vertex passes on more than has come to it by then.
                     rows.add(iter(flows.net(u, step, v)))
+        # By the end each rank has the whole shard of the root.
         rows.add(iter([*copies.net(v, horizon, v), (shard, 1.0)]))
     if kind == "all_reduce":
         # The data that the root holds complete by each tick; more than the contributions of no rank
@@ -124,6 +126,7 @@ def _add_capacity(rows: _Rows, topology: Topology, kinds: Sequence[_Flows], step
         along = [link for link in range(links) if direction[link] == way]
         for step in range(steps):
             loads = [(flows.sent(link, step, 0), 1.0) for link in along for flows in kinds]
+            # The flows of one root, shifted to all n roots, load each link of a direction equally.
             rows.add(iter(loads), len(along) / n)
 
 

@@ -61,6 +61,7 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     """A row with ``jax.lax`` in the space and one without."""
     trial, whole, ring = setting(kind, size, seed)
     lax, machine = whole.default.replace(algorithm="native"), this_machine()
+    # Measured once, with ``jax.lax`` in the space; the search without reads the same times.
     everything = Exhaustive(whole, seed=seed)
     tune(trial, everything, Table(), machine, whole.size)
     for native in (True, False):

@@ -254,6 +254,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
         tell=lambda done, what: None,
     )
     after: list[float] = []
+    # The first step after the choice swaps programs; the five that follow say how long a step is.
     while len(after) < 6:
         tuned.join()
         params, (taken,) = _run(tuned, params, batch, 1)

@@ -58,6 +58,8 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     rows = Rows()
     for name in config.bases:
         base = parse(name)
+        # T_B of a line graph is an upper bound (Theorem 7), so costs are predicted, and those of
+        # small ones are held against the schedule as built.
         found, times = predicted(base), 0
         while found.size <= config.largest:
             construction = Construction("line_graph", (times,), (base,)) if times else base
@@ -286,6 +288,8 @@ def all_to_alls(config: Config, n: int) -> dict[str, float]:
     rates = {name: float(distance_rate(make())) for name, make in networks.items()}
     # Four links join the halves of both trees, n^2 / 4 pairs each way.
     rates |= {TREES: 4 / (n / 2) ** 2, BOUND: float(rate_bound(n, DEGREE))}
+    # Each pair of ranks exchanges an n-th of the buffer, and a rate of 1 is that of a link, B /
+    # degree.
     moved = config.machine.buffer_us(config.nbytes) * DEGREE / n
     return {name: moved / rate for name, rate in rates.items()}
 

@@ -206,6 +206,8 @@ def check(costs: Mapping[int, Cost], degree: int, every: int) -> int:
     Raises:
         CheckError: one differs from the packaged one.
     """
+    # Computing all of them takes minutes; a packaged table that is wrong would hardly be so at
+    # every size but these.
     sizes = list(costs)[::every]
     for n in sizes:
         found = bfb_cost(generalized_kautz(degree, n))
@@ -354,6 +356,7 @@ def operations(
     found: list[Operation] = [
         Compute(accelerator.seconds(row.shape.forward, samples)) for row in model.rows
     ]
+    # Backwards, as gradients come: a bucket is full earlier than by the order of the layers.
     for place, row in reversed(tuple(enumerate(model.rows))):
         products = row.shape.weight_gradient + (row.shape.input_gradient if place else ())
         found.append(Compute(accelerator.seconds(products, samples)))

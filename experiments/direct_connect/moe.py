@@ -139,6 +139,7 @@ def operations(
         forward = Compute(accelerator.seconds(block.products, samples))
         found += _around(block, forward, samples * value_bytes)
     for block in reversed(blocks):
+        # Of x W the gradients are g W^T and x^T g: two products of the same number of operations.
         backward = [Product(m, n, k) for m, k, n in block.products]
         backward += [Product(k, m, n) for m, k, n in block.products]
         compute = Compute(accelerator.seconds(backward, samples))
@@ -291,6 +292,8 @@ def fastest_found(config: Config, work: Sequence[Operation], ranks: int) -> Run:
     networks = found_networks(ranks, config.machine)
     hoped = [_best(config, work, network.hoped()).iteration.total for network in networks]
     best: Run | None = None
+    # The hoped rate is an upper bound, so an iteration by it is a lower one: as soon as it is not
+    # below the best certified one, neither is any that follows.
     for i in sorted(range(len(networks)), key=hoped.__getitem__):
         if best is not None and hoped[i] >= best.iteration.total:
             break

@@ -120,6 +120,8 @@ def iteration(
                     stream.issue(now, times.all_reduce(bucket))
                     bucket = 0
             case Exchange(nbytes):
+                # In order, the all-to-all waits for every all_reduce issued before it; first, only
+                # for the running one, since a collective on the links is not interrupted.
                 stream.start_before(now if order == EXCHANGES_FIRST else None)
                 start = max(now, stream.free)
                 seconds = times.all_to_all(nbytes)
@@ -130,6 +132,7 @@ def iteration(
         stream.issue(now, times.all_reduce(bucket))
     stream.start_before(None)
     exposed += max(stream.free - now, _ZERO)
+    # All all_reduces less the part that compute waited for.
     return Iteration(compute, exposed, exchanged, stream.reduced - exposed)
 
 
@@ -199,6 +202,7 @@ def found_networks(n: int, machine: Machine) -> list[FoundNetwork]:
 
 @functools.cache
 def _kept(n: int) -> list[FoundTopology]:
+    # Constructions of n ranks are made of bases whose sizes divide n.
     cells = search([m for m in range(2, n + 1) if n % m == 0], DEGREE, measure=True)
     return [FoundTopology(n, DEGREE, with_bfb_cost(c)) for c in cells[n, DEGREE]]
 

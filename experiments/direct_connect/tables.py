@@ -60,6 +60,7 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         digraph = construction.digraph()
         built, bfb = built_cost(construction), bfb_cost(digraph)
         ours = {
+            # The better of BFB on the expanded network and of the schedule of the base, expanded.
             "T_L": 2 * min(bfb.steps, built.steps),
             "T_L as expanded": 2 * built.steps,
             "least T_L": least_cost(digraph.size, digraph.degree, "all_reduce").steps,
@@ -372,6 +373,7 @@ def _ours(config: Frontiers, point: Point) -> dict[str, Any]:
         if (digraph.size, digraph.degree) != (n, degree):
             raise ConfigError(f"{point.topology} is {digraph}, not {n} ranks of degree {degree}")
         found, diameter, rate = built_cost(construction), digraph.diameter, None
+        # The theorem that gives the cost, against the schedule: either may be wrong.
         if found != predicted(construction).cost:
             raise CheckError(f"{point.topology} costs {found} as built, another than predicted")
         if n <= config.most_rates or digraph.vertex_transitive:

@@ -287,11 +287,13 @@ def traditional_us(config: TorusHosts, name: str, nbytes: int) -> float:
     total = 0.0
     for phase in range(len(sides)):
         steps, link, host = 0, 0.0, 0.0
+        # Part i starts along dimension i, so that in every phase each dimension carries one part.
         for first in range(len(sides)):
             order = sides[first:] + sides[:first]
             side, gathered = order[phase], math.prod(order[:phase])
             moved = (side - 1) * gathered * part  # bytes out of a rank along this dimension
             steps = max(steps, side - 1)
+            # A ring of two ranks has one link between them, not one each way round.
             link = max(link, moved / (2 if side > 2 else 1))
             host += moved
         seconds = max(link / config.link_gbit, host / config.host_gbit)
@@ -381,6 +383,7 @@ def fit(costs: list[Cost], small: np.ndarray, large: np.ndarray, nbytes: int) ->
     moved = np.broadcast_to([2 * float(c.inverse_bandwidth) * nbytes for c in costs], large.shape)
     alpha, constant = np.polyfit(steps, small.ravel(), 1)
     moved, seen = moved.ravel(), large.ravel()
+    # Through the origin: of large buffers the latency is lost in the noise.
     inverse = float(moved @ seen / (moved @ moved))  # microseconds a byte
     return Fit(
         float(alpha),

@@ -124,6 +124,8 @@ class Case:
 def _forestcoll(case: Case) -> Iterator[Schedule]:
     """With the trees of the optimum, with one, and with the best number below 10 (Sec. 4.5.5)."""
     best = optimum(case.topology)
+    # Fewer trees lose some bandwidth, and have fewer and larger chunks: faster where latency
+    # counts.
     few = min(range(1, 10), key=lambda k: (fixed_k(case.topology, k, best=best).inverse, k))
     for k in dict.fromkeys((best.k, min(few, best.k), 1)):
         for pieces in case.pieces:
@@ -355,6 +357,7 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     ]
     if not overlap:
         return sum((sum(turn, _NONE) for turn in passes), _NONE)
+    # The first gather has nothing to hide behind.
     compute, network = _NONE, passes[0][1]  # when each has finished its queue
     gathered = network
     for (seconds, _, after), (_, before, _) in zip(
@@ -362,6 +365,8 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     ):
         start = max(compute, gathered)
         compute = start + seconds
+        # Asked for as the layer starts, so the next layer's weights go before the gradients of this
+        # one, which come at its end.
         gathered = network = max(network, start) + before if before else network
         network = max(network, compute) + after if after else network
     return max(compute, network)

@@ -67,6 +67,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
     rows = Rows()
     for k in dict.fromkeys([*config.trees, best.k]):
         row = fixed_row(topology, k, PAPER_FIXED_K.get(k))
+        # Packing takes long for many trees, and shows no more than that the bandwidth is reached.
         if k <= config.packed or k == best.k:
             flow = forest(topology, k=k)
             row["packed GB/s"] = float(topology.num_ranks / flow.check_load() / GB)
@@ -112,6 +113,7 @@ class TableB2(StudyConfig):
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
     """Two rows for each cluster: ours, and the paper's where it prints one."""
+    # Kernels of hosts with and without switches are compiled before anything is timed.
     for warm_up in (ClusterConfig("a100", 3, 8), ClusterConfig("mi250", 4, 8)):
         staged(warm_up.build())
     rows = Rows()
@@ -240,6 +242,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
             make = ALGORITHMS[name]
             row: dict[str, Any] = {"fabric": cluster.fabric, "ranks": n, "algorithm": name}
             try:
+                # The first call compiles, and is not the one that is timed.
                 if name not in compiled:
                     make(cluster, topology, config.seed)
                     compiled.add(name)

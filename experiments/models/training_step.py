@@ -78,6 +78,7 @@ def make_training_step(
 
         parts = jax.tree.map(lambda x: x.reshape(grad_accumulation, -1, *x.shape[1:]), batch)
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        # Gradients of all microbatches are added up, so one set of them is in memory.
         total, _ = jax.lax.scan(add, zero, parts)
         return jax.tree.map(lambda x: x / grad_accumulation, total)
 
@@ -110,6 +111,8 @@ def data_parallel_step(
     """
 
     def step(params, state, batch):
+        # Each rank differentiates its own copy; of replicated parameters JAX would sum the
+        # gradients itself, before the optimizer can.
         own = lax.pcast(params, axis, to="varying")
         loss, gradients = jax.value_and_grad(model.loss_of)(own, batch)
         updates, state = optimizer.update(gradients, state, params)

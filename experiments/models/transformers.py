@@ -115,6 +115,7 @@ class GPT(nnx.Module):
 
 def gpt(config: GptConfig) -> Model:
     """Its training step, on sequences and the tokens that follow each of theirs."""
+    # The structure is closed over, so that the step is a function of plain dictionaries of arrays.
     graph, init = init_params(lambda rngs: GPT(config, rngs))
 
     def loss_of(params, batch):

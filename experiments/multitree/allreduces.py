@@ -88,6 +88,7 @@ def _multitree(topology: Topology, framing: Framing) -> Time:
     """Trees of links; through switches, the better of the two orders of looking for children."""
     if topology.is_direct:
         return Simulated(topology, MultiTree(), framing=framing)
+    # The paper leaves open which child is taken behind a switch.
     orders = (MultiTree(), MultiTree(nearest_first=True))
     return fastest([Simulated(topology, o, framing=framing, pieces=PIECES) for o in orders])
 
@@ -95,6 +96,8 @@ def _multitree(topology: Topology, framing: Framing) -> Time:
 def _ring(topology: Topology) -> Time:
     """One way round; on a grid, along links only ("contention none", Table I)."""
     sides = _sides(topology)
+    # Ranks in order would cross links of others on a grid, and Table I says that a ring has no
+    # contention.
     circles = (hamiltonian_cycle(*sides),) if sides else None
     ring = Ring(bidirectional=False, order="ranks", circles=circles)
     return Simulated(topology, ring, framing=PACKETS, pieces=1 if sides else PIECES)

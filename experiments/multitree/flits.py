@@ -56,6 +56,7 @@ def packets(nbytes: int, payload: int) -> list[int]:
     found = []
     for at in range(0, nbytes, payload):
         body = -(-min(payload, nbytes - at) // FLIT_BYTES)
+        # A head for every packet is what Fig. 2 counts; sub-packets share one.
         found.append(CODES["packet", "head"])
         found += [CODES["packet", "body"]] * (body - 1) + [CODES["packet", "tail"]]
     return found
@@ -110,6 +111,7 @@ class Head:
     def decode(cls, field: int, ranks: int) -> Head:
         """The head that a field encodes."""
         bits = head_bits(ranks)
+        # The fields in the order in which ``encode`` has shifted them: next port, eject port, tree.
         ports, tree = divmod(field, 1 << bits["Tree ID"])
         return cls(*divmod(ports, 1 << bits["Eject"]), tree)
 

@@ -74,6 +74,7 @@ def _dragonfly(routers: int, groups: int, *, alpha: float, bandwidth: tuple) -> 
 def _shared_dragonfly(routers: int, groups: int, *, alpha: float, bandwidth: tuple) -> Topology:
     """A rank's bandwidth inside its group is shared by the links to the others."""
     inside, between = bandwidth
+    # A fraction, since bandwidths of a topology are exact and a third is not a float.
     each = Fraction(inside) / max(1, routers - 1)
     return topologies.dragonfly(groups, routers, alpha=alpha, bandwidth=(each, between))  # type: ignore[arg-type]
 
@@ -214,6 +215,7 @@ def measure(
         topology = setting.build()
         least = {nbytes: _least(topology, nbytes) for nbytes in sizes}
         for algorithm, choice in algorithms.items():
+            # A schedule that does not depend on the size is made once for all sizes.
             tried = choice.tried(setting.sides, model)
             made: dict[tuple[Synthesizer, int], Schedule] = {}
             try:

@@ -53,6 +53,7 @@ def measure_mesh(
     started, used = time.perf_counter(), time.process_time()
     compact = synthesize_compact(topology, folder / topology.name, threads=threads, seed=seed)
     made, spent = time.perf_counter() - started, time.process_time() - used
+    # The peak of the process so far, so rows that follow a larger mesh say nothing new.
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     verify(compact)
@@ -108,6 +109,7 @@ def synthesis(config: Synthesis) -> list[Row]:
     """Measures, prints and publishes; returns the rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # Numba compiles here, and not in the first row.
         measure_mesh((3, 3), folder, config.threads, config.seed)  # compiles
         rows = [
             Rows(

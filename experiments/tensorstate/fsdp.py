@@ -69,6 +69,8 @@ class ClusterCosts(CollectiveCostModel):
     def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int]):
         self.mesh = MeshShape.of({"data": cluster.hosts * cluster.ranks})
         self.cluster, self.algorithm, self.pieces = cluster, algorithm, tuple(pieces)
+        # A search asks for the same collectives thousands of times. Caches of the object, not of
+        # the class: a cached method would keep every instance alive.
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
 
@@ -87,6 +89,7 @@ class ClusterCosts(CollectiveCostModel):
         return seconds, schedules[best]
 
     def _synthesize(self, kind: str) -> tuple[Schedule, ...]:
+        # The largest size, by which synthesizers that know sizes choose.
         case = Case(self.cluster, self.cluster.build(), kind, self.pieces, 1 << 30)
         return tuple(ALGORITHMS[self.algorithm](case))
 

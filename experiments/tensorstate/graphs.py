@@ -155,6 +155,7 @@ def collectives(config: Config) -> list[dict[str, Any]]:
     for reshard in found.cost.reshards:
         for phase, tree in (("forward", reshard.in_forward), ("backward", reshard.after_forward)):
             for reshard_step in tree.steps:
+                # The weights, float32: activations have another number of bytes.
                 if reshard_step.nbytes == 4 * side * side:
                     case = (phase, reshard_step.kind)
                     counts[case] = counts.get(case, 0) + reshard.multiplicity

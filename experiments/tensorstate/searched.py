@@ -118,6 +118,8 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
 def _row_for_each_limit(
     config: Rediscovery, start: dict[str, Any], graph: Graph
 ) -> Iterator[dict[str, Any]]:
+    # Limits are shares of the memory that the best plan without any takes, so that they bind in
+    # every row.
     unlimited = _search(config, graph, None)
     baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
     yield {**start, "limit GB": None, **_columns(unlimited, baselines)}

@@ -82,6 +82,7 @@ class Simulated:
             return 1
         payload = (self.framing or Framing()).payload or Framing().payload or 1
         ranks = max(map(len, self.groups)) if self.groups else self.topology.num_ranks
+        # A piece of less than a packet would pay for a head of its own and hide nothing more.
         packets = nbytes // (ranks * self.chunks * payload)
         return 1 << min(max(packets, 1), self.pieces).bit_length() - 1
 
@@ -91,6 +92,8 @@ def cut_through(schedule: Schedule, pieces: int) -> Schedule:
     if pieces == 1:
         return schedule
     per_shard = schedule.collective.chunks_per_shard
+    # The chunks of a shard are shared out to the pieces in order, so that a piece of every shard
+    # leaves together and the next follows it over the same links.
     piece = schedule.chunk.astype(np.int64) % per_shard * pieces // per_shard
     return Schedule.from_sends(
         schedule.topology,

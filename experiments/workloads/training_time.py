@@ -228,15 +228,19 @@ def iteration(work: Workload, times: Times, overlap: Overlap) -> Iteration:
 
 
 def _backward(run: _Run, work: Workload, buckets: list[tuple[int, ...]], blocking: bool) -> None:
+    # A bucket is listed last layer first, so its last entry is the one computed last.
     complete_at = {bucket[-1]: number for number, bucket in enumerate(buckets)}
     for place in reversed(range(len(work.layers))):
         layer = work.layers[place]
         run.compute(layer.input_gradient)
+        # Nothing reads the gradient of the input of the first layer, so it is not exchanged.
         back, sent = ("activations", place), layer.activations if place else None
         if sent:
             run.request(back, sent, place)
             if blocking:
                 run.wait(back)
+        # While the gradient of the input is exchanged, that of the weights is computed; only then
+        # does the layer before need it.
         run.compute(layer.weight_gradient)
         if place in complete_at and not blocking:
             number = complete_at[place]
@@ -266,6 +270,7 @@ def plan_buckets(work: Workload, overlap: Overlap) -> list[tuple[int, ...]]:
     A bucket has one group, and is closed by the first layer that would make it larger than its
     bytes; a layer that is larger alone has one of its own.
     """
+    # One bucket for all, one for each layer, or as many as fill the bytes.
     limit = {"none": float("inf"), "layers": 0.0, "buckets": overlap.bucket_bytes}[overlap.kind]
     buckets: list[list[int]] = []
     open_in: dict[str, tuple[list[int], int]] = {}

@@ -247,6 +247,8 @@ def _climb(
             promising = _try(variant, topology, collective, found.best, sizes)
         except JaxcollError:
             continue  # of another shape, or chunks that it does not divide
+        # More chunks may still pay where one count does badly, so a variant ends after several in a
+        # row.
         hopeless = 0 if promising else hopeless + 1
         if hopeless == _IN_A_ROW:
             return
@@ -295,6 +297,8 @@ def _chunk_counts(variant: Synthesizer, topology: Topology) -> Sequence[int]:
     if not isinstance(variant, ForestColl):
         return CHUNKS
     try:
+        # Chunks that its trees do not divide evenly would cost ForestColl the optimum it is known
+        # by.
         multiples = {k * pieces for k in numbers_of_trees(topology) for pieces in CHUNKS}
     except JaxcollError:
         return CHUNKS

@@ -131,6 +131,7 @@ def random_regular(random: np.random.Generator) -> Topology:
     n, degree = int(random.choice([8, 16, 32, 64])), int(random.choice([3, 4]))
     is_mixed = random.random() < 0.5
     while True:
+        # A random regular graph of few ranks may fall apart.
         graph = nx.random_regular_graph(degree, n, seed=int(random.integers(2**31)))
         if nx.is_connected(graph):
             break
@@ -364,6 +365,8 @@ def measure_degraded(group: str, name: str, topology: Topology) -> dict[str, Any
             row[f"k={count}"] = joint / least
     if group == "whole":
         names = tuple(name for name, kind in REGISTRY.items() if kind.tried_by_auto)
+        # What the default would take had joint trees not been written: whole networks must not pay
+        # for them.
         others = Portfolio(NBYTES, names=tuple(n for n in names if n != "joint_trees"))
         taken, spent = cpu_timed(lambda: _seconds(topology, synthesizer=others))
         row |= {"without joint trees / bound": taken / least, "without, CPU s": spent}
