@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
 from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
-from experiments.study import ConfigError, Experiment, Row, publish
+from experiments.study import ConfigError, Experiment, Row, publish, write_csv
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.io.files import read_text, write_text
 
@@ -363,8 +363,4 @@ def gather(folder: Path) -> None:
         for row in csv.DictReader(io.StringIO(read_text(run / ROWS))):
             rows.append({**overrides, **row})
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer: csv.DictWriter[str] = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / ROWS, text.getvalue())
+    write_csv(folder / ROWS, columns, rows)

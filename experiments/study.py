@@ -161,11 +161,7 @@ def publish(
         "machine": describe_machine(),
     }
     write_json(results / "rows.json", {**content, "rows": [dict(row) for row in rows]})
-    cells = io.StringIO()
-    writer = csv.DictWriter(cells, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_bytes(results / "rows.csv", cells.getvalue().encode())
+    write_csv(results / "rows.csv", columns, rows)
     if figure is not None:
         write_figure(results / "figure.png", figure)
 
@@ -194,6 +190,15 @@ def write_json(path: Path, content: object) -> Path:
         TypeError: a value is of a type that JSON does not have.
     """
     return _replace(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Writes rows as CSV with these columns and returns the path."""
+    cells = io.StringIO()
+    writer = csv.DictWriter(cells, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return _replace(path, cells.getvalue().encode())
 
 
 def write_figure(path: Path, figure: Figure, dpi: int = 130) -> Path:

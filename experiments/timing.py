@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.console import Console
 
-from experiments.study import describe_machine, print_table, printed
-from jaxcoll.io.files import write_text
+from experiments.study import describe_machine, print_table, printed, write_json
 
 T = TypeVar("T")
 
@@ -176,10 +175,7 @@ def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RE
         "machine": describe_machine(),
         "rows": [{column: _plain(value) for column, value in row.items()} for row in rows],
     }
-    path = results / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    return path
+    return write_json(results / f"{name}.json", content)
 
 
 def earlier(name: str, *, results: Path = RESULTS) -> list[dict[str, Any]]:

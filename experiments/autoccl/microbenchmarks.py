@@ -27,6 +27,7 @@ from experiments.autoccl import MEASURED, trials
 from experiments.autoccl.trials import (
     DEFAULT,
     NATIVE,
+    OnDevices,
     Product,
     Setting,
     SpaceConfig,
@@ -38,7 +39,6 @@ from experiments.autoccl.trials import (
     over,
     product_alone,
 )
-from experiments.config import StudyConfig
 from experiments.figures import grouped_bars
 from experiments.limits import Count, Positive, least
 from experiments.study import ConfigError, Row, Rows, tell
@@ -64,7 +64,7 @@ class PrintedExtremes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfigurationsConfig(StudyConfig):
+class ConfigurationsConfig(OnDevices):
     """The measurement."""
 
     ranks: int  # virtual CPU devices
@@ -76,11 +76,6 @@ class ConfigurationsConfig(StudyConfig):
     rounds: Count  # of the comparison
     printed: tuple[PrintedExtremes, ...]
     seed: int  # of the buffers
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
 
 
 def configurations(config: ConfigurationsConfig) -> list[Row]:
@@ -199,7 +194,7 @@ class PrintedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(OnDevices):
     """The measurement."""
 
     title: str  # the paper's table or figures
@@ -220,11 +215,6 @@ class Config(StudyConfig):
             check_product(sides)
         if self.levels.get(_ALONE, ()):
             raise ConfigError(f"the level {_ALONE!r} has no product, got {self.levels[_ALONE]}")
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
 
     def settings(self) -> Iterator[tuple[str, Setting]]:
         """Every level with its settings."""

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 import jaxcoll as jc
 from experiments.autoccl import LABELS, MEASURED, MODELLED, NEEDS_NCCL
-from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
+from experiments.autoccl.trials import NATIVE, OnDevices, Setting, SpaceConfig, afnfa, mesh_of
 from experiments.config import StudyConfig
 from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, among, at_least
@@ -53,7 +53,7 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(OnDevices):
     """The training runs."""
 
     ranks: Count  # virtual CPU devices
@@ -64,11 +64,6 @@ class Config(StudyConfig):
     most_steps: Count  # in which the tuner must settle
     rounds: Count  # of the final comparison
     seed: int  # of parameters, batches and tuners
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
 
 
 def run(config: Config) -> list[Row]:
@@ -317,21 +312,10 @@ def _interference(config: ClaimsConfig) -> list[Row]:
         rows.append(_row("Table 6", f"{level}, gain of tuning", _gain(at), None, "%"))
         if level != _ALONE:
             loss, over = 100 * (1 - at.nccl / alone.nccl), 100 * (at.tuned / alone.nccl - 1)
+            lost, kept = config.printed_loss[level], config.printed_over_alone[level]
             rows += [
-                _row(
-                    "Sec. 3.2",
-                    f"{level}, loss of the default",
-                    loss,
-                    config.printed_loss[level],
-                    "%",
-                ),
-                _row(
-                    "Sec. 3.2",
-                    f"{level}, tuned over the default alone",
-                    over,
-                    config.printed_over_alone[level],
-                    "%",
-                ),
+                _row("Sec. 3.2", f"{level}, loss of the default", loss, lost, "%"),
+                _row("Sec. 3.2", f"{level}, tuned over the default alone", over, kept, "%"),
             ]
     return rows
 
@@ -359,32 +343,17 @@ def _slips(config: ClaimsConfig) -> list[Row]:
         name: math.ceil(count / calls) * max(config.vgg_milliseconds) / 6e4
         for name, count in config.evaluations.items()
     }
-    nearest = min(THREADS.values, key=lambda v: abs(float(v) - 196))
+    nearest = int(min(THREADS.values, key=lambda v: abs(float(v) - 196)))
+    slips = (
+        ("Sec. 3.2", "least gain for all settings", min(gains), min(config.printed_gain), "%"),
+        ("Sec. 3.2", "most gain for all settings", max(gains), max(config.printed_gain), "%"),
+        ("Sec. 3.1", "C_3 below C_4", 100 * (1 - slow / fast), config.printed_neighbour, "%"),
+        ("Fig. 3b", "NT, nearest of Table 2", nearest, 196, ""),
+        ("Fig. 6", "NT, least of Table 2", int(min(THREADS.values)), 16, ""),
+        ("Sec. 3.3", "configurations, in millions", space.size / 1e6, 1.0, ""),
+    )
     return [
-        _row(
-            "Slip, Sec. 3.2",
-            "least gain for all settings",
-            min(gains),
-            min(config.printed_gain),
-            "%",
-        ),
-        _row(
-            "Slip, Sec. 3.2",
-            "most gain for all settings",
-            max(gains),
-            max(config.printed_gain),
-            "%",
-        ),
-        _row(
-            "Slip, Sec. 3.1",
-            "C_3 below C_4",
-            100 * (1 - slow / fast),
-            config.printed_neighbour,
-            "%",
-        ),
-        _row("Slip, Fig. 3b", "NT, nearest of Table 2", int(nearest), 196, ""),
-        _row("Slip, Fig. 6", "NT, least of Table 2", int(min(THREADS.values)), 16, ""),
-        _row("Slip, Sec. 3.3", "configurations, in millions", space.size / 1e6, 1.0, ""),
+        *(_row(f"Slip, {source}", *figures) for source, *figures in slips),
         *(
             _row("Fig. 12", f"VGG-19 tuned, {name}", value, config.printed_minutes, "minutes")
             for name, value in minutes.items()

@@ -36,6 +36,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.autoccl.searches import global_configuration
+from experiments.config import StudyConfig
 from experiments.limits import above, at_least, one_of
 from experiments.study import CheckError, ConfigError
 from jaxcoll.tune import Config as Configuration
@@ -46,6 +47,18 @@ DEFAULT = Configuration({"algorithm": "default", "lowering": "auto", "parts": 1}
 NATIVE = DEFAULT.replace(algorithm="native")
 
 Product = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevices(StudyConfig):
+    """A study that runs on virtual CPU devices."""
+
+    ranks: int
+
+    @property
+    def devices(self) -> tuple[str, int]:
+        """Platform and number of the devices to run on."""
+        return "cpu", self.ranks
 
 
 @dataclasses.dataclass(frozen=True)
