@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         return _failed(error, 2)
     command = [sys.argv[0], *arguments]
+    # Hydra reads sys.argv, and nothing else.
     previous, sys.argv = sys.argv, command
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=ROOT)(_job)()
@@ -71,6 +72,7 @@ def _job(composed: DictConfig) -> None:
     except ConfigError as error:
         sys.exit(_failed(error, 2))
     folder = Path(composed.results)
+    # Only in a sweep: a single command is asked for now, whatever ran before.
     if context.mode == RunMode.MULTIRUN and has_ended(composed, folder):
         print(f"{folder}: has ended before")
         return

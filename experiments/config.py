@@ -32,24 +32,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
 from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
-from experiments.study import ConfigError, Experiment, Row, publish
+from experiments.study import ConfigError, Experiment, Row, publish, write_csv
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.io.files import read_text, write_text
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
-    """The fields that the configurations of all studies have.
+    """The fields that the configurations of all studies have."""
 
-    Attributes:
-        size: the preset, "ci" or "paper".
-        notes: differences from the paper, and settings that it does not give.
-        results: folder to write to.
-    """
-
-    size: str
-    notes: tuple[str, ...]
-    results: Path
+    size: str  # the preset, "ci" or "paper"
+    notes: tuple[str, ...]  # differences from the paper, and settings that it does not give
+    results: Path  # folder to write to
 
     def publish(
         self,
@@ -58,24 +52,20 @@ class StudyConfig:
         *,
         figure: Figure | None = None,
         remarks: Sequence[str] = (),
-    ) -> None:
-        """Prints and writes the study's rows with its notes; arguments as ``study.publish``."""
+    ) -> list[Any]:
+        """Prints and writes the rows with the study's notes, as ``study.publish``; returns them."""
         publish(title, rows, self.results, figure=figure, notes=self.notes, remarks=remarks)
+        return list(rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopologyConfig:
-    """A network of one of the families of ``jaxcoll.topologies``.
-
-    Attributes:
-        family: one of ``FAMILIES``.
-        sides: ranks along each dimension; a single one for ring and fully_connected.
-    """
+    """A network of one of the families of ``jaxcoll.topologies``."""
 
     FAMILIES: typing.ClassVar = ("torus", "mesh", "ring", "fully_connected")
 
-    family: str
-    sides: tuple[int, ...]
+    family: str  # one of ``FAMILIES``
+    sides: tuple[int, ...]  # ranks along each dimension; a single one for ring and fully_connected
 
     def __post_init__(self) -> None:
         one_of("topology.family", self.family, self.FAMILIES)
@@ -92,34 +82,22 @@ class TopologyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
-    """Devices to run on, and the links to plan for.
+    """Devices to run on, and the links to plan for."""
 
-    Attributes:
-        platform: of the devices: "cpu" for virtual ones, as many as there are ranks.
-        alpha_us: latency of a link in microseconds.
-        bandwidth_gbps: bandwidth of a link in GB/s.
-    """
-
+    # Of the devices: "cpu" for virtual ones, as many as there are ranks
     platform: Annotated[str, among(("cpu", "gpu", "tpu"))]
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
+    alpha_us: NotNegative  # latency of a link in microseconds
+    bandwidth_gbps: Positive  # bandwidth of a link in GB/s
 
 
 @dataclasses.dataclass(frozen=True)
 class SynthConfig:
-    """Which synthesizers are run, and with how many chunks per shard.
+    """Which synthesizers are run, and with how many chunks per shard."""
 
-    Attributes:
-        names: of the synthesizers; all that there are where empty.
-        chosen: those whose chunks ``jc.synthesize`` chooses for every size.
-        chunks: for others without an entry of their own.
-        chunks_of: by name of the synthesizer.
-    """
-
-    names: tuple[str, ...]
-    chosen: tuple[str, ...]
-    chunks: tuple[int, ...]
-    chunks_of: Mapping[str, tuple[int, ...]]
+    names: tuple[str, ...]  # of the synthesizers; all that there are where empty
+    chosen: tuple[str, ...]  # those whose chunks ``jc.synthesize`` chooses for every size
+    chunks: tuple[int, ...]  # for others without an entry of their own
+    chunks_of: Mapping[str, tuple[int, ...]]  # by name of the synthesizer
 
     def __post_init__(self) -> None:
         unknown = sorted({*self.names, *self.chosen, *self.chunks_of} - SYNTHESIZERS.keys())
@@ -140,27 +118,16 @@ class SynthConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """A data-parallel training run, and what passes.
-
-    Attributes:
-        steps: training steps.
-        batch: digits a step, of all ranks together.
-        hidden: width of each hidden layer.
-        learning_rate: of Adam.
-        bucket_bytes: gradients of several leaves are reduced together up to this many bytes.
-        loss_tolerance: largest difference in the loss of any step between the two runs.
-        accuracy_tolerance: largest difference in held-out accuracy after any step.
-        accuracy_wanted: held-out accuracy to beat.
-    """
+    """A data-parallel training run, and what passes."""
 
     steps: Count
-    batch: Count
-    hidden: tuple[int, ...]
-    learning_rate: Positive
-    bucket_bytes: Count
-    loss_tolerance: NotNegative
-    accuracy_tolerance: NotNegative
-    accuracy_wanted: NotNegative
+    batch: Count  # digits a step, of all ranks together
+    hidden: tuple[int, ...]  # width of each hidden layer
+    learning_rate: Positive  # of Adam
+    bucket_bytes: Count  # gradients of several leaves are reduced together up to this many bytes
+    loss_tolerance: NotNegative  # largest difference in the loss of any step between the two runs
+    accuracy_tolerance: NotNegative  # largest difference in held-out accuracy after any step
+    accuracy_wanted: NotNegative  # held-out accuracy to beat
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -169,25 +136,18 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QuickstartConfig:
-    """The quickstart.
-
-    Attributes:
-        sizes: bytes of a rank's buffer to simulate.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        elements: size of the arrays that are summed on devices.
-        seed: of everything random.
-        results: folder to write to.
-    """
+    """The quickstart."""
 
     topology: TopologyConfig
     hardware: HardwareConfig
     synth: SynthConfig
     train: TrainConfig
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes of a rank's buffer to simulate
+    # "astra" or "tacos" (see ``jaxcoll.simulation``)
     link_model: Annotated[str, among(("astra", "tacos"))]
-    elements: Count
+    elements: Count  # size of the arrays that are summed on devices
     seed: Natural
-    results: Path
+    results: Path  # folder to write to
 
     @property
     def devices(self) -> tuple[str, int]:
@@ -257,6 +217,7 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
             for key, item in value.items()
         }
         return types.MappingProxyType(items)
+    # YAML writes 1 for 1.0. A bool is an int to Python, and is refused where a number is asked for.
     accepted = {float: (int, float), Path: (str, Path)}.get(kind, (kind,))
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
         raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
@@ -278,11 +239,7 @@ IDEAL = "ideal"  # in the place of an algorithm: percent of what no algorithm ca
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A number that a paper prints; studies add what it is of.
-
-    Attributes:
-        paper: the paper's number.
-    """
+    """A number that a paper prints; studies add what it is of."""
 
     paper: Positive
 
@@ -300,9 +257,7 @@ ROOT = "config"  # the file there that lists the groups
 SIZES = ("ci", "paper")
 
 EXPERIMENTS = {
-    "quickstart": Experiment(
-        "experiments.quickstart.quickstart", "experiments.config:QuickstartConfig"
-    ),
+    "quickstart": Experiment("quickstart.quickstart", "config:QuickstartConfig"),
     **tacos.EXPERIMENTS,
     **multitree.EXPERIMENTS,
     **forestcoll.EXPERIMENTS,
@@ -408,8 +363,4 @@ def gather(folder: Path) -> None:
         for row in csv.DictReader(io.StringIO(read_text(run / ROWS))):
             rows.append({**overrides, **row})
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer: csv.DictWriter[str] = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / ROWS, text.getvalue())
+    write_csv(folder / ROWS, columns, rows)

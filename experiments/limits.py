@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 from experiments.study import ConfigError
@@ -42,6 +42,13 @@ def above(where: str, value: float, least: float) -> None:
         raise ConfigError(f"{where} must be above {least}, got {value}")
 
 
+def rising(where: str, values: Sequence[float], least: float = -math.inf) -> None:
+    """Refuses no numbers, and those that do not rise from ``least`` on, with a ``ConfigError``."""
+    if not values or sorted(set(values)) != list(values) or values[0] < least:
+        start = "" if least == -math.inf else f" from {least} or more"
+        raise ConfigError(f"{where} must rise{start}, got {values}")
+
+
 def among(known: Collection[str]) -> Check:
     """For ``Annotated[str, among(NAMES)]``: one of the known names."""
     return functools.partial(one_of, known=known)
@@ -57,3 +64,4 @@ Natural = Annotated[int, least(0)]
 NotNegative = Annotated[float, least(0)]
 Positive = Annotated[float, functools.partial(above, least=0)]
 Filled = Annotated[T, filled]
+Rising = Annotated[tuple[int, ...], functools.partial(rising, least=1)]

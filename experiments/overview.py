@@ -106,6 +106,8 @@ def record(name: str, *, paper: bool) -> None:
     now = recording.recorded(name, SMALL, small)
     was = study.get(SMALL)
     if was is None or was.settings != now.settings or _differ(name, was, small):
+        # Rows that are as recorded keep their old record, and with it the digest that a run at
+        # size=paper names.
         study[SMALL] = now
     if paper:
         study[PAPER] = recording.recorded(name, PAPER, _run(name, PAPER), study[SMALL].small)

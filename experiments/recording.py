@@ -53,29 +53,17 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A recorded run of a study.
+    """A recorded run of a study."""
 
-    Attributes:
-        command: that made it, from the project's root.
-        commit: that it ran at, with "+" if the code had changes that were not committed.
-        date: day it ran, UTC.
-        machine: processor, cores, memory and versions.
-        settings: digest of the settings.
-        small: digest of the rows of size=ci that the same code printed; of these rows at size=ci.
-        title: of the table.
-        rows: as printed, floats to ``DIGITS`` digits.
-        remarks: notes that the run itself made.
-    """
-
-    command: str
-    commit: str
-    date: str
-    machine: Mapping[str, Any]
-    settings: str
-    small: str
+    command: str  # that made it, from the project's root
+    commit: str  # that it ran at, with "+" if the code had changes that were not committed
+    date: str  # day it ran, UTC
+    machine: Mapping[str, Any]  # processor, cores, memory and versions
+    settings: str  # digest of the settings
+    small: str  # digest of the rows of size=ci that the same code printed; of these rows at size=ci
     title: str
-    rows: Sequence[Row]
-    remarks: Sequence[str]
+    rows: Sequence[Row]  # as printed, floats to ``DIGITS`` digits
+    remarks: Sequence[str]  # notes that the run itself made
 
 
 Study = dict[str, Run]  # by size

@@ -1,4 +1,4 @@
-"""Experiments as the command line knows them, how a study publishes its results, and its figures.
+"""Experiments as the command line knows them, and how a study publishes its results.
 
 A file is replaced whole, so that no reader sees half of it. Seconds depend on the machine besides
 the code, so its description stands beside every table.
@@ -8,8 +8,6 @@ fields ``{COLUMN | KEY=VALUE; KEY=VALUE | FORMAT}``: the value that COLUMN has i
 every KEY has its VALUE, printed by FORMAT (``.4g`` when omitted). ``{min: ...}``, ``{max: ...}``,
 ``{mean: ...}`` and ``{list: ...}`` take all rows that match; an empty condition matches every row.
 So no figure of a note can differ from the table above it.
-
-Figures that several studies share: curves over size in panels, and stacked bars.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import platform
 import re
 import statistics
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,8 +33,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from jaxcoll.draw import format_bytes
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE, PAPER
 from jaxcoll.io.files import write_bytes
 from jaxcoll.progress import wipe
 
@@ -54,37 +51,36 @@ T = TypeVar("T", bound=Mapping[str, object])
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment: where the function that runs it and its configuration are.
+    """An experiment: where the function that runs it and its configuration are."""
 
-    Attributes:
-        function: takes the configuration and returns rows, as ``module:name``; ``run`` where only
-            the module is named. Studies of one shape stand in one module, a function each.
-        config: the frozen dataclass of the configuration, as ``module:name``; ``Config`` of the
-            function's module where empty.
-        measured: columns of its rows that are measured on the machine (seconds, memory), as shell
-            patterns; two runs of the same code may differ there.
-        searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
-            machine finds less; two runs may differ in these rows and in remarks that match.
-        versions: texts, as shell patterns, of rows that depend on the version of a package, by
-            package. JAX traces other operators; HiGHS chooses another of equally good solutions.
-    """
-
+    # Takes the configuration and returns rows, as ``module:name`` below this package; ``run`` where
+    # only the module is named. The annotation of its argument is the frozen dataclass of the
+    # configuration.
     function: str
+    # The same as ``module:name``, of a study whose module starts JAX: its configuration says on
+    # which devices, and is read before
     config: str = ""
+    # Columns of its rows that are measured on the machine (seconds, memory), as shell patterns; two
+    # runs of the same code may differ there
     measured: tuple[str, ...] = ()
+    # Texts, as shell patterns, of rows whose search ends by the clock, so that a busy machine finds
+    # less; two runs may differ in these rows and in remarks that match
     searched: tuple[str, ...] = ()
+    # Texts, as shell patterns, of rows that depend on the version of a package, by package. JAX
+    # traces other operators; HiGHS chooses another of equally good solutions.
     versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def load(self) -> Callable[[Any], Any]:
         """The function that runs it."""
         module, _, name = self.function.partition(":")
-        return getattr(importlib.import_module(module), name or "run")
+        return getattr(importlib.import_module(f"experiments.{module}"), name or "run")
 
     def load_config(self) -> type:
         """The type of the configuration."""
-        module, _, _ = self.function.partition(":")
-        module, _, name = (self.config or f"{module}:Config").partition(":")
-        return getattr(importlib.import_module(module), name)
+        if self.config:
+            module, _, name = self.config.partition(":")
+            return getattr(importlib.import_module(f"experiments.{module}"), name)
+        return typing.get_type_hints(self.load())["config"]
 
 
 class Rows(list[Any]):
@@ -152,16 +148,9 @@ def publish(
         remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.
     """
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in columns:
-        is_text = all(isinstance(row.get(column), str | None) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
-    for row in rows:
-        table.add_row(*(text(row.get(column)) for column in columns))
     # A file or a pipe has no width of its own to fold tables to.
     console = console or Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
+    columns = print_table(title, rows, console)
     said = filled(notes, rows)
     for sentence in (*said, *remarks):
         console.print(sentence, markup=False)
@@ -172,13 +161,22 @@ def publish(
         "machine": describe_machine(),
     }
     write_json(results / "rows.json", {**content, "rows": [dict(row) for row in rows]})
-    cells = io.StringIO()
-    writer = csv.DictWriter(cells, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_bytes(results / "rows.csv", cells.getvalue().encode())
+    write_csv(results / "rows.csv", columns, rows)
     if figure is not None:
         write_figure(results / "figure.png", figure)
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, object]], console: Console) -> list[str]:
+    """Prints rows as a table, texts to the left and numbers to the right; returns its columns."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        is_text = all(isinstance(row.get(column), str | None) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right")
+    for row in rows:
+        table.add_row(*(text(row.get(column)) for column in columns))
+    console.print(table)
+    return columns
 
 
 # ---------------------------------------------------------------------- files, each replaced whole
@@ -192,6 +190,15 @@ def write_json(path: Path, content: object) -> Path:
         TypeError: a value is of a type that JSON does not have.
     """
     return _replace(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Writes rows as CSV with these columns and returns the path."""
+    cells = io.StringIO()
+    writer = csv.DictWriter(cells, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return _replace(path, cells.getvalue().encode())
 
 
 def write_figure(path: Path, figure: Figure, dpi: int = 130) -> Path:
@@ -315,121 +322,3 @@ def _condition(text: str, field: str) -> tuple[str, str]:
 
 def _text(value: object, form: str) -> str:
     return format(value, form) if isinstance(value, float | int) else str(value)
-
-
-Curve = Mapping[int, float]
-
-
-def panels(
-    curves: Mapping[str, Mapping[str, Curve]],
-    *,
-    label_x: str,
-    label_y: str,
-    columns: int = 2,
-    in_bytes: bool = True,
-    log_y: bool = False,
-) -> Figure:
-    """A panel for each title, with a line for each name: values over sizes.
-
-    Args:
-        curves: title to name to {x: y}.
-        in_bytes: whether x are sizes in bytes.
-        log_y: whether y is on a logarithmic scale.
-    """
-    rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(3.9 * columns, 2.6 * rows + 0.6), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    names = list(dict.fromkeys(name for lines in curves.values() for name in lines))
-    shown = {}
-    for axes in grid.flat[len(curves) :]:
-        axes.set_visible(False)
-    for axes, (title, lines) in zip(grid.flat, curves.items(), strict=False):
-        for name, curve in lines.items():
-            i = names.index(name)
-            (shown[name],) = axes.plot(
-                list(curve),
-                list(curve.values()),
-                color=PALETTE[i % len(PALETTE)],
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=4.5,
-                linewidth=1.6,
-            )
-        sizes = sorted({x for curve in lines.values() for x in curve})
-        axes.set_xscale("log", base=2)
-        ticks = sizes[:: max(1, -(-len(sizes) // 5))]
-        axes.set_xticks(ticks, [format_bytes(x) if in_bytes else f"{x:g}" for x in ticks])
-        if log_y:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.set_title(title, fontsize=10, color=INK)
-        _plain(axes)
-    figure.supxlabel(label_x, fontsize=10, color=INK)
-    figure.supylabel(label_y, fontsize=10, color=INK)
-    _legend(figure, shown, names)
-    return figure
-
-
-def stacked_bars(
-    bars: Mapping[str, Mapping[str, Mapping[str, float]]], *, parts: Sequence[str], label: str
-) -> Figure:
-    """For each group, a bar a name, stacked of parts.
-
-    Args:
-        bars: group to name to {part: height}.
-        parts: lowest first; those that no bar has are not shown.
-        label: of the heights.
-    """
-    count = sum(len(group) + 1 for group in bars.values())
-    figure = Figure(figsize=(max(6.0, 0.26 * count + 1.0), 4.4), layout="constrained")
-    axes = figure.subplots()
-    place, ticks, names, shown = 0, [], [], {}
-    for group, heights in bars.items():
-        start = place
-        for name, stack in heights.items():
-            below = 0.0
-            for i, part in enumerate(parts):
-                height = stack.get(part, 0.0)
-                if height:
-                    bar = axes.bar(place, height, 0.8, below, color=PALETTE[i % len(PALETTE)])
-                    shown[part] = bar
-                below += height
-            ticks.append(place)
-            names.append(name)
-            place += 1
-        axes.annotate(
-            group,
-            (float(np.mean([start, place - 1])), 1.0),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="bottom",
-            fontsize=9,
-            color=INK,
-        )
-        place += 1
-    axes.set_xticks(ticks, names, rotation=90, fontsize=8)
-    axes.set_ylabel(label, color=INK)
-    _legend(figure, shown, [part for part in parts if part in shown])
-    _plain(axes)
-    return figure
-
-
-def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> None:
-    """What each colour stands for, in a row above the figure."""
-    figure.legend(
-        [shown[name] for name in names],
-        names,
-        loc="outside upper center",
-        ncols=len(names),
-        frameon=False,
-        labelcolor=INK,
-    )
-
-
-def _plain(axes) -> None:
-    axes.grid(color=PAPER, linewidth=1.2)
-    axes.set_axisbelow(True)
-    axes.minorticks_off()
-    axes.tick_params(colors=INK, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)

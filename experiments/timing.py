@@ -1,7 +1,8 @@
 """Seconds that calls take, and what every benchmark writes of them.
 
-Seconds are medians over several calls, of candidates in alternation. A benchmark writes a table to
-read, and a file to compare with later.
+Seconds are medians over several calls, of candidates in alternation: on a shared machine the speed
+of one minute is not that of the next, and ratios of calls made side by side are what can be
+repeated. A benchmark writes a table to read, and a file to compare with later.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from experiments.study import Rows, describe_machine, text
-from jaxcoll.io.files import write_text
+from experiments.study import describe_machine, print_table, printed, write_json
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,35 +47,55 @@ def time_it(call: Callable[[], object], repeat: int = 7) -> Timing:
 
 
 def compare(candidates: Mapping[str, Callable[[], object]], repeat: int = 7) -> dict[str, Timing]:
-    """Times each candidate ``repeat`` times, in turn.
+    """Times each candidate ``repeat`` times by ``alternate``."""
+    return {
+        name: Timing(statistics.median(taken), min(taken), max(taken))
+        for name, taken in alternate(candidates, repeat).items()
+    }
 
-    A machine that slows down for a while then slows all of them down, and each round starts with
-    another candidate, so that none always runs in the wake of the same one. Every candidate is
-    called once untimed before, since a first call may compile. A call that returns JAX arrays ends
-    when they are computed.
+
+def alternate(
+    candidates: Mapping[str, Callable[[], object]],
+    repeat: int,
+    *,
+    warm: int = 1,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of ``repeat`` calls of each candidate, in turn: the i-th of all are of one round.
+
+    A call that returns JAX arrays ends when they are computed.
+
+    Args:
+        warm: calls of each before, untimed, since a first call may compile.
+        clock: by which to time; ``perf_counter`` where None.
 
     Raises:
         ValueError: ``repeat`` is less than 1, or there are no candidates.
     """
+    clock = clock or perf_counter
     if repeat < 1:
         raise ValueError(f"repeat must be at least 1, got {repeat}")
     if not candidates:
         raise ValueError("nothing to time: candidates is empty")
-    for call in candidates.values():
+    for call in [*candidates.values()] * warm:
         _finish(call())
     names = list(candidates)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeat):
+        # A machine that slows down for a while slows all of them down. Each round starts with
+        # another candidate, so that none always runs in the wake, and the caches, of the same one.
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            call = candidates[name]
-            start = perf_counter()
-            _finish(call())
-            seconds[name].append(perf_counter() - start)
-    return {
-        name: Timing(statistics.median(taken), min(taken), max(taken))
-        for name, taken in seconds.items()
-    }
+            start = clock()
+            _finish(candidates[name]())
+            seconds[name].append(clock() - start)
+    return seconds
+
+
+def cpu_timed(call: Callable[[], T]) -> tuple[T, float]:
+    """The result of a call, and its CPU seconds, which other work on the machine changes little."""
+    start = process_time()
+    return call(), process_time() - start
 
 
 def format_seconds(seconds: float) -> str:
@@ -107,9 +128,9 @@ def report(
     Args:
         name: of the benchmark; the file is ``results/name.json``.
         rows: a mapping from column to value each; those of an iterator are printed one by one when
-            they are made, before the table. A ``Timing`` is printed in a fitting unit and
-            written in seconds; numbers, strings, booleans, None and NumPy scalars stay what they
-            are, and numbers that are not finite are written as null.
+            they are made, before the table, as by ``kept``. A ``Timing`` is printed in a fitting
+            unit and written in seconds; numbers, strings, booleans, None and NumPy scalars are
+            written as themselves, and numbers that are not finite as null.
         results: folder of the file, made when absent.
         console: where to print; standard output when None.
 
@@ -122,22 +143,23 @@ def report(
     """
     _check_name(name)
     if not isinstance(rows, Sequence):
-        rows = Rows(rows)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=name)
-    for column in columns:
-        is_text = all(isinstance(row.get(column, ""), str) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
-    for row in rows:
-        table.add_row(*(text(row.get(column, "")) for column in columns))
+        rows = kept(name, rows, results=results)
     # A file or a pipe has no width of its own to fold the table to.
-    width = None if sys.stdout.isatty() else 200
-    (console or Console(width=width)).print(table)
+    print_table(name, rows, console or Console(width=None if sys.stdout.isatty() else 200))
     return write(name, rows, results=results)
 
 
+def kept(name: str, rows: Iterable[Mapping[str, Any]], *, results: Path = RESULTS) -> list[Any]:
+    """The rows, each printed and in the file once it is made: a benchmark may be stopped midway."""
+    made: list[Any] = []
+    for row in printed(rows):
+        made.append(row)
+        write(name, made, results=results)
+    return made
+
+
 def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RESULTS) -> Path:
-    """Writes rows as ``report`` does, without printing them: a benchmark may be stopped midway.
+    """Writes rows as ``report`` does, without printing them.
 
     Returns:
         The path of the file. It is replaced whole: no reader sees half of it.
@@ -153,10 +175,7 @@ def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RE
         "machine": describe_machine(),
         "rows": [{column: _plain(value) for column, value in row.items()} for row in rows],
     }
-    path = results / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    return path
+    return write_json(results / f"{name}.json", content)
 
 
 def earlier(name: str, *, results: Path = RESULTS) -> list[dict[str, Any]]:

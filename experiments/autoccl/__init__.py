@@ -20,35 +20,21 @@ from experiments.study import Experiment
 # Columns that a run on devices measures, and those that it chooses by its times.
 _TIMED = ("ms", "*[, ]ms", "GB/s", "over *", "configuration", "steps *")
 
-
-def _study(function: str, config: str) -> Experiment:
-    module = function.partition(":")[0]
-    return Experiment(f"experiments.autoccl.{function}", f"experiments.autoccl.{module}:{config}")
-
-
-def _measured(module: str) -> Experiment:
-    return Experiment(f"experiments.autoccl.{module}", measured=_TIMED)
-
-
 EXPERIMENTS: dict[str, Experiment] = {
-    "autoccl-table-1": _study("tasks:tasks", "TasksConfig"),
-    "autoccl-table-2": _study("tasks:spaces", "SpacesConfig"),
-    "autoccl-fig-3": _study("fitted:optima", "OptimaConfig"),
-    "autoccl-fig-1": Experiment("experiments.autoccl.fitted"),
-    "autoccl-table-5": Experiment("experiments.autoccl.fitted"),
-    "autoccl-table-3": Experiment(
-        "experiments.autoccl.microbenchmarks:configurations",
-        "experiments.autoccl.microbenchmarks:ConfigurationsConfig",
-        measured=_TIMED,
-    ),
-    "autoccl-table-6": _measured("microbenchmarks"),
-    "autoccl-fig-6": _study("tuners:workflow", "WorkflowConfig"),
-    "autoccl-fig-7": _measured("microbenchmarks"),
-    "autoccl-fig-9": _study("tuners:tuners", "TunersConfig"),
-    "autoccl-fig-9-measured": _measured("microbenchmarks"),
-    "autoccl-fig-10": _measured("microbenchmarks"),
-    "autoccl-fig-11": _measured("training"),
-    "autoccl-claims": _study("training:claims", "ClaimsConfig"),
+    "autoccl-table-1": Experiment("autoccl.tasks:tasks"),
+    "autoccl-table-2": Experiment("autoccl.tasks:spaces"),
+    "autoccl-fig-3": Experiment("autoccl.fitted:optima"),
+    "autoccl-fig-1": Experiment("autoccl.fitted"),
+    "autoccl-table-5": Experiment("autoccl.fitted"),
+    "autoccl-table-3": Experiment("autoccl.microbenchmarks:configurations", measured=_TIMED),
+    "autoccl-table-6": Experiment("autoccl.microbenchmarks", measured=_TIMED),
+    "autoccl-fig-6": Experiment("autoccl.tuners:workflow"),
+    "autoccl-fig-7": Experiment("autoccl.microbenchmarks", measured=_TIMED),
+    "autoccl-fig-9": Experiment("autoccl.tuners:tuners"),
+    "autoccl-fig-9-measured": Experiment("autoccl.microbenchmarks", measured=_TIMED),
+    "autoccl-fig-10": Experiment("autoccl.microbenchmarks", measured=_TIMED),
+    "autoccl-fig-11": Experiment("autoccl.training", measured=_TIMED),
+    "autoccl-claims": Experiment("autoccl.training:claims"),
 }
 
 

@@ -48,20 +48,15 @@ _THREE = 3
 class Bandwidth:
     """The model of one subspace (AutoCCL, section 4.2 and Table 7).
 
-    Attributes:
-        startup: alpha_0 and alpha_1, seconds per step of the transport and of the protocol.
-        peak: peak bandwidth of the transport and of the protocol, B/s.
-        congestion: factor of 1/gamma - 1 where NC = NT = C = 1.
-        exponents: of NC, NT and C in 1/gamma - 1.
-
     Raises:
         TuneError: constants that are not finite, peaks that are not above 0, negative others.
     """
 
+    # alpha_0 and alpha_1, seconds per step of the transport and of the protocol
     startup: tuple[float, float]
-    peak: tuple[float, float]
-    congestion: float
-    exponents: tuple[float, float, float]
+    peak: tuple[float, float]  # peak bandwidth of the transport and of the protocol, B/s
+    congestion: float  # factor of 1/gamma - 1 where NC = NT = C = 1
+    exponents: tuple[float, float, float]  # of NC, NT and C in 1/gamma - 1
 
     def __post_init__(self):
         checks.put(
@@ -120,15 +115,10 @@ def _numbers(values, count: int, what: str, check) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A model and its distance from the measurements that it was fitted to.
-
-    Attributes:
-        model: the fitted model.
-        residuals: measured over predicted seconds, less 1, per configuration.
-    """
+    """A model and its distance from the measurements that it was fitted to."""
 
     model: Bandwidth
-    residuals: Mapping[Config, float]
+    residuals: Mapping[Config, float]  # measured over predicted seconds, less 1, per configuration
 
     @property
     def largest(self) -> float:
@@ -170,6 +160,8 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
         TuneError: fewer different configurations than the model has constants (8); times that are
             not positive; configurations without channels, threads and chunk bytes.
     """
+    # The message cancels in the model, as M does between equations 2 and 3; it is needed only to
+    # turn seconds into bandwidths.
     size = float(checks.positive(nbytes, "nbytes", TuneError))
     times = np.array([float(checks.positive(t, "seconds", TuneError)) for _, t in measured])
     configs = [config for config, _ in measured]
@@ -180,6 +172,8 @@ def fit_bandwidth(measured: Sequence[tuple[Config, float]], nbytes: float, *, se
         )
     resources = np.array([[_resource(c, name) for name in _RESOURCES] for c in configs], float)
     logs = np.log(resources)
+    # Logarithms about their middle: constants of the fit are then of order one, while NC^a * NT^b *
+    # C^c of raw bytes would tie the congestion to its exponents.
     middle = (logs.min(axis=0) + logs.max(axis=0)) / 2
     constants = _fitted(logs - middle, np.log(times), seed)
     model = _model(constants, middle, size)
@@ -194,9 +188,14 @@ def _fitted(points: Floats, logs: Floats, seed: int) -> Floats:
     for point, log in zip(points, logs, strict=True):
         ensemble.add(point, float(log))
     best: tuple[float, Floats] | None = None
+    # The ensemble smooths the maximum of equation 1, so its fits are near and not at an optimum;
+    # the eight cheapest are polished, since from one start least squares may end in a local
+    # optimum.
     for fit in ensemble.fits[np.argsort(ensemble.cost, kind="stable")[:8]]:
         start = np.concatenate([fit[:2] + fit[8], fit[2:8]])
         bounds = (
+            # Exponents are from 0, or the model would let resources speed congestion up, to 4; all
+            # else is a logarithm and free.
             [*[-np.inf] * 4, *[0.0] * 3, -np.inf],
             [*[np.inf] * 4, *[4.0] * 3, np.inf],
         )
@@ -212,6 +211,7 @@ def _fitted(points: Floats, logs: Floats, seed: int) -> Floats:
 
 def _log_seconds(constants: Floats, points: Floats) -> Floats:
     levels, startups, exponents, congestion = np.split(constants, (2, 4, 7))
+    # Clipped at 300: exp of more overflows where least squares tries a far point.
     batches = np.minimum(startups[:, None] - NCCL_PHASES @ points.T, 300)
     crowded = np.minimum(points @ exponents + congestion[0], 300)
     return (levels[:, None] + np.log(np.exp(batches) + 1 + np.exp(crowded))).max(axis=0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -27,45 +27,23 @@ from scipy.optimize import brentq, least_squares
 from experiments.autoccl import MODELLED
 from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, among
 from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import CHANNELS, CHUNK_BYTES, THREADS
-from jaxcoll.draw.bandwidth import INK, PALETTE
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Constants of ``experiments.autoccl.bandwidth.Bandwidth``."""
-
-    startup: tuple[float, float]
-    peak: tuple[float, float]
-    congestion: float
-    exponents: tuple[float, float, float]
-
-    def built(self) -> Bandwidth:
-        """The model."""
-        return Bandwidth(self.startup, self.peak, self.congestion, self.exponents)
-
-
-@dataclasses.dataclass(frozen=True)
 class CurveConfig:
-    """One curve of the figure.
+    """One curve of the figure."""
 
-    Attributes:
-        panel: of the figure.
-        varied: the resource along the axis.
-        fixed: the values of the others.
-        printed: the paper's optimum, where it prints one.
-        possible: the nearest value of Table 2, where the printed one is none.
-    """
-
-    panel: str
-    varied: Annotated[str, among(RESOURCES)]
-    fixed: Mapping[str, int]
-    printed: int | None
-    possible: int | None
+    panel: str  # of the figure
+    varied: Annotated[str, among(RESOURCES)]  # the resource along the axis
+    fixed: Mapping[str, int]  # the values of the others
+    printed: int | None  # the paper's optimum, where it prints one
+    possible: int | None  # the nearest value of Table 2, where the printed one is none
 
     def __post_init__(self) -> None:
         if {self.varied, *self.fixed} != RESOURCES.keys() or self.varied in self.fixed:
@@ -74,26 +52,23 @@ class CurveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimaConfig(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        model: the constants.
-        curves: the curves.
-    """
-
-    model: ModelConfig
+    model: Bandwidth
     curves: tuple[CurveConfig, ...]
 
 
 def optima(config: OptimaConfig) -> list[Row]:
     """A row per curve: its optimum, what limits there, and the optimum if congestion sped up."""
-    model = config.model.built()
+    model = config.model
     rows: list[Row] = Rows()
     for curve in config.curves:
         values = RESOURCES[curve.varied]
         bandwidth = along(model, curve)
         best = int(bandwidth.argmax())
         transport, protocol = model.phases(**_arguments(curve, values[best]))
+        # The text says that gamma rises: the optimum by its word stands beside, to be held against
+        # the printed one.
         wrong = rising(model, **_arguments(curve, values))
         others = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
         rows.append(
@@ -111,8 +86,7 @@ def optima(config: OptimaConfig) -> list[Row]:
             }
         )
     title = "AutoCCL, Fig. 3: optima of one resource"
-    config.publish(title, rows, figure=_optima_figure(config, model))
-    return rows
+    return config.publish(title, rows, figure=_optima_figure(config, model))
 
 
 def along(model: Bandwidth, curve: CurveConfig) -> np.ndarray:
@@ -143,21 +117,14 @@ def rising(model: Bandwidth, channels, threads, chunk_bytes) -> np.ndarray:
 
 
 def _optima_figure(config: OptimaConfig, model: Bandwidth) -> Figure:
-    panels = list(dict.fromkeys(curve.panel for curve in config.curves))
-    figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        curves: Sequence[CurveConfig] = [c for c in config.curves if c.panel == panel]
-        for colour, curve in zip(PALETTE, curves, strict=False):
-            x, y = RESOURCES[curve.varied], along(model, curve) / 1e9
-            label = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
-            axes.plot(x, y, color=colour, label=label)
-            axes.plot(x[y.argmax()], y.max(), "o", color=colour)
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel(curves[0].varied, color=INK)
-        axes.set_ylabel("bandwidth (no unit: see the notes)", color=INK)
-        axes.set_title(f"Fig. {panel}", fontsize=9)
-        axes.legend(frameon=False, fontsize=6)
-    return figure
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for curve in config.curves:
+        lines = curves.setdefault(f"Fig. {curve.panel}: {curve.varied}", {})
+        label = ", ".join(f"{name} {value}" for name, value in curve.fixed.items())
+        values, speeds = RESOURCES[curve.varied].tolist(), along(model, curve) / 1e9
+        lines[label] = dict(zip(values, speeds.tolist(), strict=True))
+    label = "bandwidth (no unit: see the notes)"
+    return panels(curves, label_x="", label_y=label, in_bytes=False)
 
 
 # Where the constants of a subspace are expected, by which the fit is unique: start-up times in s,
@@ -170,21 +137,15 @@ _REFERENCE = (8, 256, 512 * 1024)
 
 @dataclasses.dataclass(frozen=True)
 class PointConfig:
-    """A configuration of the table.
+    """A configuration of the table."""
 
-    Attributes:
-        subspace: network and implementation, a name that the fit has constants for.
-        channels, threads, chunk_bytes: its resources.
-        gbps: the printed bandwidth in GB/s, where there is one.
-        is_default: whether NCCL chooses it.
-    """
-
-    subspace: str
+    subspace: str  # network and implementation, a name that the fit has constants for
+    # channels, threads, chunk_bytes: its resources
     channels: Count
     threads: Count
     chunk_bytes: Count
-    gbps: float | None
-    is_default: bool
+    gbps: float | None  # the printed bandwidth in GB/s, where there is one
+    is_default: bool  # whether NCCL chooses it
 
     @property
     def resources(self) -> tuple[int, int, int]:
@@ -198,52 +159,34 @@ class PointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RatioConfig:
-    """A printed relation of two configurations' bandwidths.
+    """A printed relation of two configurations' bandwidths."""
 
-    Attributes:
-        of, to: the configurations.
-        printed: their ratio; None where the paper says only that ``of`` is slower than ``to``.
-    """
-
+    # of, to: the configurations
     of: str
     to: str
+    # Their ratio; None where the paper says only that ``of`` is slower than ``to``
     printed: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class LevelConfig:
-    """A line of Table 6: bandwidths beside a computation.
+    """A line of Table 6: bandwidths beside a computation."""
 
-    Attributes:
-        default: the configuration that NCCL chooses.
-        gbps: its bandwidth in GB/s.
-        tuned_gbps: that of the tuned configuration, which is not printed.
-    """
-
-    default: str
-    gbps: Positive
-    tuned_gbps: float
+    default: str  # the configuration that NCCL chooses
+    gbps: Positive  # its bandwidth in GB/s
+    tuned_gbps: float  # that of the tuned configuration, which is not printed
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """A table of configurations and the paper's statements on their bandwidths.
+    """A table of configurations and the paper's statements on their bandwidths."""
 
-    Attributes:
-        title: the paper's table and figure.
-        exponents: of congestion, by NC, NT and C.
-        points: the configurations, by the paper's names.
-        ratios: relations between them.
-        slower: the ratio that is fitted where the paper says only which is slower.
-        interference: levels of computation beside.
-    """
-
-    title: str
-    exponents: tuple[float, float, float]
-    points: Mapping[str, PointConfig]
-    ratios: tuple[RatioConfig, ...]
-    slower: Positive
-    interference: Mapping[str, LevelConfig]
+    title: str  # the paper's table and figure
+    exponents: tuple[float, float, float]  # of congestion, by NC, NT and C
+    points: Mapping[str, PointConfig]  # the configurations, by the paper's names
+    ratios: tuple[RatioConfig, ...]  # relations between them
+    slower: Positive  # the ratio that is fitted where the paper says only which is slower
+    interference: Mapping[str, LevelConfig]  # levels of computation beside
 
     def __post_init__(self) -> None:
         named = [name for r in self.ratios for name in (r.of, r.to)]
@@ -284,8 +227,7 @@ def run(config: Config) -> list[Row]:
             }
         )
     rows += _under_interference(config, models)
-    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
-    return rows
+    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(config, models))
 
 
 def fit(config: Config) -> dict[str, Bandwidth]:
@@ -309,6 +251,8 @@ def fit(config: Config) -> dict[str, Bandwidth]:
             expected_ratio = config.slower if ratio.printed is None else ratio.printed
             found = bandwidths[ratio.of] / bandwidths[ratio.to]
             printed.append(math.log(found / expected_ratio))
+        # The paper prints fewer numbers than there are constants. The weak pull to expected ones
+        # makes the fit unique without moving what is printed.
         return np.concatenate([printed, _WEAK * (logs - expected)])
 
     return models_of(least_squares(residuals, expected, max_nfev=200).x)
@@ -330,6 +274,8 @@ def _under_interference(config: Config, models: Mapping[str, Bandwidth]) -> list
     for name, level in config.interference.items():
         default = config.points[level.default]
         network = _network(default)
+        # Computation congests a network, whichever implementation runs on it: all of its subspaces
+        # get the same factor.
         here = {s: model for s, model in models.items() if s.partition(",")[0] == network}
         congested = _congested(here, default, level.gbps * 1e9)
         if network not in alone:
@@ -381,6 +327,7 @@ def _congested(
             for name, model in models.items()
         }
 
+    # Bandwidth falls as congestion grows, so the factor is bracketed: from none (0) to e^20.
     return with_factor(brentq(lambda log: point.on(with_factor(log)) - speed, 0, 20))  # type: ignore[arg-type]
 
 
@@ -417,13 +364,9 @@ def _percent(ours: float, printed: float | None) -> float | None:
 
 
 def _figure(config: Config, models: Mapping[str, Bandwidth]) -> Figure:
-    figure = Figure(figsize=(1.5 + 0.8 * len(config.points), 3.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, point) in enumerate(config.points.items()):
-        axes.bar(i, point.on(models) / 1e9, color=PALETTE[0], label=None if i else "model")
-        if point.gbps is not None:
-            axes.plot(i, point.gbps, "o", color=PALETTE[1])
-        axes.annotate(name, (i, 0), (0, 4), textcoords="offset points", ha="center", color=INK)
-    axes.set_xticks([])
-    axes.set_ylabel("GB/s (dots: printed)", color=INK)
-    return figure
+    bars = {
+        name: {"model": point.on(models) / 1e9}
+        | ({} if point.gbps is None else {"printed": point.gbps})
+        for name, point in config.points.items()
+    }
+    return grouped_bars({"": bars}, label="GB/s")

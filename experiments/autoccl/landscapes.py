@@ -47,14 +47,10 @@ class Hill:
 
     The peak over ``1 + q ** 0.8`` where q is a quadratic form of the logarithms of the resources
     with mixed terms, 0 at the optimum.
-
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
     """
 
-    peak: float
-    optimum: tuple[float, float, float]
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -66,16 +62,11 @@ class Hill:
 
 @dataclasses.dataclass(frozen=True)
 class Ramp:
-    """A unimodal bandwidth with an edge at the optimum, which is steeper on one side.
+    """A unimodal bandwidth with an edge at the optimum, which is steeper on one side."""
 
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
-        above, below: by which powers of a resource, over and under its optimum, bandwidth falls.
-    """
-
-    peak: float
-    optimum: tuple[float, float, float]
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
+    # above, below: by which powers of a resource, over and under its optimum, bandwidth falls
     above: tuple[float, float, float]
     below: tuple[float, float, float]
 
@@ -99,25 +90,17 @@ class Coupled:
     No model of the searches has this form. Two constants of the fitted search were chosen on
     such landscapes: how far it trusts a form of peak far from the optimum, and from how many
     points of the fastest subspace on every other measurement goes to another.
-
-    Attributes:
-        peak: B/s.
-        optimum: NC, NT and C of the peak.
-        order: which curve NC, NT and C have: 0, 1 and 2 in any order.
-        powers: by which the first curve rises and falls.
-        width: of the bell, in logarithms.
-        scale, exponent: of the third curve.
-        coupling: powers by which the best C falls as NC grows.
     """
 
-    peak: float
-    optimum: tuple[float, float, float]
-    order: tuple[int, int, int]
-    powers: tuple[float, float]
-    width: float
+    peak: float  # B/s
+    optimum: tuple[float, float, float]  # NC, NT and C of the peak
+    order: tuple[int, int, int]  # which curve NC, NT and C have: 0, 1 and 2 in any order
+    powers: tuple[float, float]  # by which the first curve rises and falls
+    width: float  # of the bell, in logarithms
+    # scale, exponent: of the third curve
     scale: float
     exponent: float
-    coupling: float
+    coupling: float  # powers by which the best C falls as NC grows
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -181,6 +164,8 @@ class Landscape:
         """Seconds of one message, with noise."""
         self.measurements += 1
         drawn = self.noise * self._rng.standard_normal()
+        # Normal noise has no lower end: a factor below a tenth would make a bandwidth of nearly
+        # nothing, or less than nothing.
         factor = math.exp(drawn) if self.is_lognormal else max(1 + drawn, 0.1)
         return self.nbytes / (self.bandwidth(config) * factor)
 
@@ -198,50 +183,63 @@ class Landscape:
         return found
 
 
-def equations(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of equations 1 to 5 with constants drawn for every subspace."""
-    rng = np.random.default_rng([seed, 1])
-    return Landscape(space, tuple(_drawn(rng)[0] for _ in space.subspaces), noise=noise, seed=seed)
+# From a space and a seed, and the noise by keyword.
+Maker = Callable[..., Landscape]
 
 
-def hills(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of unimodal bandwidths of another form, peaks and optima drawn likewise."""
-    rng = np.random.default_rng([seed, 2])
-    return Landscape(space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed)
+def _family(number: int) -> Callable[[Callable[[np.random.Generator], Any]], Maker]:
+    """A family of landscapes, from what draws the bandwidth of one subspace.
+
+    Its number is part of the seed, so that families draw independently of one another.
+    """
+
+    def of(drawn: Callable[[np.random.Generator], Any]) -> Maker:
+        def made(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+            rng = np.random.default_rng([seed, number])
+            bandwidths = tuple(drawn(rng) for _ in space.subspaces)
+            return Landscape(space, bandwidths, noise=noise, seed=seed)
+
+        return made
+
+    return of
 
 
-def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of unimodal bandwidths that fall by other powers on either side of an optimum."""
-    rng = np.random.default_rng([seed, 3])
-
-    def drawn() -> Ramp:
-        peak = _GB * rng.uniform(4, 40)
-        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
-        above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
-        return Ramp(peak, (channels, threads, chunk_bytes), above, below)
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+@_family(1)
+def equations(rng: np.random.Generator) -> Bandwidth:
+    """Equations 1 to 5 with constants drawn for every subspace."""
+    return _drawn(rng)[0]
 
 
-def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of smooth bandwidths of yet another form, of which searches have no model."""
-    rng = np.random.default_rng([seed, 4])
+@_family(2)
+def hills(rng: np.random.Generator) -> Hill:
+    """Unimodal bandwidths of another form, peaks and optima drawn likewise."""
+    return _drawn(rng)[1]
 
-    def drawn() -> Coupled:
-        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
-        first, second, third = rng.permutation(3).tolist()
-        return Coupled(
-            peak=_GB * rng.uniform(4, 40),
-            optimum=(channels, threads, chunk_bytes),
-            order=(first, second, third),
-            powers=(rng.uniform(0.2, 1.0), rng.uniform(0.2, 1.0)),
-            width=rng.uniform(1.0, 3.0),
-            scale=rng.uniform(0.8, 2.5),
-            exponent=rng.uniform(1.2, 3.0),
-            coupling=rng.uniform(0.0, 0.6),
-        )
 
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+@_family(3)
+def ramps(rng: np.random.Generator) -> Ramp:
+    """Unimodal bandwidths that fall by other powers on either side of an optimum."""
+    peak = _GB * rng.uniform(4, 40)
+    channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
+    above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
+    return Ramp(peak, (channels, threads, chunk_bytes), above, below)
+
+
+@_family(4)
+def coupled(rng: np.random.Generator) -> Coupled:
+    """Smooth bandwidths of yet another form, of which searches have no model."""
+    channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
+    first, second, third = rng.permutation(3).tolist()
+    return Coupled(
+        peak=_GB * rng.uniform(4, 40),
+        optimum=(channels, threads, chunk_bytes),
+        order=(first, second, third),
+        powers=(rng.uniform(0.2, 1.0), rng.uniform(0.2, 1.0)),
+        width=rng.uniform(1.0, 3.0),
+        scale=rng.uniform(0.8, 2.5),
+        exponent=rng.uniform(1.2, 3.0),
+        coupling=rng.uniform(0.0, 0.6),
+    )
 
 
 # ---------------------------------------------------------------------- forms that no search models
@@ -249,17 +247,11 @@ def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
 @dataclasses.dataclass(frozen=True)
 class Cliff:
-    """A hill that falls to a share of its height where the bytes in flight outgrow a buffer.
+    """A hill that falls to a share of its height where the bytes in flight outgrow a buffer."""
 
-    Attributes:
-        hill: without the cliff.
-        capacity: bytes, NC x C, above which bandwidth is ``left`` times that of the hill.
-        left: in (0, 1).
-    """
-
-    hill: Hill
-    capacity: float
-    left: float
+    hill: Hill  # without the cliff
+    capacity: float  # bytes, NC x C, above which bandwidth is ``left`` times that of the hill
+    left: float  # in (0, 1)
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -281,18 +273,13 @@ class Highest:
 
 @dataclasses.dataclass(frozen=True)
 class Needle:
-    """A plateau, and a box of resources where bandwidth is a multiple of the plateau's.
+    """A plateau, and a box of resources where bandwidth is a multiple of the plateau's."""
 
-    Attributes:
-        level: of the plateau, B/s.
-        least, most: NC, NT and C of the box.
-        gain: of the box; 1 where there is no needle.
-    """
-
-    level: float
+    level: float  # of the plateau, B/s
+    # least, most: NC, NT and C of the box
     least: tuple[float, float, float]
     most: tuple[float, float, float]
-    gain: float
+    gain: float  # of the box; 1 where there is no needle
 
     def __call__(self, channels, threads, chunk_bytes):
         """Bandwidth in B/s; arrays broadcast."""
@@ -303,27 +290,19 @@ class Needle:
         return self.level * np.where(inside, self.gain, 1.0)
 
 
-def cliff(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+@_family(5)
+def cliff(rng: np.random.Generator) -> Cliff:
     """Hills that are cut off: the best point is at the edge, or on the slope before it."""
-    rng = np.random.default_rng([seed, 5])
-
-    def drawn() -> Cliff:
-        hill = _drawn(rng)[1]
-        optimum = hill.optimum[0] * hill.optimum[2]
-        return Cliff(hill, optimum * _log_uniform(rng, 0.05, 1.0), rng.uniform(0.2, 0.6))
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+    hill = _drawn(rng)[1]
+    optimum = hill.optimum[0] * hill.optimum[2]
+    return Cliff(hill, optimum * _log_uniform(rng, 0.05, 1.0), rng.uniform(0.2, 0.6))
 
 
-def two_peaks(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+@_family(6)
+def two_peaks(rng: np.random.Generator) -> Highest:
     """Two hills per subspace; the lower one has 60 to 95 % of the height of the other."""
-    rng = np.random.default_rng([seed, 6])
-
-    def drawn() -> Highest:
-        first, second = _drawn(rng)[1], _drawn(rng)[1]
-        return Highest((first, Hill(first.peak * rng.uniform(0.6, 0.95), second.optimum)))
-
-    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+    first, second = _drawn(rng)[1], _drawn(rng)[1]
+    return Highest((first, Hill(first.peak * rng.uniform(0.6, 0.95), second.optimum)))
 
 
 def noisy(space: Space, seed: int, *, noise: float = 0.15) -> Landscape:
@@ -340,6 +319,7 @@ def needle(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
     def drawn(number: int) -> Needle:
         middles = [_log_uniform(rng, *ends) for ends in _KNEES]
+        # A sixth of the range on either side, in logarithms, is a third of it in all.
         spans = [(ends[1] / ends[0]) ** (1 / 6) for ends in _KNEES]
         least, most = (
             tuple(m * s**sign for m, s in zip(middles, spans, strict=True)) for sign in (-1, 1)
@@ -354,12 +334,14 @@ def needle(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
     """The constants of one subspace, by the equations and as a hill."""
     peaks = _GB * rng.uniform(4, 40), _GB * rng.uniform(4, 60)
+    # Bytes of a step at which a phase has half of its peak: start-up times follow from them.
     halves = _log_uniform(rng, 8e3, 4e6), THREAD_BYTES * _log_uniform(rng, 64, 4e3)
     exponents = tuple(rng.uniform(0.5, 1.2, 3))
     knees = [_log_uniform(rng, least, most) for least, most in _KNEES]
     model = Bandwidth(
         startup=(halves[0] / peaks[0], halves[1] / peaks[1]),
         peak=peaks,
+        # So that congestion is 1, half of the peak, where all three resources are at their knees.
         congestion=math.prod(knee**-a for knee, a in zip(knees, exponents, strict=True)),
         exponents=exponents,
     )

@@ -27,6 +27,7 @@ from experiments.autoccl import MEASURED, trials
 from experiments.autoccl.trials import (
     DEFAULT,
     NATIVE,
+    OnDevices,
     Product,
     Setting,
     SpaceConfig,
@@ -38,10 +39,9 @@ from experiments.autoccl.trials import (
     over,
     product_alone,
 )
-from experiments.config import StudyConfig
+from experiments.figures import grouped_bars
 from experiments.limits import Count, Positive, least
 from experiments.study import ConfigError, Row, Rows, tell
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Table
 from jaxcoll.tune.in_use import this_machine
@@ -56,47 +56,26 @@ Times = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class PrintedExtremes:
-    """A ratio of bandwidths that the paper prints.
+    """A ratio of bandwidths that the paper prints."""
 
-    Attributes:
-        network: the one of ours that it stands beside.
-        what: the row it belongs to.
-        over: the configuration's bandwidth over the default's.
-    """
-
-    network: str
-    what: str
-    over: float
+    network: str  # the one of ours that it stands beside
+    what: str  # the row it belongs to
+    over: float  # the configuration's bandwidth over the default's
 
 
 @dataclasses.dataclass(frozen=True)
-class ConfigurationsConfig(StudyConfig):
-    """The measurement.
+class ConfigurationsConfig(OnDevices):
+    """The measurement."""
 
-    Attributes:
-        ranks: virtual CPU devices.
-        networks: processes that the devices are shared out among, by the network's name.
-        collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
-        mebibytes: sizes of the message, ascending.
-        space: all of which is measured.
-        rounds: of the comparison.
-        printed: the paper's numbers.
-        seed: of the buffers.
-    """
-
-    ranks: int
+    ranks: int  # virtual CPU devices
+    # Processes that the devices are shared out among, by the network's name
     networks: Mapping[str, Count]
-    collectives: tuple[str, ...]
-    mebibytes: tuple[float, ...]
-    space: SpaceConfig
-    rounds: Count
+    collectives: tuple[str, ...]  # of ``jaxcoll.tune.trial.COLLECTIVES``
+    mebibytes: tuple[float, ...]  # sizes of the message, ascending
+    space: SpaceConfig  # all of which is measured
+    rounds: Count  # of the comparison
     printed: tuple[PrintedExtremes, ...]
-    seed: int
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
+    seed: int  # of the buffers
 
 
 def configurations(config: ConfigurationsConfig) -> list[Row]:
@@ -117,8 +96,7 @@ def configurations(config: ConfigurationsConfig) -> list[Row]:
         rows += _extremes(network, setting, times, configs, config)
     rows += _neighbours(measured, configs, settings, list(config.networks))
     title = "AutoCCL, Tables 3 to 5 and Fig. 1, measured on CPU devices: default, best and worst"
-    config.publish(title, rows, figure=_extremes_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_extremes_figure(rows))
 
 
 def _extremes(
@@ -190,21 +168,13 @@ def _ratio(times: Times, of: int, to: int) -> float:
 
 def _extremes_figure(rows: Sequence[Row]) -> Figure:
     """Fig. 1: bandwidths of default, best and worst, a group of bars per task and network."""
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    extremes = [row for row in rows if "GB/s" in row]
-    names = list(
-        dict.fromkeys(f"{r['network']}\n{r['collective']}\n{r['MiB']} MiB" for r in extremes)
-    )
-    for i, what in enumerate((_DEFAULT, _BEST, _WORST)):
-        heights = [float(row["GB/s"] or 0) for row in extremes if row["what"] == what]
-        places = [x + 0.25 * i for x in range(len(heights))]
-        axes.bar(places, heights, 0.25, color=PALETTE[i], label=what)
-    axes.set_xticks([x + 0.25 for x in range(len(names))], names, fontsize=5)
-    axes.set_yscale("log")
-    axes.set_ylabel("GB/s", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    bars: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if "GB/s" in row:
+            groups = bars.setdefault(str(row["network"]), {})
+            group = groups.setdefault(f"{row['collective']}\n{row['MiB']} MiB", {})
+            group[str(row["what"])] = float(row["GB/s"] or 0)
+    return grouped_bars(bars, label="GB/s", log=True)
 
 
 _ALL = "all sizes"
@@ -214,48 +184,29 @@ _TUNERS = ("default", "jax.lax", "AFNFA", "ours")
 
 @dataclasses.dataclass(frozen=True)
 class PrintedConfig:
-    """A number of the paper: a mean over sizes, or that of the single size.
+    """A number of the paper: a mean over sizes, or that of the single size."""
 
-    Attributes:
-        collective, level, tuner: that it belongs to.
-        over: bandwidth over NCCL's default.
-    """
-
+    # collective, level, tuner: that it belongs to
     collective: str
     level: str
     tuner: str
-    over: float
+    over: float  # bandwidth over NCCL's default
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(StudyConfig):
-    """The measurement.
+class Config(OnDevices):
+    """The measurement."""
 
-    Attributes:
-        title: the paper's table or figures.
-        ranks: virtual CPU devices.
-        collectives: of ``jaxcoll.tune.trial.COLLECTIVES``.
-        mebibytes: sizes of the message, ascending.
-        levels: m, k and n of the product beside, by level; empty for none.
-        scaled: whether m is that of the largest message and shrinks in proportion to the size.
-        space: what tuners choose from.
-        share: of the space that AFNFA samples per task.
-        evaluations: that this library's search may use per task.
-        rounds: of every comparison.
-        printed: the paper's numbers.
-        seed: of everything random.
-    """
-
-    title: str
-    ranks: Annotated[int, least(2)]
-    collectives: tuple[str, ...]
-    mebibytes: tuple[float, ...]
-    levels: Mapping[str, Product]
-    scaled: bool
-    space: SpaceConfig
-    share: Positive
-    evaluations: Annotated[int, least(2)]
-    rounds: Annotated[int, least(2)]
+    title: str  # the paper's table or figures
+    ranks: Annotated[int, least(2)]  # virtual CPU devices
+    collectives: tuple[str, ...]  # of ``jaxcoll.tune.trial.COLLECTIVES``
+    mebibytes: tuple[float, ...]  # sizes of the message, ascending
+    levels: Mapping[str, Product]  # m, k and n of the product beside, by level; empty for none
+    scaled: bool  # whether m is that of the largest message and shrinks in proportion to the size
+    space: SpaceConfig  # what tuners choose from
+    share: Positive  # of the space that AFNFA samples per task
+    evaluations: Annotated[int, least(2)]  # that this library's search may use per task
+    rounds: Annotated[int, least(2)]  # of every comparison
     printed: tuple[PrintedConfig, ...]
     seed: int
 
@@ -264,11 +215,6 @@ class Config(StudyConfig):
             check_product(sides)
         if self.levels.get(_ALONE, ()):
             raise ConfigError(f"the level {_ALONE!r} has no product, got {self.levels[_ALONE]}")
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
 
     def settings(self) -> Iterator[tuple[str, Setting]]:
         """Every level with its settings."""
@@ -292,6 +238,7 @@ def run(config: Config) -> list[Row]:
         for collective, size in itertools.product(config.collectives, config.mebibytes)
     }
     offline = afnfa(space, alone, config.share, config.rounds, config.seed)
+    # The operands of all tasks at once would stay in memory beside those of the settings.
     alone.clear()
     rows: list[Row] = Rows()
     for level, setting in config.settings():
@@ -302,8 +249,7 @@ def run(config: Config) -> list[Row]:
         chosen: dict[str, Configuration] = dict(zip(_TUNERS, found, strict=True))
         rows += _compared(config, level, setting, trial, chosen)
     rows += _means(rows, config)
-    config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows, config))
-    return rows
+    return config.publish(f"AutoCCL, {config.title}", rows, figure=_figure(rows))
 
 
 def _compared(
@@ -311,10 +257,13 @@ def _compared(
 ) -> list[Row]:
     """The configurations of all tuners in alternation, each once however many chose it."""
     different = list(dict.fromkeys(chosen.values()))
+    # A configuration that several tuners chose runs once: two runs of one program would differ by
+    # noise only, and one tuner would look faster.
     programs = checked(trial, different)
     if setting.product:
         programs.append(product_alone(trial, setting.product))
     times = trial.seconds(programs, config.rounds)
+    # What a collective takes beside a product is the time that it adds to the product alone.
     alone = np.median(times[:, -1]) if setting.product else 0.0
     rows: list[Row] = []
     for tuner, configuration in chosen.items():
@@ -370,22 +319,12 @@ def _printed(config: Config, collective: str, level: str, tuner: str) -> float |
     return next(found, None)
 
 
-def _figure(rows: Sequence[Row], config: Config) -> Figure:
+def _figure(rows: Sequence[Row]) -> Figure:
     """Speedups over the default: a panel per collective, a group of bars per setting."""
-    single = [row for row in rows if row["MiB"] != _ALL]
-    figure = Figure(figsize=(3.2 * len(config.collectives), 3), layout="constrained")
-    panels = figure.subplots(1, len(config.collectives), squeeze=False)[0]
-    for axes, collective in zip(panels, config.collectives, strict=True):
-        mine = [row for row in single if row["collective"] == collective]
-        names = list(dict.fromkeys((row["MiB"], row["computation"]) for row in mine))
-        for i, tuner in enumerate(_TUNERS):
-            heights = [float(r["over the default"] or 0) for r in mine if r["tuner"] == tuner]
-            places = [x + 0.2 * i for x in range(len(heights))]
-            axes.bar(places, heights, 0.2, color=PALETTE[i], label=tuner)
-        axes.axhline(1, color=INK, linewidth=0.5)
-        axes.set_xticks([x + 0.3 for x in range(len(names))], [f"{s}\n{c}" for s, c in names])
-        axes.set_title(collective, fontsize=8)
-        axes.tick_params(labelsize=6)
-    panels[0].set_ylabel("over the default", color=INK)
-    panels[-1].legend(frameon=False, fontsize=6)
-    return figure
+    bars: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row["MiB"] != _ALL:
+            groups = bars.setdefault(str(row["collective"]), {})
+            group = groups.setdefault(f"{row['MiB']}\n{row['computation']}", {})
+            group[str(row["tuner"])] = float(row["over the default"] or 0)
+    return grouped_bars(bars, label="over the default", level=1)

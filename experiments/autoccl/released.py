@@ -104,6 +104,9 @@ class Printed(Search):
         dim, tuned_dims, lr = 0, 0, FIRST_RATE
         while tuned_dims <= dims:
             seconds = yield from self._profile(subspace.config(p))
+            # Line 4 has made p the optimum before it was measured, so its first measurement
+            # improves nothing; later ones of the same p do not either, or luck alone would keep the
+            # search going.
             if seconds < least and p != optimum:
                 lr = 1 - seconds / least if math.isfinite(least) else FIRST_RATE
                 optimum, least, tuned_dims = list(p), seconds, 0
@@ -115,6 +118,8 @@ class Printed(Search):
                 return
             p = list(optimum)
             count = subspace.shape[dim]
+            # Upwards only, since lr is never negative, and at most to the last value, where p is
+            # the optimum again and the next turn counts as no improvement.
             p[dim] = min(count - 1, p[dim] + max(1, round(lr * count)))
 
     def _profile(self, config: Config) -> Generator[Config, float, float]:
@@ -195,6 +200,7 @@ class Released(Search):
     def _search(self) -> Steps:
         rng = np.random.default_rng(self.seed)
         yield from self._measure([self.space.default])
+        # Budgets are of all subspaces together in the example, and are shared out evenly.
         count = len(self.space.subspaces)
         pretrain = max(1, self.pretrain // count)
         train = max(1, self.train // count)
@@ -202,6 +208,7 @@ class Released(Search):
             _Descent(self, subspace, rng, pretrain, train) for subspace in self.space.subspaces
         ]
         while descents:
+            # A copy: a descent that has ended or is hopeless leaves the list while it is walked.
             for descent in list(descents):
                 moved = yield from descent.advance()
                 best = self.best
@@ -287,6 +294,8 @@ class _Descent:
             before = self._seconds(current)
             best = min([current, *ahead], key=self._seconds)
             if self._seconds(best) < before:
+                # A good step is followed by a far one: the next neighbours are taken from this
+                # share of the points ahead.
                 rate = _RATE * (before - self._seconds(best)) / before if before < math.inf else -1
                 current, fruitless = best, 0
             else:
@@ -346,6 +355,8 @@ class Unvisited:
         end = self.subspace.shape[axis] if upwards else -1
         planes = range(current[axis] + step, end, step)
         area = self.subspace.size // self.subspace.shape[axis]
+        # Measured points of each plane across the axis. Counting them finds the planes that hold
+        # the wanted ranks, so only those are sorted, and not all the points ahead.
         gone = [0] * self.subspace.shape[axis]
         for index in self.visited:
             gone[index[axis]] += 1
@@ -377,6 +388,8 @@ class Unvisited:
         flat = squares.ravel()
         nearest = np.arange(flat.size)
         if count < flat.size:
+            # Partition first: a plane may hold thousands of points and a few are wanted. Sorting
+            # the chosen positions keeps ties in the order of the whole sort.
             nearest = np.sort(np.argpartition(flat, count - 1)[:count])
         nearest = nearest[np.argsort(flat[nearest], kind="stable")][:count]
         indices = (np.unravel_index(int(i), shape) for i in nearest)

@@ -81,6 +81,7 @@ class Afnfa(Search):
         self.most = checks.integer(most, "most", TuneError, least=2)
         if self.share == 0:
             raise TuneError("share must be above 0, got 0")
+        # Here already: without scikit-learn the search is refused before anything is measured.
         _forest(seed)
         self._predicted: Config | None = None
 
@@ -152,6 +153,7 @@ def _sample(space: Space, count: int, rng: np.random.Generator) -> list[Config]:
         return list(space.configs())
     ends = np.cumsum([subspace.size for subspace in space.subspaces])
     chosen: dict[Config, None] = {}
+    # Four times as many as wanted, since some points are not valid.
     for position in rng.choice(space.size, size=min(4 * count, space.size), replace=False):
         k = int(np.searchsorted(ends, position, side="right"))
         subspace = space.subspaces[k]

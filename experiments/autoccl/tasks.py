@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from experiments.autoccl import MEASURED, MODELLED
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, at_least
 from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import TABLE_2
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
@@ -28,38 +28,23 @@ _OTHER = {GATHER: SCATTER, SCATTER: GATHER}
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A language model with the settings of Table 8.
-
-    Attributes:
-        layers: of the model.
-        stages: of the pipeline ("PP").
-        width: of the model.
-        length: tokens per sequence.
-        samples: sequences per microbatch and replica ("MBS").
-        global_samples: sequences per step ("GBS").
-        tensor, replicas: ranks along each axis ("TP", "DP").
-        parameters: of the model; those that its replicas exchange, where there are several.
-        ends: per kind, collectives per microbatch outside the layers of a stage.
-        printed: the paper's number per step, by kind.
-        printed_mib: the paper's MiB per collective of activations.
-        printed_data_mib: the paper's MiB between replicas, by kind.
-        data_item_bytes: bytes per parameter that replicas exchange, by kind.
-    """
+    """A language model with the settings of Table 8."""
 
     layers: Count
-    stages: Count
+    stages: Count  # of the pipeline ("PP")
     width: Count
-    length: Count
-    samples: Count
-    global_samples: int
+    length: Count  # tokens per sequence
+    samples: Count  # sequences per microbatch and replica ("MBS")
+    global_samples: int  # sequences per step ("GBS")
+    # tensor, replicas: ranks along each axis ("TP", "DP")
     tensor: Count
     replicas: Count
-    parameters: int
-    ends: Mapping[str, int]
-    printed: Mapping[str, int]
-    printed_mib: float
-    printed_data_mib: Mapping[str, float]
-    data_item_bytes: Mapping[str, int]
+    parameters: int  # of the model; those that its replicas exchange, where there are several
+    ends: Mapping[str, int]  # per kind, collectives per microbatch outside the layers of a stage
+    printed: Mapping[str, int]  # the paper's number per step, by kind
+    printed_mib: float  # the paper's MiB per collective of activations
+    printed_data_mib: Mapping[str, float]  # the paper's MiB between replicas, by kind
+    data_item_bytes: Mapping[str, int]  # bytes per parameter that replicas exchange, by kind
 
     def __post_init__(self) -> None:
         if self.layers % self.stages or self.global_samples % (self.samples * self.replicas):
@@ -86,21 +71,13 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionalConfig:
-    """VGG with data parallelism, its gradients summed in buckets.
+    """VGG with data parallelism, its gradients summed in buckets."""
 
-    Attributes:
-        channels: of every convolution of 3 x 3, by stage.
-        hidden: widths of the linear layers, from the flattened image to the classes.
-        replicas: ranks ("DP").
-        printed_mib: the paper's smallest and largest bucket.
-        printed_buckets: the paper's number of buckets.
-    """
-
-    channels: tuple[tuple[int, ...], ...]
-    hidden: tuple[int, ...]
-    replicas: int
-    printed_mib: tuple[float, float]
-    printed_buckets: int
+    channels: tuple[tuple[int, ...], ...]  # of every convolution of 3 x 3, by stage
+    hidden: tuple[int, ...]  # widths of the linear layers, from the flattened image to the classes
+    replicas: int  # ranks ("DP")
+    printed_mib: tuple[float, float]  # the paper's smallest and largest bucket
+    printed_buckets: int  # the paper's number of buckets
 
     def gradients(self) -> list[int]:
         """Bytes of the float32 gradients, layer by layer, weights before biases."""
@@ -114,16 +91,11 @@ class ConvolutionalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TasksConfig(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        transformers: by name.
-        convolutional: by name.
-        first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel.
-    """
-
-    transformers: Mapping[str, TransformerConfig]
-    convolutional: Mapping[str, ConvolutionalConfig]
+    transformers: Mapping[str, TransformerConfig]  # by name
+    convolutional: Mapping[str, ConvolutionalConfig]  # by name
+    # first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel
     first_bucket_mib: float
     bucket_mib: float
 
@@ -137,8 +109,7 @@ def tasks(config: TasksConfig) -> list[Row]:
     for name, model in config.convolutional.items():
         rows += _buckets(name, model, config)
     title = "AutoCCL, Tables 1 and 8: collectives of a training step"
-    config.publish(title, rows, figure=_tasks_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_tasks_figure(rows))
 
 
 def _activations(name: str, model: TransformerConfig) -> list[Row]:
@@ -147,6 +118,8 @@ def _activations(name: str, model: TransformerConfig) -> list[Row]:
     for kind in (GATHER, SCATTER):
         count = model.per_microbatch(kind)
         other = model.printed[_OTHER[kind]]
+        # The printed numbers of the two kinds are the other way round in a column: said in the row,
+        # and not mended.
         exchanged = count * model.microbatches == other != model.printed[kind]
         rows.append(
             {
@@ -224,17 +197,14 @@ def ddp_buckets(sizes: Sequence[int], first: int, cap: int) -> list[int]:
 
 
 def _tasks_figure(rows: Sequence[Row]) -> Figure:
-    """Bytes per step of every task, on a logarithmic axis."""
-    figure = Figure(figsize=(7.5, 1 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    totals = [float(row["MiB"] or 0) * int(row["a step"] or 0) / 1024 for row in rows]
-    axes.barh(range(len(rows)), totals, color=PALETTE[0])
-    labels = [f"{row['model']}: {row['collective']}, {row['MiB']:.4g} MiB" for row in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.set_xscale("log")
-    axes.invert_yaxis()
-    axes.set_xlabel("GiB per step", color=INK)
-    return figure
+    """Bytes per step of every task."""
+    bars = {
+        f"{row['model']}: {row['collective']}, {row['MiB']:.4g} MiB": {
+            "": float(row["MiB"] or 0) * int(row["a step"] or 0) / 1024
+        }
+        for row in rows
+    }
+    return grouped_bars({"": bars}, label="GiB per step", log=True)
 
 
 _MB = 2**20
@@ -242,17 +212,12 @@ _MB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class SpacesConfig(StudyConfig):
-    """The table and the figure.
+    """The table and the figure."""
 
-    Attributes:
-        printed: the paper's number of values of every parameter of Table 2, in its order.
-        megabytes: sizes of messages (of 2**20 bytes).
-        groups: numbers of ranks.
-    """
-
+    # The paper's number of values of every parameter of Table 2, in its order
     printed: tuple[int, ...]
-    megabytes: tuple[int, ...]
-    groups: tuple[int, ...]
+    megabytes: tuple[int, ...]  # sizes of messages (of 2**20 bytes)
+    groups: tuple[int, ...]  # numbers of ranks
 
     def __post_init__(self) -> None:
         if len(self.printed) != len(TABLE_2):
@@ -290,8 +255,7 @@ def spaces(config: SpacesConfig) -> list[Row]:
         for megabytes in config.megabytes
     ]
     title = "AutoCCL, Table 2 and Fig. 2: configurations"
-    config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
-    return rows
+    return config.publish(title, rows, figure=_spaces_figure(rows, config.groups))
 
 
 def different(space: Space, shard_bytes: int) -> int:
@@ -302,21 +266,23 @@ def different(space: Space, shard_bytes: int) -> int:
     total = 0
     for subspace in space.subspaces:
         channels, threads, chunks = (np.asarray(p.values) for p in subspace.resources)
+        # For each NC the largest C whose step still fits; all larger ones move the whole shard at
+        # once and do not differ.
         largest = shard_bytes // channels
         total += len(threads) * int(np.searchsorted(chunks, largest, side="right").sum())
     return total
 
 
 def _spaces_figure(rows: Sequence[Row], groups: Sequence[int]) -> Figure:
-    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
-    axes = figure.subplots()
-    for i, ranks in enumerate(groups):
-        at = [row for row in rows if row.get("ranks") == ranks]
-        x, y = ([row[column] for row in at] for column in ("MB", "ours"))
-        axes.plot(x, y, color=PALETTE[i], marker=MARKERS[i], label=f"{ranks} ranks")  # type: ignore[arg-type]
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("message (MB)", color=INK)
-    axes.set_ylabel("configurations", color=INK)
-    axes.legend(frameon=False)
-    return figure
+    lines = {
+        f"{ranks} ranks": {row["MB"]: row["ours"] for row in rows if row.get("ranks") == ranks}
+        for ranks in groups
+    }
+    return panels(
+        {"": lines},  # type: ignore[arg-type]
+        label_x="message (MB)",
+        label_y="configurations",
+        columns=1,
+        in_bytes=False,
+        log_y=True,
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -24,15 +24,15 @@ from matplotlib.figure import Figure
 
 import jaxcoll as jc
 from experiments.autoccl import LABELS, MEASURED, MODELLED, NEEDS_NCCL
-from experiments.autoccl.trials import NATIVE, Setting, SpaceConfig, afnfa, mesh_of
+from experiments.autoccl.trials import NATIVE, OnDevices, Setting, SpaceConfig, afnfa, mesh_of
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, among, at_least
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
 from experiments.study import CheckError, Row, Rows
 from experiments.timing import compare
 from jaxcoll.configurations import THREADS
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Space, Task, online, tasks_of
@@ -43,51 +43,27 @@ _AXIS = "x"
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model that stands for one of the paper's.
+    """A model that stands for one of the paper's."""
 
-    Attributes:
-        model: of ``configs/model``.
-        changed: its fields that are not those of that file.
-        bucket_bytes: of gradients that are summed together.
-        printed_micro_batch: samples of a replica in Table 8 (MBS); None where it has none.
-        printed_steps: in which the paper's model is tuned, at most (Fig. 12).
-    """
-
-    model: str
-    changed: Mapping[str, int]
-    bucket_bytes: Count
-    printed_micro_batch: int | None
-    printed_steps: int | None
+    model: str  # of ``configs/model``
+    changed: Mapping[str, int]  # its fields that are not those of that file
+    bucket_bytes: Count  # of gradients that are summed together
+    printed_micro_batch: int | None  # samples of a replica in Table 8 (MBS); None where it has none
+    printed_steps: int | None  # in which the paper's model is tuned, at most (Fig. 12).
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(StudyConfig):
-    """The training runs.
+class Config(OnDevices):
+    """The training runs."""
 
-    Attributes:
-        ranks: virtual CPU devices.
-        models: by the paper's names.
-        space: what tuners choose from.
-        share: of the space that AFNFA samples per task.
-        candidates: per task, of the online tuner.
-        most_steps: in which the tuner must settle.
-        rounds: of the final comparison.
-        seed: of parameters, batches and tuners.
-    """
-
-    ranks: Count
-    models: Mapping[str, ModelConfig]
-    space: SpaceConfig
-    share: Positive
-    candidates: Count
-    most_steps: Count
-    rounds: Count
-    seed: int
-
-    @property
-    def devices(self) -> tuple[str, int]:
-        """Platform and number of the devices to run on."""
-        return "cpu", self.ranks
+    ranks: Count  # virtual CPU devices
+    models: Mapping[str, ModelConfig]  # by the paper's names
+    space: SpaceConfig  # what tuners choose from
+    share: Positive  # of the space that AFNFA samples per task
+    candidates: Count  # per task, of the online tuner
+    most_steps: Count  # in which the tuner must settle
+    rounds: Count  # of the final comparison
+    seed: int  # of parameters, batches and tuners
 
 
 def run(config: Config) -> list[Row]:
@@ -106,12 +82,11 @@ def run(config: Config) -> list[Row]:
         convergence[name] = _until_settled(tuned, args, config)
         rows += _compared(name, model, step, tuned, args, mesh, config)
         rows.append(_steps(name, model, tuned, config))
-    config.publish(
+    return config.publish(
         "AutoCCL, Table 8, Fig. 11 and 12, measured on CPU devices: training with the online tuner",
         rows,
         figure=_figure(convergence),
     )
-    return rows
 
 
 def data_parallel(model: ModelConfig, mesh: Mesh, seed: int) -> tuple[Any, tuple]:
@@ -201,6 +176,7 @@ def _compared(
     """Medians of a step by every tuner, in alternation."""
     tasks = tasks_of(step, *args)
     offline = _afnfa(tasks, mesh, config)
+    # One configuration for all tasks, as environment variables would set it.
     everywhere = {"jax.lax": NATIVE, "AFNFA": offline}
     calls = {"default": lambda: step(*args)}
     calls |= {who: _by(step, args, dict.fromkeys(tasks, c)) for who, c in everywhere.items()}
@@ -248,16 +224,12 @@ def _afnfa(tasks: Iterable[Task], mesh: Mesh, config: Config) -> Configuration:
 
 def _figure(convergence: Mapping[str, list[float]]) -> Figure:
     """Fig. 12: the time of every step, over its median at the end."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, seconds) in enumerate(convergence.items()):
-        last = float(np.median(seconds[-5:]))
-        axes.plot(np.array(seconds) / last, color=PALETTE[i], linewidth=0.8, label=name)
-    axes.set_yscale("log")
-    axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("time of a step over the last ones'", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    lines = {
+        name: dict(enumerate((np.array(seconds) / np.median(seconds[-5:])).tolist()))
+        for name, seconds in convergence.items()
+    }
+    label = "time of a step over the last ones'"
+    return panels({"": lines}, label_x="step", label_y=label, columns=1, log_x=False, log_y=True)
 
 
 _ALONE = "communication only"
@@ -265,22 +237,15 @@ _ALONE = "communication only"
 
 @dataclasses.dataclass(frozen=True)
 class ClaimConfig:
-    """A number of the paper.
+    """A number of the paper."""
 
-    Attributes:
-        source: section, figure or table.
-        what: it is of.
-        low, high: the number, or the ends of the range.
-        unit: of the number; empty where it has none.
-        row: how it can be had (``Label``).
-    """
-
-    source: str
-    what: str
+    source: str  # section, figure or table
+    what: str  # it is of
+    # low, high: the number, or the ends of the range
     low: float
     high: float
-    unit: str
-    row: Annotated[str, among(LABELS)]
+    unit: str  # of the number; empty where it has none
+    row: Annotated[str, among(LABELS)]  # how it can be had (``Label``)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,33 +258,20 @@ class InterferenceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ClaimsConfig(StudyConfig):
-    """The claims.
+    """The claims."""
 
-    Attributes:
-        claims: of Section 6 and the abstract.
-        table_6: bandwidths by level of interference.
-        printed_gain: percent that tuning gains "for all settings" of Table 6.
-        printed_loss: percent that interference costs the default, by level.
-        printed_over_alone: percent by which tuned under interference beats the default without.
-        fig_12: per model, how often a step runs its rarest task (Table 1).
-        evaluations: per search, evaluations that it needs for a task.
-        vgg_milliseconds: of an iteration of VGG-19, least and most.
-        printed_minutes: in which VGG-19 is tuned.
-        neighbour: GB/s of Table 5's C_3 and C_4.
-        printed_neighbour: percent that the text says lie between them.
-    """
-
-    claims: tuple[ClaimConfig, ...]
-    table_6: Mapping[str, InterferenceConfig]
-    printed_gain: tuple[float, ...]
-    printed_loss: Mapping[str, float]
+    claims: tuple[ClaimConfig, ...]  # of Section 6 and the abstract
+    table_6: Mapping[str, InterferenceConfig]  # bandwidths by level of interference
+    printed_gain: tuple[float, ...]  # percent that tuning gains "for all settings" of Table 6
+    printed_loss: Mapping[str, float]  # percent that interference costs the default, by level
+    # Percent by which tuned under interference beats the default without
     printed_over_alone: Mapping[str, float]
-    fig_12: Mapping[str, int]
-    evaluations: Mapping[str, int]
-    vgg_milliseconds: tuple[float, ...]
-    printed_minutes: float
-    neighbour: tuple[float, ...]
-    printed_neighbour: float
+    fig_12: Mapping[str, int]  # per model, how often a step runs its rarest task (Table 1)
+    evaluations: Mapping[str, int]  # per search, evaluations that it needs for a task
+    vgg_milliseconds: tuple[float, ...]  # of an iteration of VGG-19, least and most
+    printed_minutes: float  # in which VGG-19 is tuned
+    neighbour: tuple[float, ...]  # GB/s of Table 5's C_3 and C_4
+    printed_neighbour: float  # percent that the text says lie between them
 
     def __post_init__(self) -> None:
         for value in (*self.fig_12.values(), *self.evaluations.values()):
@@ -333,8 +285,7 @@ def claims(config: ClaimsConfig) -> list[Row]:
     rows += _steps_to_tune(config)
     rows += _slips(config)
     title = "AutoCCL: claims, conclusions and slips"
-    config.publish(title, rows, figure=_claims_figure(config))
-    return rows
+    return config.publish(title, rows, figure=_claims_figure(config))
 
 
 def _claim(claim: ClaimConfig) -> Row:
@@ -361,21 +312,10 @@ def _interference(config: ClaimsConfig) -> list[Row]:
         rows.append(_row("Table 6", f"{level}, gain of tuning", _gain(at), None, "%"))
         if level != _ALONE:
             loss, over = 100 * (1 - at.nccl / alone.nccl), 100 * (at.tuned / alone.nccl - 1)
+            lost, kept = config.printed_loss[level], config.printed_over_alone[level]
             rows += [
-                _row(
-                    "Sec. 3.2",
-                    f"{level}, loss of the default",
-                    loss,
-                    config.printed_loss[level],
-                    "%",
-                ),
-                _row(
-                    "Sec. 3.2",
-                    f"{level}, tuned over the default alone",
-                    over,
-                    config.printed_over_alone[level],
-                    "%",
-                ),
+                _row("Sec. 3.2", f"{level}, loss of the default", loss, lost, "%"),
+                _row("Sec. 3.2", f"{level}, tuned over the default alone", over, kept, "%"),
             ]
     return rows
 
@@ -403,32 +343,20 @@ def _slips(config: ClaimsConfig) -> list[Row]:
         name: math.ceil(count / calls) * max(config.vgg_milliseconds) / 6e4
         for name, count in config.evaluations.items()
     }
-    nearest = min(THREADS.values, key=lambda v: abs(float(v) - 196))
+    nearest = int(min(THREADS.values, key=lambda v: abs(float(v) - 196)))
+    slips: tuple[tuple[str, str, float, float, str], ...] = (
+        ("Sec. 3.2", "least gain for all settings", min(gains), min(config.printed_gain), "%"),
+        ("Sec. 3.2", "most gain for all settings", max(gains), max(config.printed_gain), "%"),
+        ("Sec. 3.1", "C_3 below C_4", 100 * (1 - slow / fast), config.printed_neighbour, "%"),
+        ("Fig. 3b", "NT, nearest of Table 2", nearest, 196, ""),
+        ("Fig. 6", "NT, least of Table 2", int(min(THREADS.values)), 16, ""),
+        ("Sec. 3.3", "configurations, in millions", space.size / 1e6, 1.0, ""),
+    )
     return [
-        _row(
-            "Slip, Sec. 3.2",
-            "least gain for all settings",
-            min(gains),
-            min(config.printed_gain),
-            "%",
+        *(
+            _row(f"Slip, {source}", what, ours, paper, unit)
+            for source, what, ours, paper, unit in slips
         ),
-        _row(
-            "Slip, Sec. 3.2",
-            "most gain for all settings",
-            max(gains),
-            max(config.printed_gain),
-            "%",
-        ),
-        _row(
-            "Slip, Sec. 3.1",
-            "C_3 below C_4",
-            100 * (1 - slow / fast),
-            config.printed_neighbour,
-            "%",
-        ),
-        _row("Slip, Fig. 3b", "NT, nearest of Table 2", int(nearest), 196, ""),
-        _row("Slip, Fig. 6", "NT, least of Table 2", int(min(THREADS.values)), 16, ""),
-        _row("Slip, Sec. 3.3", "configurations, in millions", space.size / 1e6, 1.0, ""),
         *(
             _row("Fig. 12", f"VGG-19 tuned, {name}", value, config.printed_minutes, "minutes")
             for name, value in minutes.items()
@@ -451,15 +379,5 @@ def _row(
 
 def _claims_figure(config: ClaimsConfig) -> Figure:
     """Table 6, as bars."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    levels: Sequence[str] = list(config.table_6)
-    for i, who in enumerate(("nccl", "tuned")):
-        heights = [getattr(config.table_6[level], who) for level in levels]
-        axes.bar(
-            [x + 0.4 * i for x in range(len(levels))], heights, 0.4, color=PALETTE[i], label=who
-        )
-    axes.set_xticks([x + 0.2 for x in range(len(levels))], levels)
-    axes.set_ylabel("GB/s, printed (Table 6)", color=INK)
-    axes.legend(frameon=False)
-    return figure
+    bars = {level: {"nccl": at.nccl, "tuned": at.tuned} for level, at in config.table_6.items()}
+    return grouped_bars({"": bars}, label="GB/s, printed (Table 6)")

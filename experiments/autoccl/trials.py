@@ -36,6 +36,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.autoccl.searches import global_configuration
+from experiments.config import StudyConfig
 from experiments.limits import above, at_least, one_of
 from experiments.study import CheckError, ConfigError
 from jaxcoll.tune import Config as Configuration
@@ -49,17 +50,24 @@ Product = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class OnDevices(StudyConfig):
+    """A study that runs on virtual CPU devices."""
+
+    ranks: int
+
+    @property
+    def devices(self) -> tuple[str, int]:
+        """Platform and number of the devices to run on."""
+        return "cpu", self.ranks
+
+
+@dataclasses.dataclass(frozen=True)
 class SpaceConfig:
-    """The configurations that a study chooses from, beside the default and ``jax.lax``.
+    """The configurations that a study chooses from, beside the default and ``jax.lax``."""
 
-    Attributes:
-        implementations: an algorithm and a lowering each, separated by a blank.
-        chunks: per shard.
-        parts: numbers of equal parts of the operand that are collectives of their own.
-    """
-
-    implementations: tuple[str, ...]
-    chunks: tuple[int, ...]
+    implementations: tuple[str, ...]  # an algorithm and a lowering each, separated by a blank
+    chunks: tuple[int, ...]  # per shard
+    # Numbers of equal parts of the operand that are collectives of their own
     parts: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -90,16 +98,11 @@ def _implementation(config: Configuration) -> Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A collective to be timed, and the product beside it.
+    """A collective to be timed, and the product beside it."""
 
-    Attributes:
-        collective: one of ``COLLECTIVES``.
-        mebibytes: of the larger of a rank's input and output.
-        product: m, k and n of the matrix product beside; empty where the collective runs alone.
-    """
-
-    collective: str
-    mebibytes: float
+    collective: str  # one of ``COLLECTIVES``
+    mebibytes: float  # of the larger of a rank's input and output
+    # m, k and n of the matrix product beside; empty where the collective runs alone
     product: Product = ()
 
     def __post_init__(self) -> None:
@@ -235,11 +238,14 @@ def _times(
     programs = checked(trial, configs)
     times = np.empty((rounds, len(programs)))
     for i in (-1, *range(rounds)):  # the first round is overwritten by the last
+        # All processes run the same program at the same time, so the order is a function of the
+        # round alone.
         for j in np.roll(np.arange(len(programs)), i).tolist():
             started = time.perf_counter()
             jax.block_until_ready(programs[j].run(trial.operand))
             times[i, j] = time.perf_counter() - started
     if jax.process_count() > 1:
+        # A collective ends when its last rank does.
         times = np.asarray(multihost_utils.process_allgather(times)).max(axis=0)
     return times
 
@@ -248,16 +254,15 @@ def _times(
 
 
 def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[Any]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    # Those of this process are for all ranks in one; a child has its share.
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ranks // processes}"
     environment["JAX_PLATFORMS"] = "cpu"
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
-    command = [sys.executable, "-m", "experiments.autoccl.trials", str(port), json.dumps(job)]
+    command = [sys.executable, "-m", "experiments.autoccl.trials", str(free_port())]
+    command.append(json.dumps(job))
     with contextlib.ExitStack() as stack:
         # Files never fill, as pipes that nobody reads do.
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
@@ -282,6 +287,19 @@ def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[An
     return json.loads(found.removeprefix(_MARK))
 
 
+def free_port() -> int:
+    """A port of this machine that nothing listens on, for processes that are to join at it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def join(port: int, processes: int, process: int) -> None:
+    """Make this process one of several whose CPU devices are connected by sockets (gloo)."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+
+
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
@@ -289,8 +307,7 @@ def _content(file: IO[bytes]) -> str:
 
 def _worker(port: str, job: Mapping[str, Any], process: int) -> None:
     """One of the processes."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", job["processes"], process)
+    join(int(port), job["processes"], process)
     settings = [
         Setting(s["collective"], s["mebibytes"], tuple(s["product"])) for s in job["settings"]
     ]

@@ -24,11 +24,11 @@ from experiments.autoccl.landscapes import Landscape, equations, landscape_space
 from experiments.autoccl.released import Released
 from experiments.autoccl.searches import global_configuration
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, Positive, at_least
 from experiments.study import Row, Rows, tell
 from jaxcoll.configurations import THREADS, Task, nccl_config
 from jaxcoll.configurations.base import Search
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Fitted, Space
 from jaxcoll.tune.table import Table
@@ -39,21 +39,13 @@ _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowConfig(StudyConfig):
-    """The walk-through.
+    """The walk-through."""
 
-    Attributes:
-        megabytes: of the all_gather (2**20 bytes).
-        ranks: of its group.
-        threads: numbers of threads tried, in order.
-        milliseconds: their times.
-        printed_next: the paper's next number of threads.
-    """
-
-    megabytes: Count
-    ranks: int
-    threads: tuple[int, ...]
+    megabytes: Count  # of the all_gather (2**20 bytes)
+    ranks: int  # of its group
+    threads: tuple[int, ...]  # numbers of threads tried, in order
     milliseconds: tuple[float, ...]
-    printed_next: int
+    printed_next: int  # the paper's next number of threads
 
     def __post_init__(self) -> None:
         at_least("threads", len(self.threads), len(self.milliseconds))
@@ -88,8 +80,7 @@ def workflow(config: WorkflowConfig) -> list[Row]:
         }
     )
     title = "AutoCCL, Fig. 6: the history table and the configuration tables"
-    config.publish(title, rows, figure=_workflow_figure(config))
-    return rows
+    return config.publish(title, rows, figure=_workflow_figure(config))
 
 
 def next_threads(threads: int, rate: float) -> int:
@@ -117,13 +108,8 @@ def _state(step: str, task: Task, leader: Table, worker: Table) -> Row:
 
 
 def _workflow_figure(config: WorkflowConfig) -> Figure:
-    figure = Figure(figsize=(4, 3), layout="constrained")
-    axes = figure.subplots()
-    times: Sequence[float] = config.milliseconds
-    axes.plot(config.threads[: len(times)], times, "o-", color=PALETTE[0])
-    axes.set_xlabel("NT", color=INK)
-    axes.set_ylabel("ms", color=INK)
-    return figure
+    times = dict(zip(config.threads, config.milliseconds, strict=False))
+    return panels({"": {"": times}}, label_x="NT", label_y="ms", columns=1, in_bytes=False)
 
 
 _SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
@@ -132,26 +118,17 @@ AFNFA, OPTIMUM = "AFNFA", "optimum"
 
 @dataclasses.dataclass(frozen=True)
 class TunersConfig(StudyConfig):
-    """The comparison.
+    """The comparison."""
 
-    Attributes:
-        machines: landscapes, each with tasks of its own.
-        tasks: per machine.
-        spread: standard deviation of the logarithms of a task's constants about the machine's.
-        interference: share of the protocol's peak that computation leaves, by level.
-        share: of the space that AFNFA samples.
-        printed: the paper's mean speedup over NCCL, by tuner and level.
-        noise: relative standard deviation of a measurement.
-        seed: of everything random.
-    """
-
-    machines: Count
-    tasks: Count
-    spread: float
+    machines: Count  # landscapes, each with tasks of its own
+    tasks: Count  # per machine
+    spread: float  # standard deviation of the logarithms of a task's constants about the machine's
+    # Share of the protocol's peak that computation leaves, by level
     interference: Mapping[str, Positive]
-    share: float
+    share: float  # of the space that AFNFA samples
+    # The paper's mean speedup over NCCL, by tuner and level
     printed: Mapping[str, Mapping[str, float]]
-    noise: float
+    noise: float  # relative standard deviation of a measurement
     seed: int
 
 
@@ -162,6 +139,7 @@ def tuners(config: TunersConfig) -> list[Row]:
     for machine in range(config.machines):
         space = _space_of(config.seed + machine)
         models = [tasks_model(space, config, machine, task) for task in range(config.tasks)]
+        # Once per machine, without computation beside: that is what its tasks meet afterwards.
         offline = _afnfa(space, models, config)
         for level, left in config.interference.items():
             for task, model in enumerate(models):
@@ -169,7 +147,7 @@ def tuners(config: TunersConfig) -> list[Row]:
                 default = landscape.bandwidth(space.default)
                 found = {AFNFA: landscape.bandwidth(offline), OPTIMUM: landscape.best()[1]}
                 for name, search in _SEARCHES.items():
-                    best, count = _tuned(search(space, seed=config.seed + task), landscape)
+                    best, count = tuned(search(space, seed=config.seed + task), landscape)
                     found[name] = landscape.bandwidth(best)
                     evaluations.setdefault((level, name), []).append(count)
                 tell({
@@ -191,8 +169,7 @@ def tuners(config: TunersConfig) -> list[Row]:
         for (level, name), ratios in sorted(speedups.items())
     )
     title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
-    config.publish(title, rows, figure=_tuners_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_tuners_figure(rows))
 
 
 def _space_of(seed: int) -> Space:
@@ -233,17 +210,20 @@ def _afnfa(
     measured = {}
     for i, models in enumerate(tasks):
         landscape = _landscape(space, models, config, i)
-        sample = [_random(space, rng) for _ in range(max(2, round(config.share * space.size)))]
+        sample = [
+            random_config(space, rng) for _ in range(max(2, round(config.share * space.size)))
+        ]
         measured[str(i)] = [(point, landscape.measure(point)) for point in sample]
     return global_configuration(space, measured, seed=config.seed)
 
 
-def _random(space: Space, rng: np.random.Generator) -> Configuration:
+def random_config(space: Space, rng: np.random.Generator) -> Configuration:
+    """A point of a subspace, each of which is as likely, however large."""
     subspace = space.subspaces[int(rng.integers(len(space.subspaces)))]
     return subspace.config([int(rng.integers(length)) for length in subspace.shape])
 
 
-def _tuned(search: Search, landscape: Landscape) -> tuple[Configuration, int]:
+def tuned(search: Search, landscape: Landscape) -> tuple[Configuration, int]:
     """The best configuration that a search finds, and its evaluations."""
     while (point := search.ask()) is not None:
         search.tell(point, landscape.measure(point))
@@ -256,16 +236,8 @@ def _median(counts: Sequence[int] | None) -> float | None:
 
 
 def _tuners_figure(rows: Sequence[Row]) -> Figure:
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    levels = list(dict.fromkeys(str(row["computation"]) for row in rows))
-    tuners = list(dict.fromkeys(str(row["tuner"]) for row in rows))
-    for i, tuner in enumerate(tuners):
-        heights = [row["over the default"] for row in rows if row["tuner"] == tuner]
-        places = [x + 0.2 * i for x in range(len(levels))]
-        axes.bar(places, heights, 0.2, color=PALETTE[i], label=tuner)  # type: ignore[arg-type]
-    axes.axhline(1, color=INK, linewidth=0.5)
-    axes.set_xticks([x + 0.3 for x in range(len(levels))], levels)
-    axes.set_ylabel("bandwidth over the default's", color=INK)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
+    bars: dict[str, dict[str, float]] = {}
+    for row in rows:
+        ratio = float(row["over the default"] or 0)
+        bars.setdefault(str(row["computation"]), {})[str(row["tuner"])] = ratio
+    return grouped_bars({"": bars}, label="bandwidth over the default's", level=1)

@@ -22,14 +22,13 @@ import networkx as nx
 import numpy as np
 
 from experiments import recording
-from experiments.forestcoll.tables import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
-from experiments.study import Rows, describe_machine
-from experiments.timing import report
+from experiments.benchmarks.default.users_networks import half, less
+from experiments.forestcoll.tables import GB, PAPER_STAGES
+from experiments.study import describe_machine
+from experiments.timing import cpu_timed, kept, report
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.collective import Collective
 from jaxcoll.io.files import write_text
-from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl, forest
+from jaxcoll.synth.forestcoll import forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import (
@@ -50,25 +49,10 @@ from jaxcoll.topology import Topology
 Pair = tuple[int, int]
 
 
-def listed_degraded(topology: Topology) -> Topology:
-    """The links as a plain list, which tells no structure."""
-    return topology.without()
-
-
-def less(topology: Topology, *pairs: Pair) -> Topology:
-    """The network without the wires between some pairs of vertices, which fail both ways."""
-    return topology.without([*pairs, *((v, u) for u, v in pairs)])
-
-
 def less_some(topology: Topology, count: int, seed: int) -> Topology:
     """The network without a number of random wires."""
     wires = sorted({(min(p), max(p)) for p in zip(topology.src, topology.dst, strict=True)})
     return less(topology, *Random(seed).sample(wires, count))
-
-
-def slowed(topology: Topology, share: Fraction, *pairs: Pair) -> Topology:
-    """The network with wires between some pairs of vertices slowed down to a share, both ways."""
-    return topology.scaled(dict.fromkeys([*pairs, *((v, u) for u, v in pairs)], share))
 
 
 def wired(ranks: int, wires: Mapping[Pair, int], vertices: int | None = None) -> Topology:
@@ -151,7 +135,7 @@ def _ports(topology: Topology, ranks: Iterable[int]) -> list[Pair]:
 def _cluster(make: Callable[[int], Topology], hosts: int, dead=(), slow=()) -> Topology:
     topology = make(hosts)
     if slow:
-        topology = slowed(topology, Fraction(1, 2), *_ports(topology, slow))
+        topology = half(topology, *_ports(topology, slow))
     return less(topology, *_ports(topology, dead)) if dead else topology
 
 
@@ -160,8 +144,8 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "torus 8x8x8 less a rank": lambda: torus(8, 8, 8).without(ranks=[77]),
     "torus 8x8x16 less 16 wires": lambda: less_some(torus(8, 8, 16), 16, 0),
     "torus 32x32 less a wire": lambda: less(torus(32, 32), (0, 1)),
-    "mesh 32x32": lambda: listed_degraded(mesh(32, 32)),
-    "hypercube 9": lambda: listed_degraded(hypercube(9)),
+    "mesh 32x32": lambda: mesh(32, 32).without(),
+    "hypercube 9": lambda: hypercube(9).without(),
     "hypercube 10 less 8 wires": lambda: less_some(hypercube(10), 8, 1),
     "random 4-regular 512": lambda: random_regular(4, 512, 0),
     "random 6-regular 1024": lambda: random_regular(6, 1024, 0),
@@ -184,7 +168,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "MI250 x32 with a dead NIC": lambda: _cluster(mi250, 32, dead=[5]),
     "MI250 x64 with a slow NIC": lambda: _cluster(mi250, 64, slow=[5]),
     "64 hosts of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 3)),
-    "dragonfly 33x16": lambda: listed_degraded(dragonfly(33, 16)),
+    "dragonfly 33x16": lambda: dragonfly(33, 16).without(),
     "dragonfly 32x32 less 8 wires": lambda: less_some(dragonfly(32, 32), 8, 2),
     "two rings of 128": lambda: two_rings(128),
     "two rings of 256": lambda: two_rings(256),
@@ -265,20 +249,14 @@ PEER_SECONDS = {
 }
 
 
-def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call, and the CPU seconds it takes."""
-    start = time.process_time()
-    result = call()
-    return result, time.process_time() - start
-
-
 def measure(topology: Topology) -> dict[str, Any]:
     """One row: every stage of one network, and the peer's."""
-    best, search = seconds_of(lambda: optimum(topology))
-    logical, removal = seconds_of(lambda: remove_switches(topology, best.scaling, guess=False))
+    best, search = cpu_timed(lambda: optimum(topology))
+    # Without guesses, which is the way that the authors' code takes.
+    logical, removal = cpu_timed(lambda: remove_switches(topology, best.scaling, guess=False))
     capacity = logical.capacity()
-    _, packing = seconds_of(lambda: pack_trees(topology.num_ranks, capacity, best.scaling.trees))
-    flow, whole = seconds_of(lambda: forest(topology))
+    _, packing = cpu_timed(lambda: pack_trees(topology.num_ranks, capacity, best.scaling.trees))
+    flow, whole = cpu_timed(lambda: forest(topology))
     peer = PEER_OPTIMA.get(topology.name)
     times = PEER_SECONDS.get(topology.name, (None, None, None))
     figures = {
@@ -303,7 +281,7 @@ def measure(topology: Topology) -> dict[str, Any]:
 
 def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
     """One row: a forest of 128 to 1024 ranks, counted."""
-    best, search = seconds_of(lambda: optimum(topology))
+    best, search = cpu_timed(lambda: optimum(topology))
     start = time.perf_counter()
     flow = forest(topology)
     figures = {
@@ -323,8 +301,8 @@ def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
 
 def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
     """One row: a network without a known structure, its forest counted."""
-    best, search = seconds_of(lambda: optimum(topology))
-    flow, whole = seconds_of(lambda: forest(topology))
+    best, search = cpu_timed(lambda: optimum(topology))
+    flow, whole = cpu_timed(lambda: forest(topology))
     return {
         "network": name,
         "ranks": topology.num_ranks,
@@ -346,18 +324,6 @@ def record_scale(rows: Sequence[Mapping[str, Any]]) -> None:
     ordered = {name: record[name] for name in NETWORKS if name in record}
     write_text(recording.SCALE, json.dumps(ordered, indent=1) + "\n")
     recording.write()
-
-
-def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:
-    """One row: simulated time over the optimum, by pieces, for 1 GB."""
-    best = float(optimum(topology).inverse) * GB / topology.num_ranks
-    row: dict[str, Any] = {"network": topology.name}
-    for count in pieces:
-        chunks = ForestColl().granularity(topology) * count
-        collective = Collective("all_gather", topology.num_ranks, chunks)
-        schedule = ForestColl(pieces=count).synthesize(topology, collective)
-        row[f"{count} pieces"] = simulate(schedule, GB).time / best
-    return row
 
 
 def main(argv: Sequence[str]) -> None:
@@ -384,15 +350,12 @@ def main(argv: Sequence[str]) -> None:
         ]
         for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
             forest(make())
-        rows = Rows(measure_scale(name, make()) for name, make in chosen)
+        rows = kept("forestcoll-scale", (measure_scale(name, make()) for name, make in chosen))
         report("forestcoll-scale", rows)
         if options.record:
             record_scale(rows)
         return
     report("forestcoll", (measure(make()) for make in SMALL))
-    report("forestcoll-table-4-1", (fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()))
-    networks = (dgx_a100(2), dgx_h100(2), mi250(2))
-    report("forestcoll-pieces", (converge(topology, (1, 4, 16, 64)) for topology in networks))
     if options.large:
         report("forestcoll-large", (measure_large(make(), peer) for make, peer in LARGE))
     print("Seconds are CPU seconds of one call after compilation; the peer's were taken elsewhere.")

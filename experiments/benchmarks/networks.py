@@ -6,7 +6,7 @@ import argparse
 import itertools
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from time import process_time
@@ -14,18 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.study import Rows
-from experiments.timing import report
+from experiments.direct_connect.tables import synthesized
+from experiments.timing import cpu_timed, kept, report
 from jaxcoll import executors, finder
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
-from jaxcoll.collective import Collective
 from jaxcoll.links import group_by
 from jaxcoll.numerics.connectivity import hops_from
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import GroupNetwork, bfb_cost, group_bfb, group_cost
-from jaxcoll.synth.direct_connect.expansions import CartesianPower, Expansion, LineGraph
-from jaxcoll.synth.direct_connect.searched import base_all_gather
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies import generative, hypercube, torus
 from jaxcoll.topologies.generative import Digraph, generalized_kautz, twisted_torus
@@ -44,12 +39,6 @@ LARGE = ((64, 64, 64), (100, 100, 100), (1000, 1000))
 MOST_TWISTED = 10_000
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call, and the CPU seconds that it took."""
-    start = process_time()
-    return call(), process_time() - start
-
-
 def row(network: str, ranks: int, found: Cost, seconds: float, **more: Any) -> Row:
     """One row of the table: T_L and T_B, and whether T_B is (N - 1)/N."""
     return {
@@ -65,16 +54,14 @@ def row(network: str, ranks: int, found: Cost, seconds: float, **more: Any) -> R
 
 def table_3_6(topology: Topology, paper: float) -> Row:
     """A schedule with exact chunks, synthesized and verified send by send."""
-    chunks = Bfb.chunks(topology)
-    collective = Collective("all_gather", topology.num_ranks, chunks)
-    schedule, synthesis = timed(lambda: Bfb().synthesize(topology, collective))
-    _, verification = timed(lambda: verify(schedule))
+    schedule, seconds = cpu_timed(lambda: synthesized(topology))
+    _, verification = cpu_timed(lambda: verify(schedule))
     return row(
         topology.name,
         topology.num_ranks,
         cost(schedule),
-        synthesis + verification,
-        chunks=chunks,
+        seconds,
+        chunks=schedule.collective.chunks_per_shard,
         sends=schedule.num_sends,
         **{"of which verified": verification, "paper's seconds": paper},
     )
@@ -88,7 +75,7 @@ def large_torus(sides: Sequence[int]) -> Row:
         schedule.verify()
         return schedule, schedule.cost()
 
-    (schedule, found), seconds = timed(run)
+    (schedule, found), seconds = cpu_timed(run)
     network = schedule.network
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30
     more = {"chunks": schedule.chunks_per_shard, "peak GiB": peak}
@@ -115,7 +102,7 @@ def twisted(most: int) -> Row:
             found += share == bandwidth_optimum(network.num_ranks)
         return found
 
-    optimal, seconds = timed(run)
+    optimal, seconds = cpu_timed(run)
     count = len(list(twisted_tori(most)))
     return {
         "network": f"{optimal} of {count} twisted tori are optimal",
@@ -138,11 +125,13 @@ def circulants(n: int, count: int) -> Iterator[tuple[int, ...]]:
     divisors = [a for a in range(1, (n + 1) // 2) if n % a == 0]
     seen = set()
     for first in divisors:
+        # Units that keep the first offset: only these are left to rename the others by.
         fixing = [u for u in units if u * first % n in (first, n - first)]
         others = [b for b in range(1, (n + 1) // 2) if math.gcd(b, n) >= first and b != first]
         for rest in _subsets(others, count - 1):
             if math.gcd(n, first, *rest) > 1:
                 continue
+            # The smallest image stands for its class.
             least = first, min(_image(n, rest, unit) for unit in fixing)
             if least not in seen:
                 seen.add(least)
@@ -202,7 +191,7 @@ def conjecture(count: int, most: int) -> list[Row]:
 
 def kautz(case: tuple[int, int]) -> tuple[int, int, Cost, float]:
     """Degree, ranks and cost of Pi(d, n), and the CPU seconds that it took."""
-    found, seconds = timed(lambda: bfb_cost(generalized_kautz(*case)))
+    found, seconds = cpu_timed(lambda: bfb_cost(generalized_kautz(*case)))
     return *case, found, seconds
 
 
@@ -254,7 +243,7 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
     yield from map(large_torus, LARGE)
     yield from itertools.starmap(table_3_6, TABLE_3_6)
     yield twisted(options.twisted)
-    found, seconds = timed(lambda: bfb_cost(generalized_kautz(4, 1024)))
+    found, seconds = cpu_timed(lambda: bfb_cost(generalized_kautz(4, 1024)))
     yield row("Pi(4,1024), cost alone", 1024, found, seconds)
     if options.conjecture:
         yield from conjecture(2, 500)
@@ -307,79 +296,13 @@ def frontiers(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     for degree in options.degrees:  # compile
         frontier_row(48, degree)
-    rows = Rows(frontier_row(options.largest, degree, options.tables) for degree in options.degrees)
+    rows = kept(
+        "frontiers",
+        (frontier_row(options.largest, degree, options.tables) for degree in options.degrees),
+    )
     report("frontiers", rows)
     seconds = sum(row["search s"] + row["diameters, rates s"] for row in rows)
     print(f"{seconds:.0f} CPU seconds together, after compilation.")
-
-
-Built = tuple[Digraph, Schedule]
-
-# Table 3.4: base, expansions in order, and the paper's T_L and T_B, the latter as exact fractions.
-TABLE_3_4: Sequence[tuple[Callable[[], Digraph], Sequence[Expansion], Cost]] = (
-    (lambda: generative.generalized_kautz(4, 1024), (), Cost(5, Fraction(341, 256))),
-    (
-        lambda: generative.circulant(16, (3, 4)),
-        (LineGraph(), LineGraph(), LineGraph()),
-        Cost(6, Fraction(261, 256)),
-    ),
-    (
-        generative.diamond,
-        (CartesianPower(2), LineGraph(), LineGraph()),
-        Cost(8, Fraction(257, 256)),
-    ),
-    (
-        lambda: generative.modified_de_bruijn(2, 4),
-        (CartesianPower(2), LineGraph()),
-        Cost(11, Fraction(1)),
-    ),
-    (
-        lambda: generative.cartesian_product(
-            generative.unidirectional_ring(1, 4), generative.unidirectional_ring(1, 8)
-        ),
-        (CartesianPower(2),),
-        Cost(20, Fraction(1023, 1024)),
-    ),
-)
-
-
-def expand(base: Digraph, expansions: Sequence[Expansion]) -> Built:
-    """A base and its best known schedule, expanded."""
-    digraph, schedule = base, base_all_gather(base)
-    for expansion in expansions:
-        digraph, schedule = expansion.all_gather(digraph, schedule)
-    verify(schedule)
-    return digraph, schedule
-
-
-def expanded_row(base: Digraph, expansions: Sequence[Expansion], paper: Cost) -> dict[str, Any]:
-    """One row of the table."""
-    start = process_time()
-    digraph, schedule = expand(base, expansions)
-    seconds = process_time() - start
-    found = cost(schedule, digraph.degree)
-    return {
-        "network": digraph.name,
-        "ranks": digraph.size,
-        "sends": schedule.num_sends,
-        "T_L": found.steps,
-        "T_B": str(found.inverse_bandwidth),
-        "diameter": digraph.diameter,
-        "as in the paper": found == paper,
-        "seconds": seconds,
-    }
-
-
-def expansions(argv: Sequence[str]) -> None:
-    """Expansions: the networks of 1024 ranks of Table 3.4, built, verified and costed.
-
-    Seconds are CPU seconds after compilation, from the base's schedule to the verified one. T_L and
-    T_B are measured on the schedule built; the paper's are those of the dissertation.
-    """
-    parser = argparse.ArgumentParser(prog="expansions", description=expansions.__doc__)
-    parser.parse_args(argv)
-    expand(generative.complete_bipartite(2), (CartesianPower(2), LineGraph()))  # compiles
-    report("expansions", (expanded_row(base(), chain, paper) for base, chain, paper in TABLE_3_4))
 
 
 TONS = {"uniform": 2.1, "all_to_all": 1.6}
@@ -420,6 +343,7 @@ def rewired(ranks: int, trials: int, seed: int = 0) -> Digraph:
         changed = shifts.copy()
         changed[tuple(random.integers(0, side) for side in FACES)] = random.integers(0, cubes)
         total = sum_of_distances(cubes, changed)
+        # An equal wiring is taken too, so that the search walks along plateaus.
         if total <= least:
             least, shifts = total, changed
     return optical_cubes(cubes, shifts)
@@ -469,8 +393,8 @@ def tpu_slices(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     if any(ranks < 2 * CUBE or ranks % CUBE for ranks in options.ranks):
         parser.error(f"ranks come in cubes of {CUBE}, from {2 * CUBE}")
-    rows = Rows(row for ranks in options.ranks for row in slices(ranks, options.trials))
-    report("tpu_slices", rows)
+    made = (row for ranks in options.ranks for row in slices(ranks, options.trials))
+    report("tpu_slices", rows := kept("tpu_slices", made))
     rewired_rows = [row for row in rows if row["kind"] == "rewired cubes"]
     means = {over: _mean(row[over] for row in rewired_rows) for over in OVER}
     print("Rewired, geometric mean: " + ", ".join(f"{means[over]:.2f} {over}" for over in OVER))

@@ -19,8 +19,7 @@ import numpy as np
 
 from experiments.models import Model, load_model
 from experiments.recording import table, write_block
-from experiments.study import printed
-from experiments.timing import compare, earlier, report, write
+from experiments.timing import compare, earlier, report
 from tensorstate import Hardware, Plan, PlanError, search, trace
 
 _GPT = {"layers": 12, "width": 1024, "heads": 16, "hidden": 4096, "vocabulary": 32000}
@@ -67,15 +66,17 @@ def main(argv: Sequence[str]) -> None:
         return
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("data",))
     hardware = Hardware.measure(mesh, progress=True)
-    rows: list[Row] = []
+    report("one_device", _rows(options, mesh, hardware))
+
+
+def _rows(
+    options: argparse.Namespace, mesh: jax.sharding.Mesh, hardware: Hardware
+) -> Iterator[Row]:
     for name in options.models:
         family, sizes = MODELS[name]
         if options.small:
             family, sizes = family.replace("vgg_19", "vgg").replace("llama_3_1_8b", "llama"), {}
-        for row in printed(measured(name, load_model(family, **sizes), mesh, hardware)):
-            rows.append(row)
-            write("one_device", rows)
-    report("one_device", rows)
+        yield from measured(name, load_model(family, **sizes), mesh, hardware)
 
 
 def measured(name: str, model: Model, mesh: jax.sharding.Mesh, hardware: Hardware) -> Iterator[Row]:

@@ -128,6 +128,7 @@ def measure(script: Script, graph: Graph, sizes: Mapping[str, int]) -> dict[str,
             row["error"] += f"{name}: {type(error).__name__}: {error} "[:300]
             continue
         own = compared.compiled_temporaries
+        # The runner (a) comes first, and is what the other ways are compared with.
         memory = memory or own
         sent = sum(r.compiled_bytes for r in compared.rows)
         planned = sum(r.predicted_bytes for r in compared.rows)

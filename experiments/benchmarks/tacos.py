@@ -11,14 +11,12 @@ import argparse
 import functools
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.study import Rows
 from experiments.tacos.synthesis import growth, measure_mesh
-from experiments.timing import report, time_it
+from experiments.timing import cpu_timed, kept, report, time_it
 from jaxcoll.bounds import bound, ideal, step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
@@ -97,12 +95,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--repeat", type=int, default=5, help="calls to time (%(default)s)")
     options = parser.parse_args(argv)
     synthesizer = Tacos(options.rule, options.attempts)
-    rows = Rows(
+    made = (
         measure(family(*size), synthesizer, options.seed, options.repeat)
         for family, sizes in (ALL if options.all else SHOWN)
         for size in sizes
     )
-    report("tacos", rows)
+    report("tacos", rows := kept("tacos", made))
     met = sum(row["steps"] == row["bound"] for row in rows)
     print(f"{met} of {len(rows)} networks in as few steps as the bound allows.")
     print("Seconds are the median of wall times after compilation; the schedule is checked by its")
@@ -182,12 +180,12 @@ def tacos_quality(argv: Sequence[str]) -> None:
     parser.add_argument("--attempts", type=int, help="as many as TACOS takes by itself")
     parser.add_argument("--skip-small", action="store_true", help="unequal links only")
     options = parser.parse_args(argv)
-    rows = Rows(
+    made = (
         measure_unequal(speeds, side, options.seeds, options.attempts)
         for speeds, sides in PEER_MICROSECONDS.items()
         for side in sides
     )
-    report("tacos-unequal", rows)
+    report("tacos-unequal", rows := kept("tacos-unequal", made))
     slower = sum(row["ours us"] > row["peer us"] + 0.5 for row in rows)  # the peer's are rounded
     print(f"Slower than the peer's median on {slower} of {len(rows)} meshes.")
     if not options.skip_small:
@@ -229,7 +227,8 @@ def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
                 "bytes": nbytes,
                 "synthesizer": synthesizer.name,
                 "milliseconds": time_it(synthesize, repeat).median * 1e3,
-                "processor ms": processor_seconds(synthesize, repeat) * 1e3,
+                # The least of several: other work on the machine changes it little.
+                "processor ms": min(cpu_timed(synthesize)[1] for _ in range(repeat)) * 1e3,
                 "bound us": least * 1e6,
             }
             for model in ("tacos", "astra"):
@@ -237,16 +236,6 @@ def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
                 row |= {f"us, {model}": seconds * 1e6, f"of the bound, {model}": seconds / least}
             rows.append(row)
     return rows
-
-
-def processor_seconds(call: Callable[[], object], repeat: int) -> float:
-    """The least of several calls, which a machine busy with other things changes little."""
-    seconds = []
-    for _ in range(repeat):
-        started = time.process_time()
-        call()
-        seconds.append(time.process_time() - started)
-    return min(seconds)
 
 
 def tacos_scale(argv: Sequence[str]) -> None:
@@ -270,10 +259,8 @@ def tacos_scale(argv: Sequence[str]) -> None:
     sizes = options.sides or [*MESHES, *(PAPER_MESHES if options.paper else ())]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measure_mesh((4, 4), Path(folder), options.threads, options.seed)  # compiles
-        rows = Rows(
-            measure_mesh(sides, Path(folder), options.threads, options.seed) for sides in sizes
-        )
-    report("tacos-scale", rows)
+        made = (measure_mesh(sides, Path(folder), options.threads, options.seed) for sides in sizes)
+        report("tacos-scale", rows := kept("tacos-scale", made))
     planar = [row for row in rows if str(row["network"]).count("x") == 1]
     if len(planar) > 1:
         print(f"Processor time on 2D meshes grows as ranks to the power {growth(planar):.2f}.")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from experiments.models import Model, load_model
-from experiments.timing import report
+from experiments.timing import cpu_timed, report
 from jaxcoll import topologies
 from jaxcoll.execute.choice import measured_costs
 from tensorstate import (
@@ -92,9 +90,7 @@ def _rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
             model = load_model("llama_3_1_8b", **DECODER)
         else:
             model = load_model(name, **changed)
-        start = time.process_time()
-        graph = trace(model.step, model.abstract_args)
-        traced = time.process_time() - start
+        graph, traced = cpu_timed(lambda: trace(model.step, model.abstract_args))  # noqa: B023
         for mesh in options.meshes:
             yield from measure(name, graph, traced, mesh, options.seconds)
 
@@ -103,9 +99,7 @@ def measure(
     model: str, graph: Graph, traced: float, mesh: str, seconds: float
 ) -> Iterator[Mapping[str, Any]]:
     """Without a memory limit, and with one: by recompute, or in microbatches."""
-    sizes, bandwidth = MESHES[mesh]
-    network = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
-    asked = {"mesh": sizes, "network": network, "hardware": "H100"}
+    asked = _on(mesh)
     named = {
         "model": model,
         "mesh": mesh,
@@ -113,9 +107,8 @@ def measure(
         "classes": len(graph.node_classes),
         "trace CPU s": traced,
     }
-    start = cpu_seconds()
-    free = search(graph, memory_limit=float("inf"), **asked)
-    yield {**named, "limit": "none", "solver": "auto", **_columns(free, cpu_seconds() - start)}
+    free, spent = cpu_timed(lambda: search(graph, memory_limit=math.inf, **asked))
+    yield {**named, "limit": "none", "solver": "auto", **_columns(free, spent)}
     limit = LIMIT * free.cost.memory.peak
     solvers: dict[str, Solver] = {
         "auto": Auto(time_limit=seconds),
@@ -125,30 +118,36 @@ def measure(
     for solver_name, solver in solvers.items():
         for how, options in WAYS.items() if solver_name == "auto" else [*WAYS.items()][:1]:
             row = {**named, "limit": f"{LIMIT:.0%}, {how}", "solver": solver_name}
-            start = cpu_seconds()
-            try:
-                plan = search(graph, memory_limit=limit, solver=solver, **asked, **options)
-            except PlanError as error:
-                print(f"{model} on {mesh}, {how}, {solver_name}: {error}")
-                yield {**row, **_columns(None, cpu_seconds() - start)}
-            else:
-                yield {**row, **_columns(plan, cpu_seconds() - start)}
+            asked |= {"memory_limit": limit, "solver": solver}
+            plan, spent = cpu_timed(lambda: _found(lambda: search(graph, **asked, **options)))  # noqa: B023
+            if isinstance(plan, PlanError):
+                print(f"{model} on {mesh}, {how}, {solver_name}: {plan}")
+            yield {**row, **_columns(plan, spent)}
 
 
-def cpu_seconds() -> float:
-    """Processor seconds of this process so far, all threads together."""
-    times = os.times()
-    return times.user + times.system
+def _on(mesh: str) -> dict[str, Any]:
+    """Arguments of ``search`` for H100s on a mesh."""
+    sizes, bandwidth = MESHES[mesh]
+    costs = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
+    return {"mesh": sizes, "network": costs, "hardware": "H100"}
 
 
-def _columns(plan: Plan | None, cpu_seconds: float) -> Mapping[str, Any]:
+def _found(ask: Callable[[], Plan]) -> Plan | PlanError:
+    """The plan of a search, or why it has none."""
+    try:
+        return ask()
+    except PlanError as error:
+        return error
+
+
+def _columns(plan: Plan | PlanError, cpu_seconds: float) -> Mapping[str, Any]:
     """The plan, if there is one, and the processor's seconds."""
-    found = None if plan is None else plan.result
+    found = None if isinstance(plan, PlanError) else plan.result
     return {
         "search CPU s": cpu_seconds,
         "search s": None if found is None else found.seconds,
         "method": "nothing fits" if found is None else found.method,
-        "microbatches": None if plan is None else plan.microbatches,
+        "microbatches": None if isinstance(plan, PlanError) else plan.microbatches,
         "gap %": None if found is None else 100 * min(1.0, found.gap),
         "step ms": None if found is None else 1e3 * found.cost.serial_seconds,
         "communication ms": None if found is None else 1e3 * found.cost.communication,
@@ -281,9 +280,7 @@ def rows(names: Sequence[str], layers: int | None = None) -> Iterator[Row]:
 
 def _network(mesh: str) -> dict[str, Any]:
     """Arguments of ``search``: gaps have targets for the sum alone, whose bound is tight."""
-    sizes, bandwidth = MESHES[mesh]
-    costs = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
-    return {"mesh": sizes, "network": costs, "hardware": "H100", "objective": "sum"}
+    return {**_on(mesh), "objective": "sum"}
 
 
 def _model(layers: int) -> Model:
@@ -297,16 +294,12 @@ def _decoder(layers: int) -> Graph:
 
 def _row(ask: Callable[[], Plan], target: str) -> Row:
     """CPU seconds and the plan of a search, or why it has none."""
-    start = cpu_seconds()
-    try:
-        plan = ask()
-    except PlanError as error:
-        spent = cpu_seconds() - start
-        return {"target": target, "CPU s": spent, "found": str(error).partition(":")[0]}
-    spent = cpu_seconds() - start
+    plan, spent = cpu_timed(lambda: _found(ask))
+    row = {"target": target, "CPU s": spent}
+    if isinstance(plan, PlanError):
+        return {**row, "found": str(plan).partition(":")[0]}
     return {
-        "target": target,
-        "CPU s": spent,
+        **row,
         "gap %": 100 * min(1.0, plan.gap),
         "step ms": 1e3 * plan.cost.serial_seconds,
         "memory GB": plan.cost.memory.peak / 1e9,
@@ -323,10 +316,8 @@ def _traced(layers: int | None) -> Iterator[Row]:
               "trace": lambda model: trace(model.step, model.abstract_args)}  # fmt: skip
     for name, traced in traces.items():
         model = _model(layers or LAYERS)
-        start = cpu_seconds()
-        traced(model)
-        target = "3 CPU s" if name == "trace" else ""
-        yield {"target": target, "CPU s": cpu_seconds() - start, "found": name}
+        _, spent = cpu_timed(lambda: traced(model))  # noqa: B023
+        yield {"target": "3 CPU s" * (name == "trace"), "CPU s": spent, "found": name}
 
 
 def _free(layers: int | None) -> Iterator[Row]:
@@ -386,9 +377,8 @@ def _compared(layers: int | None) -> Iterator[Row]:
     graph = _decoder(layers or DECODER["layers"])
     plan = search(graph, memory_limit=math.inf, **_network("2x4"))
     names = [*BASELINES, "fsdp + megatron", "zero1 + megatron-sp"]
-    start = cpu_seconds()
-    plan.compare(*names)
-    yield {"target": "10 CPU s", "CPU s": cpu_seconds() - start, "found": f"{len(names)} names"}
+    _, spent = cpu_timed(lambda: plan.compare(*names))
+    yield {"target": "10 CPU s", "CPU s": spent, "found": f"{len(names)} names"}
 
 
 def _mesh(layers: int | None) -> Iterator[Row]:
@@ -414,9 +404,7 @@ def _overlap(layers: int | None) -> Iterator[Row]:
     first = None
     for objective in ("sum", "overlap"):
         asked = {**_network("2x4"), "memory_limit": math.inf, "objective": objective}
-        start = cpu_seconds()
-        plan = search(graph, **asked)
-        spent = cpu_seconds() - start
+        plan, spent = cpu_timed(lambda: search(graph, **asked))  # noqa: B023
         first = first or spent
         yield {
             "target": "2 x the sum", "CPU s": spent, "ratio": spent / first, **_scheduled(plan),

@@ -23,14 +23,20 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.timing import earlier, report, text, write
+import jax
+import numpy as np
 
-if TYPE_CHECKING:  # JAX starts once its devices are counted
-    from jaxcoll.configurations.base import Search
-    from jaxcoll.tune import Config, Space
-    from jaxcoll.tune.trial import Trial
+from experiments.autoccl.searches import Exhaustive
+from experiments.benchmarks.devices import use_cpu
+from experiments.study import printed
+from experiments.timing import earlier, report, write
+from jaxcoll.configurations.base import Search
+from jaxcoll.errors import TuneError
+from jaxcoll.tune import Config, Fitted, Space, Table, jax_space, this_machine
+from jaxcoll.tune.offline_tuner import tune
+from jaxcoll.tune.trial import Trial
 
 DEVICES = 8
 SIZES = {"1 KB": 1 << 10, "32 KB": 32 << 10, "1 MB": 1 << 20, "8 MB": 8 << 20, "64 MB": 64 << 20}
@@ -45,11 +51,6 @@ _WITH_NATIVE = "jax.lax in the space"
 
 def setting(kind: str, size: str, seed: int) -> tuple[Trial, Space, Config]:
     """The collective, its configurations with ``jax.lax``, and the fixed ring."""
-    import jax
-
-    from jaxcoll.tune import Config, jax_space
-    from jaxcoll.tune.trial import Trial
-
     trial = Trial(kind, SIZES[size], jax.make_mesh((DEVICES,), ("x",)), "x", seed=seed)
     space = jax_space(trial.task).pruned(lambda c: int(c["parts"]) <= _MOST_PARTS)
     ring = Config({"algorithm": "ring" if kind != "all_to_all" else "direct", "lowering": "ssa"})
@@ -58,14 +59,9 @@ def setting(kind: str, size: str, seed: int) -> tuple[Trial, Space, Config]:
 
 def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[str, Any]]:
     """A row with ``jax.lax`` in the space and one without."""
-    import numpy as np
-
-    from experiments.autoccl.searches import Exhaustive
-    from jaxcoll.tune import Fitted, Table, this_machine
-    from jaxcoll.tune.offline_tuner import tune
-
     trial, whole, ring = setting(kind, size, seed)
     lax, machine = whole.default.replace(algorithm="native"), this_machine()
+    # Measured once, with ``jax.lax`` in the space; the search without reads the same times.
     everything = Exhaustive(whole, seed=seed)
     tune(trial, everything, Table(), machine, whole.size)
     for native in (True, False):
@@ -111,20 +107,18 @@ def _told(search: Search, measured: Search) -> Search:
 
 def keep_programs(folder: str) -> None:
     """Compiled programs are stored in a folder, however small, and loaded from it."""
-    import jax
-
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _begin_to_compile(folder: str) -> None:
+    use_cpu(DEVICES)
+    keep_programs(folder)
+
+
 def compile_share(kind: str, size: str, seed: int, share: int, shares: int) -> int:
     """Compile every ``shares``-th program that ``measure`` runs; how many these are."""
-    import jax
-
-    from jaxcoll.errors import TuneError
-    from jaxcoll.tune import Config
-
     trial, space, ring = setting(kind, size, seed)
     # What ``Trial.check`` compares with is a program too.
     configs = [Config({"algorithm": "native"}), ring, *space.configs()][share::shares]
@@ -145,7 +139,7 @@ def compile_all(rows: Sequence[tuple[str, str]], seed: int, folder: str, process
     with concurrent.futures.ProcessPoolExecutor(
         processes,
         multiprocessing.get_context("spawn"),
-        initializer=keep_programs,
+        initializer=_begin_to_compile,
         initargs=(folder,),
     ) as pool:
         counts = pool.map(compile_share, *zip(*shares, strict=True))
@@ -167,9 +161,7 @@ def main(argv: Sequence[str]) -> None:
     for name in ("evaluations", "processes"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
-    # Devices are counted when JAX starts, so before it is imported.
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    use_cpu(DEVICES)
     wanted = list(itertools.product(options.collectives, options.sizes))
     rows = earlier("tune") if options.missing else []
     measured = [_key(row) for row in rows]
@@ -183,12 +175,9 @@ def main(argv: Sequence[str]) -> None:
         keep_programs(options.cache)
     for kind, size in missing:
         started = time.perf_counter()
-        pair = list(measure(kind, size, options.evaluations, options.seed))
-        key = _key(pair[0])
-        rows = [row for row in rows if _key(row) != key] + pair
+        pair = list(printed(measure(kind, size, options.evaluations, options.seed)))
+        rows = [row for row in rows if _key(row) != _key(pair[0])] + pair
         write("tune", rows)
-        for row in pair:
-            print(", ".join(f"{k} {text(v)}" for k, v in row.items()))
         print(f"{kind}, {size}: {time.perf_counter() - started:.0f} s", flush=True)
     report("tune", rows)
     _summarize(rows)
@@ -213,8 +202,6 @@ def _key(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _summarize(rows: Sequence[dict[str, Any]]) -> None:
-    import numpy as np
-
     worst = max(rows, key=lambda row: row["/ exhaustive"])
     within = sum(row["/ exhaustive"] <= 1.05 for row in rows)
     rings = np.array([row["/ ssa ring"] for row in rows if row[_WITH_NATIVE]])

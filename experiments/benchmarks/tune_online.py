@@ -12,21 +12,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.study import Rows
-from experiments.timing import report
+import jaxcoll as jc
+from experiments.benchmarks.devices import use_cpu
+from experiments.timing import compare, report
 from jaxcoll.configurations import Task
-from jaxcoll.tune import Config
+from jaxcoll.tune import Config, Table, online, this_machine
 from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.leader import Leader
-from jaxcoll.tune.training_step.processes import Progress
+from jaxcoll.tune.training_step.online_tuner import Online
+from jaxcoll.tune.training_step.preparation import Preparation
+from jaxcoll.tune.training_step.processes import Coordinator, Progress
+from jaxcoll.tune.training_step.programs import Background, abstract
 from jaxcoll.tune.training_step.regression import TimedStep
 
 _LAYERS = 6
@@ -46,11 +52,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--short", type=int, default=3, help="runs of short steps (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="of the comparison (%(default)s)")
     options = parser.parse_args(argv)
+    use_cpu(8)
     report("tune_online_made_up", (made_up(*sizes, options.runs) for sizes in _MADE_UP))
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     report("tune_online_short", (short(run) for run in range(options.short)))
-    rows = Rows(
+    rows = (
         measure(tasks, most, options.width, options.runs, options.rounds)
         for most in options.candidates
         for tasks in options.tasks
@@ -61,12 +66,6 @@ def main(argv: Sequence[str]) -> None:
 
 def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[str, Any]:
     """A row: one network, tuned several times."""
-    import jax
-
-    from jaxcoll.tune import Table, this_machine
-    from jaxcoll.tune.training_step.preparation import Preparation
-    from jaxcoll.tune.training_step.programs import Background, abstract
-
     step, params, batch = network(tasks, width)
     params = _run(step, params, batch, 3)[0]
     params, quiet = _run(step, params, batch, 40)
@@ -89,7 +88,7 @@ def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[s
         raise work.error
     prepared = work.result
     outcomes = [tune(step, prepared, params, batch, seed) for seed in range(runs)]
-    seconds = alternate(prepared, params, batch, rounds)
+    seconds = seconds_of_each(prepared, params, batch, rounds)
     gaps = [gap for outcome in outcomes for gap in _gaps(outcome["chosen"], seconds)]
     jax.clear_caches()
     return {
@@ -112,10 +111,6 @@ def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[s
 
 def short(run: int) -> dict[str, Any]:
     """A row: a step of about a millisecond, from its first call until it is settled."""
-    import jax
-
-    from jaxcoll.tune import online
-
     step, params, batch = network(1, 16)
     quiet = _run(step, params, batch, 200)[1][100:]
     jax.clear_caches()
@@ -193,12 +188,6 @@ def settle(leader: Leader, effects: np.ndarray, seed: int) -> tuple[int, Sequenc
 
 def network(tasks: int, width: int):
     """A jitted training step whose gradients are summed in several tasks of different sizes."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    import jaxcoll as jc
-
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
     rows = [width + 8 * (i * tasks // _LAYERS) for i in range(_LAYERS)]
 
@@ -243,8 +232,6 @@ def network(tasks: int, width: int):
 
 
 def _run(step, params, batch, steps: int) -> tuple[Any, list[float]]:
-    import jax
-
     times = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -256,11 +243,6 @@ def _run(step, params, batch, steps: int) -> tuple[Any, list[float]]:
 
 def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
     """One run of the tuner on candidates that are compiled already."""
-    from jaxcoll.tune import Table
-    from jaxcoll.tune.training_step.leader import Leader
-    from jaxcoll.tune.training_step.online_tuner import Online
-    from jaxcoll.tune.training_step.processes import Coordinator
-
     tuned = Online(
         step,
         Leader(seed=seed),
@@ -272,6 +254,7 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
         tell=lambda done, what: None,
     )
     after: list[float] = []
+    # The first step after the choice swaps programs; the five that follow say how long a step is.
     while len(after) < 6:
         tuned.join()
         params, (taken,) = _run(tuned, params, batch, 1)
@@ -287,24 +270,19 @@ def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
     }
 
 
-def alternate(prepared, params, batch, rounds: int) -> list[list[float]]:
+def seconds_of_each(prepared, params, batch, rounds: int) -> list[list[float]]:
     """Median seconds of a step by each candidate of each task, the others by their default."""
-    import jax
-
     sizes = [len(configs) for configs in prepared.candidates.values()]
     zeros = (0,) * len(sizes)
-    times: dict[tuple[int, int], list[float]] = {}
-    for _ in range(rounds):
-        for task, size in enumerate(sizes):
-            for candidate in range(size):
-                choice = (*zeros[:task], candidate, *zeros[task + 1 :])
-                started = time.perf_counter()
-                jax.block_until_ready(prepared.switch(choice, (params, *batch), {}))
-                times.setdefault((task, candidate), []).append(time.perf_counter() - started)
-    return [
-        [statistics.median(times[task, candidate]) for candidate in range(size)]
+    calls = {
+        f"{task} {candidate}": functools.partial(
+            prepared.switch, (*zeros[:task], candidate, *zeros[task + 1 :]), (params, *batch), {}
+        )
         for task, size in enumerate(sizes)
-    ]
+        for candidate in range(size)
+    }
+    times = compare(calls, rounds)
+    return [[times[f"{task} {c}"].median for c in range(n)] for task, n in enumerate(sizes)]
 
 
 def _gaps(chosen: Sequence[int], seconds: list[list[float]]) -> list[float]:

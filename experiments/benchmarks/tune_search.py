@@ -38,8 +38,8 @@ from experiments.autoccl.landscapes import (
     two_peaks,
 )
 from experiments.autoccl.searches import Afnfa, Printed, Released
-from experiments.study import Rows
-from experiments.timing import report, text
+from experiments.autoccl.tuners import random_config, tuned
+from experiments.timing import kept, report
 from jaxcoll import executors
 from jaxcoll.configurations.base import Search
 from jaxcoll.configurations.peaks import Elliptical, Peaks, Separable
@@ -112,19 +112,12 @@ def run(search: Search, landscape: Landscape) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One search of one landscape.
+    """One search of one landscape."""
 
-    Attributes:
-        gap: share of the best bandwidth that is lost.
-        gain: reached bandwidth over that of the default.
-        measurements: how many.
-        cpu_seconds: of the search itself.
-    """
-
-    gap: float
-    gain: float
+    gap: float  # share of the best bandwidth that is lost
+    gain: float  # reached bandwidth over that of the default
     measurements: int
-    cpu_seconds: float
+    cpu_seconds: float  # of the search itself
 
 
 def outcome(name: str, family: str, space: Space, seed: int) -> Outcome:
@@ -190,11 +183,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--whole", type=int, default=2, help="landscapes of Table 2 (%(default)s)")
     parser.add_argument("--processes", type=int, default=1, help="side by side (%(default)s)")
     options = parser.parse_args(argv)
-    rows = []
     with executors.with_workers(options.processes) as executor:
-        for row in rows_of(options, functools.partial(executors.ordered, executor=executor)):
-            rows.append(row)
-            print("; ".join(f"{name}: {text(value)}" for name, value in row.items()), flush=True)
+        mapped = functools.partial(executors.ordered, executor=executor)
+        rows = kept("tune_search", rows_of(options, mapped))
     report("tune_search", rows)
     for row in rows:
         family = str(row["landscapes"]).partition(",")[0]
@@ -224,9 +215,7 @@ def fitted(kind: type[Fitted]) -> Finder:
 
     def run(landscape: Landscape, seed: int, measurements: int) -> Config:
         search = kind(landscape.space, seed=seed, budget=measurements - 1, extended=measurements)
-        while (config := search.ask()) is not None:
-            search.tell(config, landscape.measure(config))
-        return search.best[0] if search.best else landscape.space.default
+        return tuned(search, landscape)[0]
 
     return run
 
@@ -235,9 +224,7 @@ def random_points(landscape: Landscape, seed: int, measurements: int) -> Config:
     """The fastest measured of points drawn evenly, the default among them."""
     rng = np.random.default_rng([seed, 8])
     found = [landscape.space.default]
-    for _ in range(measurements - 1):
-        subspace = landscape.space.subspaces[int(rng.integers(len(landscape.space.subspaces)))]
-        found.append(subspace.config([int(rng.integers(n)) for n in subspace.shape]))
+    found += [random_config(landscape.space, rng) for _ in range(measurements - 1)]
     return min(found, key=landscape.measure)
 
 
@@ -329,7 +316,7 @@ def tune_landscapes(argv: Sequence[str]) -> None:
     parser.add_argument("--families", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(argv)
     searches = [name for name in options.searches if name != "TPE" or _has_optuna()]
-    rows = Rows(row(name, f, options.seeds) for f in options.families for name in searches)
+    rows = (row(name, f, options.seeds) for f in options.families for name in searches)
     report("tune_landscapes", rows)
 
 

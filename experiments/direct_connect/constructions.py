@@ -23,17 +23,16 @@ from experiments.direct_connect.paper import (
     built_cost,
     double_tree_us,
     parse,
-    plain_axes,
     predicted,
     rate_bound,
     shifted_ring,
     traditional_torus,
 )
-from experiments.limits import Filled, Natural, among, at_least
-from experiments.study import CheckError, ConfigError, Rows, panels, tell
+from experiments.figures import panels
+from experiments.limits import Filled, Natural, among, at_least, rising
+from experiments.study import CheckError, ConfigError, Rows, tell
 from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import Construction, Found, FoundTopology, frontiers
 from jaxcoll.topologies.generative import (
@@ -47,17 +46,11 @@ from jaxcoll.topologies.generative import (
 
 @dataclasses.dataclass(frozen=True)
 class LineGraphs(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        bases: in the notation of Table A.3.
-        largest: most ranks.
-        most_built: ranks up to which schedules are built and verified; others are predicted.
-    """
-
-    bases: Filled[tuple[str, ...]]
-    largest: int
-    most_built: Natural
+    bases: Filled[tuple[str, ...]]  # in the notation of Table A.3
+    largest: int  # most ranks
+    most_built: Natural  # ranks up to which schedules are built and verified; others are predicted
 
 
 def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
@@ -65,6 +58,8 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     rows = Rows()
     for name in config.bases:
         base = parse(name)
+        # T_B of a line graph is an upper bound (Theorem 7), so costs are predicted, and those of
+        # small ones are held against the schedule as built.
         found, times = predicted(base), 0
         while found.size <= config.largest:
             construction = Construction("line_graph", (times,), (base,)) if times else base
@@ -97,8 +92,7 @@ def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="ranks", label_y="", in_bytes=False)
     title = "Fig. 3.3: line graph expansions of bases of degree 4"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # -------------------------------------------------- the fastest at every number of ranks (Fig. A.4)
@@ -116,21 +110,13 @@ _FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Best(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        degree: links out of every rank.
-        machine: constants of the cost model.
-        nbytes: sizes of a rank's buffer.
-        largest: most ranks.
-        sizes: numbers of ranks that have a row of their own.
-    """
-
-    degree: int
-    machine: Machine
-    nbytes: tuple[int, ...]
-    largest: int
-    sizes: tuple[int, ...]
+    degree: int  # links out of every rank
+    machine: Machine  # constants of the cost model
+    nbytes: tuple[int, ...]  # sizes of a rank's buffer
+    largest: int  # most ranks
+    sizes: tuple[int, ...]  # numbers of ranks that have a row of their own
 
     def __post_init__(self) -> None:
         at_least("largest", self.largest, self.degree + 2)
@@ -192,8 +178,7 @@ def best_constructions(config: Best) -> list[dict[str, Any]]:
             for name, times in sorted(count.items(), key=lambda item: (-item[1], item[0]))
         ]
     title = f"Fig. A.4: fastest all_reduces of degree {config.degree}"
-    config.publish(title, [*rows, *picked], figure=draw(points))
-    return [*rows, *picked]
+    return config.publish(title, [*rows, *picked], figure=draw(points))
 
 
 def fastest(found: Found, machine: Machine, nbytes: int) -> tuple[FoundTopology, float]:
@@ -205,17 +190,15 @@ def fastest(found: Found, machine: Machine, nbytes: int) -> tuple[FoundTopology,
 
 def draw(points: Mapping[str, Mapping[int, tuple[float, float | None, float]]]) -> Figure:
     """Times over ranks: best, best both ways, bound; a panel for each size of buffer."""
-    figure = Figure(figsize=(4.4 * len(points), 3.6), layout="constrained")
-    for axes, (name, curve) in zip(
-        figure.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True
-    ):
-        n = list(curve)
-        axes.plot(n, [c[1] for c in curve.values()], ".", color=PALETTE[1], markersize=2)
-        axes.plot(n, [c[0] for c in curve.values()], ".", color=PALETTE[0], markersize=2)
-        axes.plot(n, [c[2] for c in curve.values()], color=INK, linewidth=1)
-        axes.set_title(f"{name}: best, best both ways, bound", fontsize=10, color=INK)
-        plain_axes(axes, "ranks", "microseconds of all_reduce")
-    return figure
+    curves = {
+        title: {
+            name: {n: times[i] for n, times in curve.items() if times[i] is not None}
+            for i, name in enumerate(("best", "best both ways", "bound"))
+        }
+        for title, curve in points.items()
+    }
+    label = "microseconds of all_reduce"
+    return panels(curves, label_x="ranks", label_y=label, log_x=False)  # type: ignore[arg-type]
 
 
 DEGREE = 4
@@ -226,39 +209,26 @@ REDUCE, EXCHANGE = "all_reduce", "all_to_all"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ratio(PaperValue):
-    """How many times as long one takes as another, as the paper prints it.
+    """How many times as long one takes as another, as the paper prints it."""
 
-    Attributes:
-        collective: all_reduce or all_to_all.
-        of, to: the slower and the faster; the mean over numbers of ranks is taken.
-        least: fewest ranks.
-    """
-
-    collective: Annotated[str, among((REDUCE, EXCHANGE))]
+    collective: Annotated[str, among((REDUCE, EXCHANGE))]  # all_reduce or all_to_all
+    # of, to: the slower and the faster; the mean over numbers of ranks is taken
     of: str
     to: str
-    least: int
+    least: int  # fewest ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants of the cost model.
-        nbytes: of a rank's buffer, in both collectives.
-        ranks: rising; squares among them have a torus.
-        claims: ratios that the paper prints.
-    """
-
-    machine: Machine
-    nbytes: int
-    ranks: tuple[int, ...]
-    claims: tuple[Ratio, ...]
+    machine: Machine  # constants of the cost model
+    nbytes: int  # of a rank's buffer, in both collectives
+    ranks: tuple[int, ...]  # rising; squares among them have a torus
+    claims: tuple[Ratio, ...]  # ratios that the paper prints
 
     def __post_init__(self) -> None:
-        if not self.ranks or sorted(set(self.ranks)) != list(self.ranks):
-            raise ConfigError(f"ranks must rise, got {self.ranks}")
+        rising("ranks", self.ranks)
         at_least("ranks", self.ranks[0], 9)
 
 
@@ -290,8 +260,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             curves[collective].setdefault(name, {})[n] = time
     figure = panels(curves, label_x="ranks", label_y="microseconds", in_bytes=False, log_y=True)
     title = "Fig. 3.7: all_reduce and all-to-all at many ranks, degree 4"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def all_reduces(config: Config, n: int) -> dict[str, float]:
@@ -319,6 +288,8 @@ def all_to_alls(config: Config, n: int) -> dict[str, float]:
     rates = {name: float(distance_rate(make())) for name, make in networks.items()}
     # Four links join the halves of both trees, n^2 / 4 pairs each way.
     rates |= {TREES: 4 / (n / 2) ** 2, BOUND: float(rate_bound(n, DEGREE))}
+    # Each pair of ranks exchanges an n-th of the buffer, and a rate of 1 is that of a link, B /
+    # degree.
     moved = config.machine.buffer_us(config.nbytes) * DEGREE / n
     return {name: moved / rate for name, rate in rates.items()}
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
+from experiments.direct_connect import tables
 from experiments.direct_connect.networks import (
     CollectiveTimes,
     Compute,
@@ -28,78 +29,51 @@ from experiments.direct_connect.paper import (
     Machine,
     double_tree_us,
     parse,
-    plain_axes,
     shifted_ring,
 )
+from experiments.direct_connect.tables import CubeOrTorus
 from experiments.direct_connect.testbed import OURS, RING, TREES
+from experiments.figures import panels, stacked_bars
 from experiments.limits import Count, Filled, Positive, among, at_least, one_of
-from experiments.study import CheckError, ConfigError, Rows, stacked_bars, tell
+from experiments.study import CheckError, ConfigError, Rows, tell
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
-from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
 from jaxcoll.finder.construction import measured_bases
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.paths import hop_distances
 from jaxcoll.synth import Bfb, Sccl, StepMilp
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.direct_connect import bfb_cost
-from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topologies.generative import generalized_kautz
 from jaxcoll.topology import Topology
-from jaxcoll.verifier import verify
 
 BFB = "BFB"
 SEARCHED: Mapping[str, type[Sccl | StepMilp]] = {"SCCL": Sccl, "TACCL": StepMilp}
-FAMILIES = ("hypercube", "torus")
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """A network of the figure.
+class Network(CubeOrTorus):
+    """A network of the figure."""
 
-    Attributes:
-        family: "hypercube" or "torus", of two equal sides.
-        ranks: a power of two, or a square.
-        chunks: per shard: up to how many each search is tried with, by name; not tried where
-            absent.
-    """
-
-    family: Annotated[str, among(FAMILIES)]
-    ranks: int
+    # Per shard: up to how many each search is tried with, by name; not tried where absent
     chunks: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        side, bits = math.isqrt(self.ranks), self.ranks.bit_length() - 1
-        if self.ranks < 4 or self.ranks != (2**bits if self.family == "hypercube" else side**2):
-            wanted = "a power of two" if self.family == "hypercube" else "a square"
-            raise ConfigError(f"ranks of a {self.family} must be {wanted} of 4 or more")
+        super().__post_init__()
         for name, most in self.chunks.items():
             one_of("networks.chunks", name, tuple(SEARCHED))
             at_least(f"networks.chunks of {name}", most, 1)
 
-    def build(self) -> Topology:
-        """The network."""
-        if self.family == "hypercube":
-            return hypercube(self.ranks.bit_length() - 1)
-        return torus(*[math.isqrt(self.ranks)] * 2)
-
 
 @dataclasses.dataclass(frozen=True)
 class BySynthesizer(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        networks: in order of their ranks.
-        largest: most ranks that a BFB schedule is synthesized and verified for; the cost of larger
-            ones is computed without.
-        seconds: time limit of a search; one that it stops is an error.
-    """
-
-    networks: Filled[tuple[Network, ...]]
+    networks: Filled[tuple[Network, ...]]  # in order of their ranks
+    # Most ranks that a BFB schedule is synthesized and verified for; the cost of larger ones is
+    # computed without
     largest: int
-    seconds: Positive
+    seconds: Positive  # time limit of a search; one that it stops is an error
 
 
 def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
@@ -107,7 +81,6 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
     rows = Rows()
     for network in config.networks:
         topology = network.build()
-        diameter = int(hop_distances(topology).max())
         optimum = bandwidth_optimum(network.ranks)
         for name, chunks, found in schedules(config, network, topology):
             rows.append(
@@ -117,15 +90,14 @@ def by_synthesizer(config: BySynthesizer) -> list[dict[str, Any]]:
                     "synthesizer": name,
                     "chunks": chunks,
                     "T_L": found.steps,
-                    "least T_L": diameter,
+                    "least T_L": network.diameter,
                     "T_B": float(found.inverse_bandwidth),
                     "least T_B": float(optimum),
-                    "optimal in both": found == Cost(diameter, optimum),
+                    "optimal in both": found == Cost(network.diameter, optimum),
                 }
             )
     title = "Fig. 3.10: T_L and T_B of all_gathers on hypercubes and tori, by synthesizer"
-    config.publish(title, rows, figure=_draw_synthesizers(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_synthesizers(rows))
 
 
 def schedules(
@@ -149,9 +121,7 @@ def synthesized(synthesizer: Synthesizer, topology: Topology, chunks: int) -> Co
     Raises:
         CheckError: a search was stopped by its time limit.
     """
-    collective = Collective("all_gather", topology.num_ranks, chunks)
-    schedule = synthesizer.synthesize(topology, collective)
-    verify(schedule)
+    schedule = tables.synthesized(topology, synthesizer, chunks)
     if schedule.provenance.certificate.get("gap"):
         raise CheckError(
             f"{synthesizer.name} ran out of time on {topology} with {chunks} chunks per shard; "
@@ -161,28 +131,17 @@ def synthesized(synthesizer: Synthesizer, topology: Topology, chunks: int) -> Co
 
 
 def _draw_synthesizers(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """T_L above and T_B below, over ranks; the best of each search, its others faint."""
-    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
-    for panels, family in zip(figure.subplots(2, 2).T, FAMILIES, strict=True):
-        mine = [row for row in rows if row["network"].startswith(family)]
-        for axes, column in zip(panels, ("T_L", "T_B"), strict=True):
-            for i, name in enumerate((BFB, *SEARCHED)):
-                found: dict[int, list[float]] = {}
-                for row in mine:
-                    if row["synthesizer"] == name:
-                        found.setdefault(row["ranks"], []).append(row[column])
-                for ranks, values in found.items():
-                    axes.plot([ranks] * len(values), values, ".", color=PALETTE[i], alpha=0.3)
-                best = [min(values) for values in found.values()]
-                axes.plot(list(found), best, color=PALETTE[i], marker=MARKERS[i], label=name)
-            least = {row["ranks"]: row[f"least {column}"] for row in mine}
-            axes.plot(list(least), list(least.values()), ":", color=INK, label="least")
-            axes.set_xscale("log", base=2)
-            plain_axes(axes, "ranks", f"{column} in {'alpha' if column == 'T_L' else 'M/B'}")
-            axes.legend(frameon=False, labelcolor=INK)
-        panels[0].set_yscale("log")
-        panels[0].set_title(family, fontsize=10, color=INK)
-    return figure
+    """T_L and T_B over ranks, the best of each search."""
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for column, unit in (("T_L", "alpha"), ("T_B", "M/B")):
+        for row in rows:
+            family, n = row["network"].partition(" ")[0], row["ranks"]
+            lines = curves.setdefault(f"{family}: {column} in {unit}", {})
+            line = lines.setdefault(row["synthesizer"], {})
+            line[n] = min(line.get(n, math.inf), row[column])
+            lines.setdefault("least", {})[n] = row[f"least {column}"]
+    steps = [title for title in curves if "T_L" in title]
+    return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=steps)
 
 
 # ------------------------------------------------------------ generalized Kautz digraphs (Fig. A.7)
@@ -190,19 +149,12 @@ def _draw_synthesizers(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Kautz(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        degrees: of those that are packaged with the finder.
-        largest: most ranks.
-        check_every: one of so many packaged costs is recomputed.
-        claim: the largest T_B / T_B* of all degrees and sizes that the paper prints.
-    """
-
-    degrees: Filled[tuple[int, ...]]
-    largest: int
-    check_every: Count
-    claim: PaperValue
+    degrees: Filled[tuple[int, ...]]  # of those that are packaged with the finder
+    largest: int  # most ranks
+    check_every: Count  # one of so many packaged costs is recomputed
+    claim: PaperValue  # the largest T_B / T_B* of all degrees and sizes that the paper prints
 
     def __post_init__(self) -> None:
         at_least("largest", self.largest, max(self.degrees) + 1)
@@ -231,8 +183,7 @@ def kautz(config: Kautz) -> list[dict[str, Any]]:
             }
         )
     title = f"Fig. A.7: BFB on generalized Kautz digraphs of up to {config.largest} ranks"
-    config.publish(title, rows, figure=_draw_ratios(ratios))
-    return rows
+    return config.publish(title, rows, figure=_draw_ratios(ratios))
 
 
 def kautz_costs(degree: int, largest: int) -> dict[int, Cost]:
@@ -255,6 +206,8 @@ def check(costs: Mapping[int, Cost], degree: int, every: int) -> int:
     Raises:
         CheckError: one differs from the packaged one.
     """
+    # Computing all of them takes minutes; a packaged table that is wrong would hardly be so at
+    # every size but these.
     sizes = list(costs)[::every]
     for n in sizes:
         found = bfb_cost(generalized_kautz(degree, n))
@@ -270,19 +223,8 @@ def ratio(n: int, cost: Cost) -> float:
 
 def _draw_ratios(ratios: Mapping[int, Mapping[int, float]]) -> Figure:
     """A curve for each degree, over ranks."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (degree, curve) in enumerate(ratios.items()):
-        axes.plot(
-            list(curve),
-            list(curve.values()),
-            color=PALETTE[i % len(PALETTE)],
-            linewidth=0.8,
-            label=f"degree {degree}",
-        )
-    plain_axes(axes, "ranks", "T_B / T_B*")
-    axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    curves = {"": {f"degree {degree}": curve for degree, curve in ratios.items()}}
+    return panels(curves, label_x="ranks", label_y="T_B / T_B*", columns=1, log_x=False)
 
 
 NETWORKS = (OURS, RING, TREES)
@@ -292,15 +234,10 @@ PARTS = ("compute alone", "compute and all_reduce", "exposed all_reduce")
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Models that are trained on a topology.
+    """Models that are trained on a topology."""
 
-    Attributes:
-        topology: ours, of Table 3.5.
-        samples: of a rank, by model; models are names in ``configs/workload``.
-    """
-
-    topology: str
-    samples: Mapping[str, int]
+    topology: str  # ours, of Table 3.5
+    samples: Mapping[str, int]  # of a rank, by model; models are names in ``configs/workload``
 
     def __post_init__(self) -> None:
         if not self.samples:
@@ -312,38 +249,24 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent ours takes less time, on average over a panel's models.
-
-    Attributes:
-        panel: its name.
-        what: "all_reduces", one of every layer's gradient, or "iteration".
-        than: the other network.
-    """
+    """By how many percent ours takes less time, on average over a panel's models."""
 
     panel: str
+    # "all_reduces", one of every layer's gradient, or "iteration"
     what: Annotated[str, among((REDUCTIONS, ITERATIONS))]
-    than: Annotated[str, among((RING, TREES))]
+    than: Annotated[str, among((RING, TREES))]  # the other network
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        accelerator: a name in ``configs/accelerator``.
-        value_bytes: of a gradient.
-        bucket_bytes: capacity of a bucket of gradients.
-        panels: by name.
-        claims: percentages that the paper prints.
-    """
-
-    machine: Machine
-    accelerator: str
-    value_bytes: Count
-    bucket_bytes: Count
-    panels: Mapping[str, Panel]
-    claims: tuple[Lower, ...]
+    machine: Machine  # constants, as fitted by the paper
+    accelerator: str  # a name in ``configs/accelerator``
+    value_bytes: Count  # of a gradient
+    bucket_bytes: Count  # capacity of a bucket of gradients
+    panels: Mapping[str, Panel]  # by name
+    claims: tuple[Lower, ...]  # percentages that the paper prints
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -351,15 +274,10 @@ class Config(StudyConfig):
 
 
 class Run(NamedTuple):
-    """A model on a network.
+    """A model on a network."""
 
-    Attributes:
-        reductions: seconds of an all_reduce of every layer's gradient by itself.
-        iteration: with the gradients in buckets.
-    """
-
-    reductions: Fraction
-    iteration: Iteration
+    reductions: Fraction  # seconds of an all_reduce of every layer's gradient by itself
+    iteration: Iteration  # with the gradients in buckets
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -391,8 +309,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         for name, found in here.items()
     ]
     title = "Fig. 3.8: data-parallel training on the testbed's topologies, by the cost model"
-    config.publish(title, rows, figure=_draw(runs))
-    return rows
+    return config.publish(title, rows, figure=_draw(runs))
 
 
 def run_panel(config: Config, panel: Panel) -> dict[str, dict[str, Run]]:
@@ -439,6 +356,7 @@ def operations(
     found: list[Operation] = [
         Compute(accelerator.seconds(row.shape.forward, samples)) for row in model.rows
     ]
+    # Backwards, as gradients come: a bucket is full earlier than by the order of the layers.
     for place, row in reversed(tuple(enumerate(model.rows))):
         products = row.shape.weight_gradient + (row.shape.input_gradient if place else ())
         found.append(Compute(accelerator.seconds(products, samples)))

@@ -28,52 +28,37 @@ from experiments.direct_connect.networks import (
     found_networks,
 )
 from experiments.direct_connect.paper import Machine
+from experiments.figures import stacked_bars
 from experiments.limits import Count, among, at_least, one_of
-from experiments.study import ConfigError, Rows, stacked_bars, tell
+from experiments.study import ConfigError, Rows, tell
 from experiments.workloads import Accelerator, load_accelerator
 from experiments.workloads.shapes import Product
 from jaxcoll.draw import format_bytes
 
 
 class Block(NamedTuple):
-    """A part of the network, for one sample.
+    """A part of the network, for one sample."""
 
-    Attributes:
-        products: of its forward pass.
-        parameters: weights that every rank has a copy of.
-        exchanged: values that an all-to-all moves before it and another one after it; 0 for all
-            but experts.
-    """
-
-    products: tuple[Product, ...]
-    parameters: int
+    products: tuple[Product, ...]  # of its forward pass
+    parameters: int  # weights that every rank has a copy of
+    # Values that an all-to-all moves before it and another one after it; 0 for all but experts
     exchanged: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class SwitchTransformer:
-    """The sizes of a model; biases and normalization are left out.
+    """The sizes of a model; biases and normalization are left out."""
 
-    Attributes:
-        layers: of the encoder, and as many of the decoder.
-        hidden: values per token between layers.
-        inner: values per token inside a feed-forward layer.
-        gated: whether feed-forward layers have a gate, a third matrix.
-        heads, head_size: of attention.
-        experts: per sparse layer.
-        sparse_every: one of so many feed-forward layers is sparse.
-        vocabulary: rows of the embedding, which the last product shares.
-    """
-
-    layers: Count
-    hidden: Count
-    inner: Count
-    gated: bool
+    layers: Count  # of the encoder, and as many of the decoder
+    hidden: Count  # values per token between layers
+    inner: Count  # values per token inside a feed-forward layer
+    gated: bool  # whether feed-forward layers have a gate, a third matrix
+    # heads, head_size: of attention
     heads: Count
     head_size: Count
-    experts: Count
-    sparse_every: Count
-    vocabulary: Count
+    experts: Count  # per sparse layer
+    sparse_every: Count  # one of so many feed-forward layers is sparse
+    vocabulary: Count  # rows of the embedding, which the last product shares
 
     @property
     def parameters(self) -> int:
@@ -154,6 +139,7 @@ def operations(
         forward = Compute(accelerator.seconds(block.products, samples))
         found += _around(block, forward, samples * value_bytes)
     for block in reversed(blocks):
+        # Of x W the gradients are g W^T and x^T g: two products of the same number of operations.
         backward = [Product(m, n, k) for m, k, n in block.products]
         backward += [Product(k, m, n) for m, k, n in block.products]
         compute = Compute(accelerator.seconds(backward, samples))
@@ -184,31 +170,22 @@ RATIOS = {"iteration": "total", "all-to-all": "all_to_all"}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model on a number of ranks.
+    """A model on a number of ranks."""
 
-    Attributes:
-        model: a name among the models.
-        ranks: of the topologies, of degree 4.
-    """
-
-    model: str
-    ranks: int
+    model: str  # a name among the models
+    ranks: int  # of the topologies, of degree 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim(PaperValue):
-    """A number that the paper prints.
+    """A number that the paper prints."""
 
-    Attributes:
-        what: "iteration" and "all-to-all" for how many times as long they take on one network as
-            on ours; "share of all-to-all, %" for their share of an iteration; "most over the
-            bound, %" for the iterations of all cases.
-        of: the network.
-        model, ranks: the case; empty and 0 for all.
-    """
-
+    # "iteration" and "all-to-all" for how many times as long they take on one network as on ours;
+    # "share of all-to-all, %" for their share of an iteration; "most over the bound, %" for the
+    # iterations of all cases
     what: Annotated[str, among((*RATIOS, SHARE, OVER_BOUND))]
     of: Annotated[str, among(NETWORKS)]
+    # model, ranks: the case; empty and 0 for all
     model: str
     ranks: int
 
@@ -233,32 +210,20 @@ class Claim(PaperValue):
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants of the cost model.
-        accelerator: a name in ``configs/accelerator``.
-        models: by name.
-        cases: in the order of the figure.
-        global_samples: sequences of a batch, shared out to the ranks.
-        source_tokens, target_tokens: of a sequence: those the encoder and the decoder read.
-        value_bytes: of an activation or gradient.
-        buckets: capacities in bytes, of which the best is taken for every network.
-        order: of the collectives that wait, see ``timeline.iteration``.
-        claims: numbers that the paper prints.
-    """
-
-    machine: Machine
-    accelerator: str
-    models: Mapping[str, SwitchTransformer]
-    cases: tuple[Case, ...]
-    global_samples: int
+    machine: Machine  # constants of the cost model
+    accelerator: str  # a name in ``configs/accelerator``
+    models: Mapping[str, SwitchTransformer]  # by name
+    cases: tuple[Case, ...]  # in the order of the figure
+    global_samples: int  # sequences of a batch, shared out to the ranks
+    # source_tokens, target_tokens: of a sequence: those the encoder and the decoder read
     source_tokens: Count
     target_tokens: Count
-    value_bytes: Count
-    buckets: tuple[Count, ...]
-    order: str
-    claims: tuple[Claim, ...]
+    value_bytes: Count  # of an activation or gradient
+    buckets: tuple[Count, ...]  # capacities in bytes, of which the best is taken for every network
+    order: str  # of the collectives that wait, see ``timeline.iteration``
+    claims: tuple[Claim, ...]  # numbers that the paper prints
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -277,19 +242,12 @@ class Config(StudyConfig):
 
 
 class Run(NamedTuple):
-    """An iteration on a network, with the best capacity of buckets.
+    """An iteration on a network, with the best capacity of buckets."""
 
-    Attributes:
-        topology: that was chosen.
-        bucket: the capacity in bytes.
-        iteration: as run.
-        other: seconds of the iteration if all-to-alls went first.
-    """
-
-    topology: str
-    bucket: int
-    iteration: Iteration
-    other: float
+    topology: str  # that was chosen
+    bucket: int  # the capacity in bytes
+    iteration: Iteration  # as run
+    other: float  # seconds of the iteration if all-to-alls went first
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -307,8 +265,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         _row(case, name, here) for case, here in runs.items() for name in NETWORKS if name in here
     ]
     title = "Fig. 3.9: iterations of Switch Transformers, expert parallel, degree 4"
-    config.publish(title, rows, figure=_draw(runs))
-    return rows
+    return config.publish(title, rows, figure=_draw(runs))
 
 
 def run_case(config: Config, case: Case) -> dict[str, Run]:
@@ -335,6 +292,8 @@ def fastest_found(config: Config, work: Sequence[Operation], ranks: int) -> Run:
     networks = found_networks(ranks, config.machine)
     hoped = [_best(config, work, network.hoped()).iteration.total for network in networks]
     best: Run | None = None
+    # The hoped rate is an upper bound, so an iteration by it is a lower one: as soon as it is not
+    # below the best certified one, neither is any that follows.
     for i in sorted(range(len(networks)), key=hoped.__getitem__):
         if best is not None and hoped[i] >= best.iteration.total:
             break

@@ -63,33 +63,22 @@ Operation = Compute | Gradient | Exchange
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:
-    """Seconds of both collectives, exact.
+    """Seconds of both collectives, exact."""
 
-    Attributes:
-        all_reduce: by bytes of a rank's buffer.
-        all_to_all: by bytes that a rank sends, its own part included.
-    """
-
-    all_reduce: Callable[[int], Fraction]
-    all_to_all: Callable[[int], Fraction]
+    all_reduce: Callable[[int], Fraction]  # by bytes of a rank's buffer
+    all_to_all: Callable[[int], Fraction]  # by bytes that a rank sends, its own part included
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """The seconds of an iteration, exact.
+    """The seconds of an iteration, exact."""
 
-    Attributes:
-        compute: compute is busy.
-        all_reduce: compute waits for an all_reduce: for the last ones at the end, and for those
-            that an all-to-all has to wait for.
-        all_to_all: compute waits for a running all-to-all.
-        hidden: all_reduces run beside compute.
-    """
-
-    compute: Fraction
+    compute: Fraction  # compute is busy
+    # Compute waits for an all_reduce: for the last ones at the end, and for those that an
+    # all-to-all has to wait for
     all_reduce: Fraction
-    all_to_all: Fraction
-    hidden: Fraction
+    all_to_all: Fraction  # compute waits for a running all-to-all
+    hidden: Fraction  # all_reduces run beside compute
 
     @property
     def total(self) -> Fraction:
@@ -131,6 +120,8 @@ def iteration(
                     stream.issue(now, times.all_reduce(bucket))
                     bucket = 0
             case Exchange(nbytes):
+                # In order, the all-to-all waits for every all_reduce issued before it; first, only
+                # for the running one, since a collective on the links is not interrupted.
                 stream.start_before(now if order == EXCHANGES_FIRST else None)
                 start = max(now, stream.free)
                 seconds = times.all_to_all(nbytes)
@@ -141,6 +132,7 @@ def iteration(
         stream.issue(now, times.all_reduce(bucket))
     stream.start_before(None)
     exposed += max(stream.free - now, _ZERO)
+    # All all_reduces less the part that compute waited for.
     return Iteration(compute, exposed, exchanged, stream.reduced - exposed)
 
 
@@ -197,15 +189,10 @@ _MICRO = Fraction(1, 10**6)
 
 
 class Network(NamedTuple):
-    """A topology of degree 4.
+    """A topology of degree 4."""
 
-    Attributes:
-        topology: its construction, or what stands in its place.
-        times: of both collectives on it.
-    """
-
-    topology: str
-    times: CollectiveTimes
+    topology: str  # its construction, or what stands in its place
+    times: CollectiveTimes  # of both collectives on it
 
 
 def found_networks(n: int, machine: Machine) -> list[FoundNetwork]:
@@ -215,21 +202,17 @@ def found_networks(n: int, machine: Machine) -> list[FoundNetwork]:
 
 @functools.cache
 def _kept(n: int) -> list[FoundTopology]:
+    # Constructions of n ranks are made of bases whose sizes divide n.
     cells = search([m for m in range(2, n + 1) if n % m == 0], DEGREE, measure=True)
     return [FoundTopology(n, DEGREE, with_bfb_cost(c)) for c in cells[n, DEGREE]]
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundNetwork:
-    """A topology of the finder.
+    """A topology of the finder."""
 
-    Attributes:
-        point: its construction and cost.
-        machine: constants of the cost model.
-    """
-
-    point: FoundTopology
-    machine: Machine
+    point: FoundTopology  # its construction and cost
+    machine: Machine  # constants of the cost model
 
     def hoped(self) -> Network:
         """With the all-to-all rate that its distances allow, at once."""

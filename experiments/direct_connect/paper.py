@@ -16,10 +16,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.figures import grouped_bars
 from experiments.limits import NotNegative, Positive, above
 from experiments.study import ConfigError
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK
 from jaxcoll.finder.construction import Construction
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.expansions import (
@@ -35,15 +36,10 @@ from jaxcoll.verifier import verify
 
 @dataclasses.dataclass(frozen=True)
 class Printed:
-    """A row of a printed table.
+    """A row of a printed table."""
 
-    Attributes:
-        topology: its first column, in the notation of Tables 3.3 and A.3.
-        printed: numbers above 0, by column.
-    """
-
-    topology: str
-    printed: Mapping[str, float]
+    topology: str  # its first column, in the notation of Tables 3.3 and A.3
+    printed: Mapping[str, float]  # numbers above 0, by column
 
     def __post_init__(self) -> None:
         for column, value in self.printed.items():
@@ -79,33 +75,17 @@ def plain_axes(axes: Axes, label_x: str, label_y: str) -> None:
 def ours_beside_theirs(
     rows: Sequence[Mapping[str, Any]], column: str, label: str, *, log: bool = False
 ) -> Figure:
-    """A column of a table as points, and the paper's as crosses; a place for each row."""
-    shown = [row for row in rows if row.get(column) is not None]
-    figure = Figure(figsize=(max(5.0, 0.3 * len(shown) + 1.5), 4.4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(
-        range(len(shown)),
-        [row[column] for row in shown],
-        color=PALETTE[0],
-        marker=MARKERS[0],
-        linestyle="",
-        label="ours",
-    )
-    printed = [i for i, row in enumerate(shown) if row.get(f"paper {column}") is not None]
-    axes.plot(
-        printed,
-        [shown[i][f"paper {column}"] for i in printed],
-        "x",
-        color=PALETTE[1],
-        markersize=9,
-        label="paper",
-    )
-    axes.set_xticks(range(len(shown)), [row["topology"] for row in shown], rotation=90, fontsize=7)
-    if log:
-        axes.set_yscale("log")
-    plain_axes(axes, "", label)
-    axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    """A column of a table as bars, each beside the paper's."""
+    bars = {
+        f"{row['topology']} ({place + 1})": {
+            whose: row[each]
+            for whose, each in (("ours", column), ("paper", f"paper {column}"))
+            if row.get(each) is not None
+        }
+        for place, row in enumerate(rows)
+        if row.get(column) is not None
+    }
+    return grouped_bars({"": bars}, label=label, log=log)
 
 
 # ---------------------------- times of all_reduces on the paper's baselines (Secs. 3.8.2 and A.1.2)
@@ -116,17 +96,11 @@ MIB = 2**20  # 1 MB of the paper
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Constants of the cost model.
+    """Constants of the cost model."""
 
-    Attributes:
-        alpha_us: microseconds a step.
-        constant_us: microseconds a collective.
-        bandwidth_gbit: B, Gbit/s of all links of a rank together.
-    """
-
-    alpha_us: NotNegative
-    constant_us: NotNegative
-    bandwidth_gbit: Positive
+    alpha_us: NotNegative  # microseconds a step
+    constant_us: NotNegative  # microseconds a collective
+    bandwidth_gbit: Positive  # B, Gbit/s of all links of a rank together
 
     def buffer_us(self, nbytes: float) -> float:
         """M/B in microseconds."""
@@ -275,15 +249,11 @@ def _unreadable(whole: str, rest: str) -> ConfigError:
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """Size, degree and cost of the all_gather of a topology, by theorems from its bases'.
-
-    Attributes:
-        cost: exact; an upper bound of T_B for line graphs (Theorem 7).
-    """
+    """Size, degree and cost of the all_gather of a topology, by theorems from its bases'."""
 
     size: int
     degree: int
-    cost: Cost
+    cost: Cost  # exact; an upper bound of T_B for line graphs (Theorem 7)
 
 
 def predicted(construction: Construction) -> Predicted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -19,12 +18,13 @@ from experiments.direct_connect.paper import (
     is_optimal,
     ours_beside_theirs,
     parse,
-    plain_axes,
     predicted,
     rate_bound,
 )
+from experiments.figures import panels
 from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.study import CheckError, ConfigError, Rows
+from experiments.timing import cpu_timed
 from jaxcoll.bounds.moore import (
     bandwidth_optimum,
     bidirectional_moore_steps,
@@ -33,8 +33,8 @@ from jaxcoll.bounds.moore import (
     moore_steps,
 )
 from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import INK, MARKERS, PALETTE
-from jaxcoll.synth import Bfb
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Bfb, Synthesizer
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.direct_connect.searched import searched_all_gather
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
@@ -47,11 +47,7 @@ from jaxcoll.verifier import verify
 
 @dataclasses.dataclass(frozen=True)
 class Table35(StudyConfig):
-    """The table.
-
-    Attributes:
-        points: its rows.
-    """
+    """The table."""
 
     points: tuple[Printed, ...]
 
@@ -64,6 +60,7 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         digraph = construction.digraph()
         built, bfb = built_cost(construction), bfb_cost(digraph)
         ours = {
+            # The better of BFB on the expanded network and of the schedule of the base, expanded.
             "T_L": 2 * min(bfb.steps, built.steps),
             "T_L as expanded": 2 * built.steps,
             "least T_L": least_cost(digraph.size, digraph.degree, "all_reduce").steps,
@@ -74,29 +71,21 @@ def table_3_5(config: Table35) -> list[dict[str, Any]]:
         rows.append({"N": digraph.size, "topology": point.topology, **point.beside(ours)})
     title = "Table 3.5: all_reduces on topologies of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L of all_reduce in alpha")
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ------------------------------------------------------------ Table 3.6: BFB on hypercubes and tori
 
 
+FAMILIES = ("hypercube", "torus")
+
+
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """A row of the table.
+class CubeOrTorus:
+    """A network of Fig. 3.10 and Table 3.6."""
 
-    Attributes:
-        family: "hypercube" or "torus", of two equal sides.
-        ranks: a power of two, or a square.
-        bfb: printed seconds of BFB; where "<0.01" is printed, 0.01.
-        sccl, taccl: printed seconds of runs that ended with a schedule.
-    """
-
-    family: Annotated[str, among(("hypercube", "torus"))]
-    ranks: int
-    bfb: Positive
-    sccl: tuple[float, ...]
-    taccl: tuple[float, ...]
+    family: Annotated[str, among(FAMILIES)]  # a torus has two equal sides
+    ranks: int  # a power of two, or a square
 
     def __post_init__(self) -> None:
         whole = 2**self._bits if self.family == "hypercube" else self._side**2
@@ -121,22 +110,25 @@ class Network:
     @property
     def diameter(self) -> int:
         """Of a hypercube its dimensions, of a torus the sum of floor(d_i / 2)."""
-        if self.family == "hypercube":
-            return self._bits
-        return 2 * (self._side // 2)
+        return self._bits if self.family == "hypercube" else 2 * (self._side // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network(CubeOrTorus):
+    """A row of the table."""
+
+    bfb: Positive  # printed seconds of BFB; where "<0.01" is printed, 0.01
+    # sccl, taccl: printed seconds of runs that ended with a schedule
+    sccl: tuple[float, ...]
+    taccl: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Table36(StudyConfig):
-    """The table.
-
-    Attributes:
-        networks: its rows.
-        largest: most ranks that a schedule is synthesized for.
-    """
+    """The table."""
 
     networks: tuple[Network, ...]
-    largest: int
+    largest: int  # most ranks that a schedule is synthesized for
 
     def __post_init__(self) -> None:
         if not any(network.ranks <= self.largest for network in self.networks):
@@ -151,9 +143,7 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             continue
         topology = network.build()
         synthesized(topology)  # compiled before it is timed
-        start = time.process_time()
-        schedule = synthesized(topology)
-        seconds = time.process_time() - start
+        schedule, seconds = cpu_timed(lambda: synthesized(topology))  # noqa: B023
         found = cost(schedule)
         rows.append(
             {
@@ -171,44 +161,44 @@ def table_3_6(config: Table36) -> list[dict[str, Any]]:
             }
         )
     title = "Table 3.6, Fig. 3.10: BFB all_gathers of hypercubes and tori"
-    config.publish(title, rows, figure=_draw_costs(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_costs(rows))
 
 
-def synthesized(topology: Topology):
-    """The BFB all_gather with the fewest chunks that lose no bandwidth, verified."""
-    collective = Collective("all_gather", topology.num_ranks, Bfb.chunks(topology))
-    schedule = Bfb().synthesize(topology, collective)
+def synthesized(
+    topology: Topology, synthesizer: Synthesizer | None = None, chunks: int = 0
+) -> Schedule:
+    """A verified all_gather, by default BFB's with the fewest chunks that lose no bandwidth."""
+    synthesizer, chunks = synthesizer or Bfb(), chunks or Bfb.chunks(topology)
+    collective = Collective("all_gather", topology.num_ranks, chunks)
+    schedule = synthesizer.synthesize(topology, collective)
     verify(schedule)
     return schedule
 
 
 def _draw_costs(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Seconds above, and T_L with its least value below, over ranks."""
-    figure = Figure(figsize=(8.4, 6.4), layout="constrained")
-    grid = figure.subplots(2, 2)
+    """Seconds, and T_L with its least value, over ranks."""
     lines = {
-        "BFB s": "ours",
-        "paper BFB s": "BFB, paper",
-        "SCCL s, printed": "SCCL, paper",
-        "TACCL s, printed": "TACCL, paper",
+        "seconds": {
+            "BFB": "BFB s",
+            "BFB, paper": "paper BFB s",
+            "SCCL, paper": "SCCL s, printed",
+            "TACCL, paper": "TACCL s, printed",
+        },
+        "T_L in alpha": {"T_L": "T_L", "least": "least T_L"},
     }
-    for column, family in zip(grid.T, ("hypercube", "torus"), strict=True):
-        mine = [row for row in rows if row["topology"].startswith(family)]
-        for i, (name, label) in enumerate(lines.items()):
-            shown = [row for row in mine if row[name] is not None]
-            x, y = [row["ranks"] for row in shown], [row[name] for row in shown]
-            column[0].plot(x, y, color=PALETTE[i], marker=MARKERS[i], label=label)
-        x = [row["ranks"] for row in mine]
-        column[1].plot(x, [row["T_L"] for row in mine], "o", color=PALETTE[0], label="T_L")
-        column[1].plot(x, [row["least T_L"] for row in mine], ":", color=INK, label="diameter")
-        column[0].set_title(family, fontsize=10, color=INK)
-        for axes, label in zip(column, ("seconds", "T_L in alpha"), strict=True):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            plain_axes(axes, "ranks", label)
-            axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    curves = {
+        f"{family}: {what}": {
+            name: {
+                row["ranks"]: row[column]
+                for row in rows
+                if row["topology"].startswith(family) and row[column] is not None
+            }
+            for name, column in columns.items()
+        }
+        for what, columns in lines.items()
+        for family in FAMILIES
+    }
+    return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=True)
 
 
 # --------------------------------------------------- Table A.2: distance-regular graphs of degree 4
@@ -219,13 +209,9 @@ DEGREE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Graph(Printed):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        ranks: its vertices, by which it is known.
-    """
-
-    ranks: int
+    ranks: int  # its vertices, by which it is known
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,11 +221,7 @@ class Graph(Printed):
 
 @dataclasses.dataclass(frozen=True)
 class TableA2(StudyConfig):
-    """The table.
-
-    Attributes:
-        graphs: its rows.
-    """
+    """The table."""
 
     graphs: tuple[Graph, ...]
 
@@ -262,8 +244,7 @@ def table_a_2(config: TableA2) -> list[dict[str, Any]]:
         rows.append({"topology": graph.topology, "N": n, **graph.beside(ours)})
     title = "Table A.2: distance-regular graphs of degree 4"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha")
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ---------------------------------------------------------------------- Table A.3: the families
@@ -281,19 +262,13 @@ PROPERTIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A member of a family.
+    """A member of a family."""
 
-    Attributes:
-        family: as the table calls it.
-        topology: in the table's notation.
-        steps: T_L as the table gives it for the member; 0 where it gives none.
-        printed: the table's statements on the member, by property; properties that it states for
-            some members only are left out for others.
-    """
-
-    family: str
-    topology: str
-    steps: int
+    family: str  # as the table calls it
+    topology: str  # in the table's notation
+    steps: int  # T_L as the table gives it for the member; 0 where it gives none
+    # The table's statements on the member, by property; properties that it states for some members
+    # only are left out for others
     printed: Mapping[str, bool]
 
     def __post_init__(self) -> None:
@@ -304,13 +279,9 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class TableA3(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        members: one or more of each family.
-    """
-
-    members: tuple[Member, ...]
+    members: tuple[Member, ...]  # one or more of each family
 
 
 def table_a_3(config: TableA3) -> list[dict[str, Any]]:
@@ -346,8 +317,7 @@ def table_a_3(config: TableA3) -> list[dict[str, Any]]:
         rows.append(row)
     title = "Table A.3: families of topologies, by members that are built"
     figure = ours_beside_theirs(rows, "T_L", "T_L in alpha", log=True)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ------------------------------------------------------------- Tables 3.4 and A.1: Pareto-efficient
@@ -358,37 +328,24 @@ BOUND = "bound"  # in the place of a topology
 
 @dataclasses.dataclass(frozen=True)
 class Point(Printed):
-    """A row of the table: a topology, or "bound".
+    """A row of the table: a topology, or "bound"."""
 
-    Attributes:
-        ranks: of the topology.
-    """
-
-    ranks: int
+    ranks: int  # of the topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Frontiers(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        degree: links out of every rank.
-        points: its rows.
-        alpha_us: microseconds a step.
-        buffer_us: M/B in microseconds.
-        most_rates: ranks up to which all-to-all rates are bounded on any topology; on one known to
-            be vertex-transitive they are at any size.
-        tolerance: relative gap of their bounds.
-        times: whether times of all_reduce and all_to_all are shown.
-    """
-
-    degree: Count
+    degree: Count  # links out of every rank
     points: Filled[tuple[Point, ...]]
-    alpha_us: NotNegative
-    buffer_us: Positive
+    alpha_us: NotNegative  # microseconds a step
+    buffer_us: Positive  # M/B in microseconds
+    # Ranks up to which all-to-all rates are bounded on any topology; on one known to be
+    # vertex-transitive they are at any size
     most_rates: int
-    tolerance: Positive
-    times: bool
+    tolerance: Positive  # relative gap of their bounds
+    times: bool  # whether times of all_reduce and all_to_all are shown
 
 
 def frontiers(config: Frontiers) -> list[dict[str, Any]]:
@@ -401,8 +358,7 @@ def frontiers(config: Frontiers) -> list[dict[str, Any]]:
     figure = ours_beside_theirs(rows, column, label)
     table = "Table 3.4" if config.times else "Table A.1"
     title = f"{table}: Pareto-efficient topologies of degree {config.degree}"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _ours(config: Frontiers, point: Point) -> dict[str, Any]:
@@ -417,6 +373,7 @@ def _ours(config: Frontiers, point: Point) -> dict[str, Any]:
         if (digraph.size, digraph.degree) != (n, degree):
             raise ConfigError(f"{point.topology} is {digraph}, not {n} ranks of degree {degree}")
         found, diameter, rate = built_cost(construction), digraph.diameter, None
+        # The theorem that gives the cost, against the schedule: either may be wrong.
         if found != predicted(construction).cost:
             raise CheckError(f"{point.topology} costs {found} as built, another than predicted")
         if n <= config.most_rates or digraph.vertex_transitive:

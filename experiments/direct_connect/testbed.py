@@ -19,8 +19,9 @@ from experiments.direct_connect.paper import (
     shifted_bfb_ring,
     shifted_ring,
 )
+from experiments.figures import panels
 from experiments.limits import Count, NotNegative, Positive, among
-from experiments.study import ConfigError, Rows, panels
+from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
@@ -38,35 +39,23 @@ PHASES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower(PaperValue):
-    """By how many percent the paper measures one to be faster than another.
+    """By how many percent the paper measures one to be faster than another."""
 
-    Attributes:
-        algorithm, than: which.
-        nbytes: size of the buffer.
-        ranks: numbers of ranks, of which the mean is taken.
-    """
-
+    # algorithm, than: which
     algorithm: Annotated[str, among(ALGORITHMS)]
     than: Annotated[str, among(ALGORITHMS)]
-    nbytes: int
-    ranks: tuple[int, ...]
+    nbytes: int  # size of the buffer
+    ranks: tuple[int, ...]  # numbers of ranks, of which the mean is taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Testbed(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        topologies: ours, of Table 3.5, by number of ranks.
-        nbytes: sizes of a rank's buffer.
-        claims: percentages that the paper prints, of all_reduce.
-    """
-
-    machine: Machine
-    topologies: Mapping[str, str]
-    nbytes: tuple[Count, ...]
-    claims: tuple[Lower, ...]
+    machine: Machine  # constants, as fitted by the paper
+    topologies: Mapping[str, str]  # ours, of Table 3.5, by number of ranks
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer
+    claims: tuple[Lower, ...]  # percentages that the paper prints, of all_reduce
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -122,8 +111,7 @@ def testbed(config: Testbed) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "Figs. 3.6 and A.1: collectives on the testbed's topologies, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 # ----------------------------------------------------------- beside halving and doubling (Fig. A.2)
@@ -135,28 +123,18 @@ HALVING, BFB, TWISTED = "halving and doubling", "BFB", "BFB, twisted"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowerHalving(PaperValue):
-    """By how many percent BFB on the twisted hypercube is measured to be faster.
+    """By how many percent BFB on the twisted hypercube is measured to be faster."""
 
-    Attributes:
-        nbytes: size of the buffer.
-    """
-
-    nbytes: int
+    nbytes: int  # size of the buffer
 
 
 @dataclasses.dataclass(frozen=True)
 class Halving(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        machine: constants, as fitted by the paper.
-        nbytes: sizes of a rank's buffer, rising.
-        claims: percentages that the paper prints.
-    """
-
-    machine: Machine
-    nbytes: tuple[Count, ...]
-    claims: tuple[LowerHalving, ...]
+    machine: Machine  # constants, as fitted by the paper
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer, rising
+    claims: tuple[LowerHalving, ...]  # percentages that the paper prints
 
     def __post_init__(self) -> None:
         if any(claim.nbytes not in self.nbytes for claim in self.claims):
@@ -196,8 +174,7 @@ def halving(config: Halving) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="time, halving and doubling = 1", columns=1)
     title = "Fig. A.2: all_reduces on hypercubes of 8 ranks, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def halving_cost() -> Cost:
@@ -213,36 +190,25 @@ def halving_cost() -> Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lead(PaperValue):
-    """The mean algbw of BFB over that of the traditional schedule, as the paper measures it.
+    """The mean algbw of BFB over that of the traditional schedule, as the paper measures it."""
 
-    Attributes:
-        torus: its sides, as "3x3x2"; "all" for the mean of all.
-        least, most: bytes of the sizes that are averaged.
-    """
-
-    torus: str
+    torus: str  # its sides, as "3x3x2"; "all" for the mean of all
+    # least, most: bytes of the sizes that are averaged
     least: int
     most: int
 
 
 @dataclasses.dataclass(frozen=True)
 class TorusHosts(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        tori: sides, as "3x3x2".
-        nbytes: sizes of a rank's buffer, rising.
-        alpha_us: microseconds a step; the paper gives none.
-        link_gbit, host_gbit: Gbit/s of a link, and of all links of a host together.
-        claims: ratios that the paper prints.
-    """
-
-    tori: tuple[str, ...]
-    nbytes: tuple[Count, ...]
-    alpha_us: NotNegative
+    tori: tuple[str, ...]  # sides, as "3x3x2"
+    nbytes: tuple[Count, ...]  # sizes of a rank's buffer, rising
+    alpha_us: NotNegative  # microseconds a step; the paper gives none
+    # link_gbit, host_gbit: Gbit/s of a link, and of all links of a host together
     link_gbit: Positive
     host_gbit: Positive
-    claims: tuple[Lead, ...]
+    claims: tuple[Lead, ...]  # ratios that the paper prints
 
     def __post_init__(self) -> None:
         for name in self.tori:
@@ -295,8 +261,7 @@ def torus_hosts(config: TorusHosts) -> list[dict[str, Any]]:
     }
     figure = panels(curves, label_x="buffer", label_y="algbw of all_reduce (GB/s)")
     title = "Fig. 3.11: all_reduces on tori of slow hosts, by the cost model"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def bfb_us(config: TorusHosts, name: str, nbytes: int) -> float:
@@ -322,11 +287,13 @@ def traditional_us(config: TorusHosts, name: str, nbytes: int) -> float:
     total = 0.0
     for phase in range(len(sides)):
         steps, link, host = 0, 0.0, 0.0
+        # Part i starts along dimension i, so that in every phase each dimension carries one part.
         for first in range(len(sides)):
             order = sides[first:] + sides[:first]
             side, gathered = order[phase], math.prod(order[:phase])
             moved = (side - 1) * gathered * part  # bytes out of a rank along this dimension
             steps = max(steps, side - 1)
+            # A ring of two ranks has one link between them, not one each way round.
             link = max(link, moved / (2 if side > 2 else 1))
             host += moved
         seconds = max(link / config.link_gbit, host / config.host_gbit)
@@ -339,24 +306,16 @@ def traditional_us(config: TorusHosts, name: str, nbytes: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class FitConfig(StudyConfig):
-    """The fit.
+    """The fit."""
 
-    Attributes:
-        machine: constants that the times are made with, as the paper fitted them.
-        topologies: ours, of Table 3.5; rings of as many ranks are measured, too.
-        small, large: bytes at which latency and bandwidth are fitted.
-        noise_percent: standard deviation of the times, normally distributed.
-        repeats: times drawn of each.
-        seed: of the noise.
-    """
-
-    machine: Machine
-    topologies: tuple[str, ...]
+    machine: Machine  # constants that the times are made with, as the paper fitted them
+    topologies: tuple[str, ...]  # ours, of Table 3.5; rings of as many ranks are measured, too
+    # small, large: bytes at which latency and bandwidth are fitted
     small: int
     large: int
-    noise_percent: NotNegative
-    repeats: Count
-    seed: int
+    noise_percent: NotNegative  # standard deviation of the times, normally distributed
+    repeats: Count  # times drawn of each
+    seed: int  # of the noise
 
     def __post_init__(self) -> None:
         if not 0 < self.small < self.large:
@@ -400,8 +359,7 @@ def fit_constants(config: FitConfig) -> list[dict[str, Any]]:
         rows.append({"constant": f"largest error of {name} in %", "ours": float(errors.max())})
     title = "Fig. A.3: constants fitted to synthetic times, beside those they were made with"
     figure = _draw_fit(costs, times, found, config.large)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def measured_costs(topologies: tuple[str, ...]) -> list[Cost]:
@@ -425,6 +383,7 @@ def fit(costs: list[Cost], small: np.ndarray, large: np.ndarray, nbytes: int) ->
     moved = np.broadcast_to([2 * float(c.inverse_bandwidth) * nbytes for c in costs], large.shape)
     alpha, constant = np.polyfit(steps, small.ravel(), 1)
     moved, seen = moved.ravel(), large.ravel()
+    # Through the origin: of large buffers the latency is lost in the noise.
     inverse = float(moved @ seen / (moved @ moved))  # microseconds a byte
     return Fit(
         float(alpha),

@@ -14,8 +14,9 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
+from experiments.figures import stacked_bars
 from experiments.limits import Count, Filled, among, one_of
-from experiments.study import Rows, stacked_bars
+from experiments.study import Rows
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
@@ -47,17 +48,11 @@ NVSWITCH = {"a100": (300e9, 25e9), "h100": (450e9, 50e9)}
 
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
-    """Hosts of one kind.
+    """Hosts of one kind."""
 
-    Attributes:
-        fabric: "a100", "h100" or "mi250".
-        hosts: how many.
-        ranks: of each host; all that a host has (8, 8 and 16) in the paper but for MI250's 8+8.
-    """
-
-    fabric: str
+    fabric: str  # "a100", "h100" or "mi250"
     hosts: Count
-    ranks: Count
+    ranks: Count  # of each host; all that a host has (8, 8 and 16) in the paper but for MI250's 8+8
 
     def __post_init__(self) -> None:
         one_of("fabric", self.fabric, FABRICS)
@@ -112,23 +107,14 @@ NotApplicable = (CollectiveError, TopologyError)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One case of a comparison.
-
-    Attributes:
-        cluster: the hosts.
-        topology: their network.
-        kind: of the collective.
-        pieces: into which the data that crosses a connection is cut, smallest first.
-        nbytes: largest size.
-        seed: of the synthesizers.
-    """
+    """One case of a comparison."""
 
     cluster: ClusterConfig
     topology: Topology
     kind: str
-    pieces: Sequence[int]
-    nbytes: int
-    seed: int = 0
+    pieces: Sequence[int]  # into which the data that crosses a connection is cut, smallest first
+    nbytes: int  # largest size
+    seed: int = 0  # of the synthesizers
 
     def made(self, synthesizer: Synthesizer, chunks: int) -> Schedule:
         """A verified schedule."""
@@ -138,6 +124,8 @@ class Case:
 def _forestcoll(case: Case) -> Iterator[Schedule]:
     """With the trees of the optimum, with one, and with the best number below 10 (Sec. 4.5.5)."""
     best = optimum(case.topology)
+    # Fewer trees lose some bandwidth, and have fewer and larger chunks: faster where latency
+    # counts.
     few = min(range(1, 10), key=lambda k: (fixed_k(case.topology, k, best=best).inverse, k))
     for k in dict.fromkeys((best.k, min(few, best.k), 1)):
         for pieces in case.pieces:
@@ -261,40 +249,24 @@ Times = Mapping[str, Callable[[int], Fraction]]
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model as it is trained.
+    """A model as it is trained."""
 
-    Attributes:
-        table: a name in ``configs/workload/fsdp``.
-        batch_per_rank: of every rank.
-        overlap: whether communication runs beside compute; one after the other otherwise.
-        paper_compute: percent of NCCL's iteration that is compute, as printed; 0 for nothing.
-        paper_reduction: percent that ForestColl takes off NCCL's iteration; 0 for nothing.
-    """
-
-    table: Annotated[str, among(names_in(MODELS))]
-    batch_per_rank: Count
-    overlap: bool
-    paper_compute: float
-    paper_reduction: float
+    table: Annotated[str, among(names_in(MODELS))]  # a name in ``configs/workload/fsdp``
+    batch_per_rank: Count  # of every rank
+    overlap: bool  # whether communication runs beside compute; one after the other otherwise
+    paper_compute: float  # percent of NCCL's iteration that is compute, as printed; 0 for nothing
+    paper_reduction: float  # percent that ForestColl takes off NCCL's iteration; 0 for nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The figure.
-
-    Attributes:
-        cluster: the hosts.
-        models: smallest first.
-        accelerator: a name in ``configs/accelerator``.
-        element_bytes: bytes of a weight or gradient.
-        pieces: that are tried, smallest first.
-    """
+    """The figure."""
 
     cluster: ClusterConfig
-    models: Filled[tuple[ModelConfig, ...]]
-    accelerator: str
-    element_bytes: Count
-    pieces: Filled[tuple[int, ...]]
+    models: Filled[tuple[ModelConfig, ...]]  # smallest first
+    accelerator: str  # a name in ``configs/accelerator``
+    element_bytes: Count  # bytes of a weight or gradient
+    pieces: Filled[tuple[int, ...]]  # that are tried, smallest first
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -328,8 +300,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication alone"), label="iteration over NCCL's"
     )
     title = "ForestColl, Fig. 4.13: FSDP training iterations on two DGX A100"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _if_shown(shown: bool, number: float) -> float | None:
@@ -386,6 +357,7 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     ]
     if not overlap:
         return sum((sum(turn, _NONE) for turn in passes), _NONE)
+    # The first gather has nothing to hide behind.
     compute, network = _NONE, passes[0][1]  # when each has finished its queue
     gathered = network
     for (seconds, _, after), (_, before, _) in zip(
@@ -393,6 +365,8 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     ):
         start = max(compute, gathered)
         compute = start + seconds
+        # Asked for as the layer starts, so the next layer's weights go before the gradients of this
+        # one, which come at its end.
         gathered = network = max(network, start) + before if before else network
         network = max(network, compute) + after if after else network
     return max(compute, network)

@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.config import PaperValue, StudyConfig
+from experiments.figures import panels
 from experiments.forestcoll.algorithms import (
     KINDS,
     NAMES,
@@ -28,8 +29,8 @@ from experiments.forestcoll.algorithms import (
     NotApplicable,
     fastest_times,
 )
-from experiments.limits import Count, Filled, Natural, among, at_least
-from experiments.study import ConfigError, Rows, panels
+from experiments.limits import Count, Filled, Natural, Rising, among, at_least
+from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective
@@ -47,18 +48,14 @@ Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperGain(PaperValue):
-    """By how many percent the paper measured ForestColl to be faster.
+    """By how many percent the paper measured ForestColl to be faster."""
 
-    Attributes:
-        cluster, kind: of the panel.
-        over: algorithms; the fastest of them at each size counts.
-        nbytes: at this size; the mean over all where 0.
-    """
-
+    # cluster, kind: of the panel
     cluster: str
     kind: Annotated[str, among(KINDS)]
+    # Algorithms; the fastest of them at each size counts
     over: tuple[Annotated[str, among(NAMES)], ...]
-    nbytes: Natural
+    nbytes: Natural  # at this size; the mean over all where 0
 
     def row(self, curves: Curves) -> dict[str, Any]:
         """Our value beside it; empty where we have no such run."""
@@ -82,34 +79,20 @@ class PaperGain(PaperValue):
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidths(StudyConfig):
-    """The figure.
-
-    Attributes:
-        title: of the table.
-        clusters: by name.
-        kinds: of collectives.
-        algorithms: names in ``NAMES``.
-        pieces: that are tried, smallest first.
-        nbytes: sizes of a rank's buffer, rising.
-        claims: the numbers that the paper prints.
-        seed: of the synthesizers.
-    """
+    """The figure."""
 
     title: str
-    clusters: Mapping[str, ClusterConfig]
+    clusters: Mapping[str, ClusterConfig]  # by name
     kinds: tuple[Annotated[str, among(KINDS)], ...]
     algorithms: tuple[Annotated[str, among(NAMES)], ...]
-    pieces: tuple[int, ...]
-    nbytes: tuple[int, ...]
-    claims: tuple[PaperGain, ...]
-    seed: Natural
+    pieces: Rising  # that are tried, smallest first
+    nbytes: Rising  # sizes of a rank's buffer, rising
+    claims: tuple[PaperGain, ...]  # the numbers that the paper prints
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
             raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
-        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
-            if not values or sorted(set(values)) != list(values) or values[0] < 1:
-                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
 
 
 def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
@@ -146,8 +129,7 @@ def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
         columns=min(3, len(curves)),
     )
     remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
-    config.publish(config.title, rows, figure=figure, remarks=[*remarks])
-    return rows
+    return config.publish(config.title, rows, figure=figure, remarks=[*remarks])
 
 
 def _optimum(case: Case) -> float:
@@ -162,22 +144,11 @@ def _optimum(case: Case) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Pieces(StudyConfig):
-    """The curves.
+    """The curves."""
 
-    Attributes:
-        clusters: by name.
-        pieces: into which every tree is cut, rising.
-        nbytes: sizes of a rank's buffer, rising.
-    """
-
-    clusters: Filled[Mapping[str, ClusterConfig]]
-    pieces: tuple[int, ...]
-    nbytes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
-            if not values or sorted(set(values)) != list(values) or values[0] < 1:
-                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
+    clusters: Filled[Mapping[str, ClusterConfig]]  # by name
+    pieces: Rising  # into which every tree is cut, rising
+    nbytes: Rising  # sizes of a rank's buffer, rising
 
 
 def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
@@ -216,8 +187,7 @@ def pieces_of_trees(config: Pieces) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "ForestColl: an all_gather in pieces, percent of the optimum that simulation reaches"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _first_of_most(shares: Mapping[int, float]) -> int:
@@ -234,25 +204,15 @@ _FOREST_CHUNKS = (16, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Failures(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        tori: sides of each torus, with the chunks per shard of joint trees.
-        hosts: numbers of DGX H100, with the chunks per shard.
-        failures: how many wires fail at the same time.
-        draws: random choices of the wires, for each number.
-        nbytes: of a rank's buffer.
-        seed: of the choices.
-        exact: whether bounds are the truest known.
-    """
-
-    tori: Mapping[str, int]
-    hosts: Mapping[str, int]
-    failures: tuple[Natural, ...]
-    draws: Count
-    nbytes: Count
-    seed: Natural
-    exact: bool
+    tori: Mapping[str, int]  # sides of each torus, with the chunks per shard of joint trees
+    hosts: Mapping[str, int]  # numbers of DGX H100, with the chunks per shard
+    failures: tuple[Natural, ...]  # how many wires fail at the same time
+    draws: Count  # random choices of the wires, for each number
+    nbytes: Count  # of a rank's buffer
+    seed: Natural  # of the choices
+    exact: bool  # whether bounds are the truest known
 
     def __post_init__(self) -> None:
         if not (self.tori or self.hosts) or not self.failures:
@@ -287,8 +247,7 @@ def failures(config: Failures) -> list[dict[str, Any]]:
             ratios = [b / j for b, j in zip(kept[BOUND], kept[JOINT], strict=True)]
             rows.append({**row, "draws": config.draws, "worst joint / bound": max(ratios)})
     title = "All-reduce after random failures: bandwidth kept, in % of the whole network's"
-    config.publish(title, rows, figure=figure(rows))
-    return rows
+    return config.publish(title, rows, figure=figure(rows))
 
 
 def after(whole: Topology, count: int, random: np.random.Generator) -> Topology:

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.forestcoll.algorithms import ClusterConfig, NotApplicable
-from experiments.limits import Filled, Natural, at_least, one_of
+from experiments.limits import Filled, Natural, Rising, at_least, one_of
 from experiments.study import ConfigError, Rows
 from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
@@ -54,19 +54,10 @@ def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Table41(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        trees: trees per rank, rising; the optimum's own number is added.
-        packed: most trees per rank for which trees are packed and counted, too.
-    """
-
-    trees: tuple[int, ...]
-    packed: Natural
-
-    def __post_init__(self) -> None:
-        if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
-            raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
+    trees: Rising  # trees per rank, rising; the optimum's own number is added
+    packed: Natural  # most trees per rank for which trees are packed and counted, too
 
 
 def table_4_1(config: Table41) -> list[dict[str, Any]]:
@@ -76,6 +67,7 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
     rows = Rows()
     for k in dict.fromkeys([*config.trees, best.k]):
         row = fixed_row(topology, k, PAPER_FIXED_K.get(k))
+        # Packing takes long for many trees, and shows no more than that the bandwidth is reached.
         if k <= config.packed or k == best.k:
             flow = forest(topology, k=k)
             row["packed GB/s"] = float(topology.num_ranks / flow.check_load() / GB)
@@ -84,35 +76,19 @@ def table_4_1(config: Table41) -> list[dict[str, Any]]:
         rows.append(row)
     title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
     figure = _draw_bandwidths(rows, float(best.algbw / GB))
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _draw_bandwidths(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
     """Bandwidth against trees per rank, with the optimum and the numbers that the paper prints."""
-    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
-    axes = figure.subplots()
-    trees = [row["trees per rank"] for row in rows]
-    axes.axhline(best, color=INK, linestyle=":", label="optimum")
-    axes.plot(trees, [row["algbw GB/s"] for row in rows], "o-", color=PALETTE[0], label="ours")
-    printed = [row for row in rows if row["paper GB/s"] is not None]
-    axes.plot(
-        [row["trees per rank"] for row in printed],
-        [row["paper GB/s"] for row in printed],
-        "x",
-        color=PALETTE[1],
-        markersize=9,
-        label="paper",
-    )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(trees, map(str, trees), fontsize=8)
-    axes.minorticks_off()
-    axes.set_xlabel("trees per rank", color=INK)
-    axes.set_ylabel("algbw (GB/s)", color=INK)
-    axes.grid(color=FAINT, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, labelcolor=INK)
-    return figure
+    trees = {row["trees per rank"]: row for row in rows}
+    lines = {
+        "ours": {k: row["algbw GB/s"] for k, row in trees.items()},
+        "ours, paper": {k: r["paper GB/s"] for k, r in trees.items() if r["paper GB/s"]},
+        "optimum": dict.fromkeys(trees, best),
+    }
+    label = "algbw (GB/s)"
+    return panels({"": lines}, label_x="trees per rank", label_y=label, columns=1, in_bytes=False)
 
 
 # ---------------------------------------------------------------------- Table B.2: 1024 ranks
@@ -130,17 +106,14 @@ STAGES: tuple[str, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class TableB2(StudyConfig):
-    """The table.
+    """The table."""
 
-    Attributes:
-        clusters: by name; hosts on rails, as the paper's are.
-    """
-
-    clusters: Filled[Mapping[str, ClusterConfig]]
+    clusters: Filled[Mapping[str, ClusterConfig]]  # by name; hosts on rails, as the paper's are
 
 
 def table_b_2(config: TableB2) -> list[dict[str, Any]]:
     """Two rows for each cluster: ours, and the paper's where it prints one."""
+    # Kernels of hosts with and without switches are compiled before anything is timed.
     for warm_up in (ClusterConfig("a100", 3, 8), ClusterConfig("mi250", 4, 8)):
         staged(warm_up.build())
     rows = Rows()
@@ -171,28 +144,18 @@ def table_b_2(config: TableB2) -> list[dict[str, Any]]:
                 }
             )
     title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
-    config.publish(title, rows, figure=_draw_seconds(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_seconds(rows))
 
 
 def _draw_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """For each network, bars of the stages; the paper's beside ours."""
-    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(STAGES)
-    for i, stage in enumerate(STAGES):
-        at = [place + (i + 0.5) * width - 0.4 for place in range(len(rows))]
-        height = [row.get(f"{stage} s", 0.0) for row in rows]
-        axes.bar(at, height, width, color=PALETTE[i], label=stage)
-    axes.set_yscale("log")
-    axes.set_ylabel("wall time (s)", color=INK)
-    names = [f"{row['network']}\n{row['whose']}" for row in rows]
-    axes.set_xticks(range(len(rows)), names, fontsize=8)
-    axes.grid(axis="y", color=FAINT, linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
-    return figure
+    bars = {
+        f"{row['network']}\n{row['whose']}": {
+            stage: row[f"{stage} s"] for stage in STAGES if f"{stage} s" in row
+        }
+        for row in rows
+    }
+    return grouped_bars({"": bars}, label="wall time (s)", log=True)
 
 
 def staged(topology: Topology) -> tuple[TreeFlow, dict[str, float]]:
@@ -254,17 +217,12 @@ _PAPER_MINUTES_512 = 4
 
 @dataclasses.dataclass(frozen=True)
 class ScalingConfig(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        clusters: smallest of each fabric first.
-        algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
-        seed: of the synthesizers.
-    """
-
-    clusters: Filled[tuple[ClusterConfig, ...]]
+    clusters: Filled[tuple[ClusterConfig, ...]]  # smallest of each fabric first
+    # Names in ``ALGORITHMS``, and the most ranks that each is run on
     algorithms: Filled[Mapping[str, int]]
-    seed: Natural
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         for name, ranks in self.algorithms.items():
@@ -284,6 +242,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
             make = ALGORITHMS[name]
             row: dict[str, Any] = {"fabric": cluster.fabric, "ranks": n, "algorithm": name}
             try:
+                # The first call compiles, and is not the one that is timed.
                 if name not in compiled:
                     make(cluster, topology, config.seed)
                     compiled.add(name)
@@ -297,8 +256,7 @@ def scaling(config: ScalingConfig) -> list[dict[str, Any]]:
                 row["refused"] = str(error).partition(":")[0]
             rows.append(row)
     title = "ForestColl, Fig. 4.14: all_gather schedules of large clusters"
-    config.publish(title, rows, figure=draw(rows))
-    return rows
+    return config.publish(title, rows, figure=draw(rows))
 
 
 def _paper_seconds(name: str, cluster: ClusterConfig, topology: Topology) -> float | None:
@@ -350,43 +308,16 @@ ALGORITHMS: Mapping[str, Maker] = {
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A column for each fabric: seconds above, bandwidth below."""
-    fabrics = list(dict.fromkeys(row["fabric"] for row in rows))
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    figure = Figure(figsize=(4.2 * len(fabrics) + 0.8, 6.4), layout="constrained")
-    grid = figure.subplots(2, len(fabrics), squeeze=False, sharex="col")
-    for column, fabric in zip(grid.T, fabrics, strict=True):
-        for axes, value in zip(column, ("seconds", "algbw GB/s"), strict=True):
-            for i, name in enumerate(names):
-                mine = [r for r in rows if (r["fabric"], r["algorithm"]) == (fabric, name)]
-                mine = [r for r in mine if value in r]
-                axes.plot(
-                    [r["ranks"] for r in mine],
-                    [r[value] for r in mine],
-                    color=PALETTE[i],
-                    marker=MARKERS[i],
-                    label=name,
-                )
-            if value == "seconds":
-                paper = [r for r in rows if r["fabric"] == fabric and r.get("paper seconds")]
-                axes.plot(
-                    [r["ranks"] for r in paper],
-                    [r["paper seconds"] for r in paper],
-                    "*",
-                    color=INK,
-                    label="ForestColl, paper",
-                )
-                axes.set_yscale("log")
-                axes.set_title(fabric.upper(), fontsize=10, color=INK)
-            else:
-                axes.set_ylim(bottom=0)
-                axes.set_xlabel("ranks", color=INK)
-            axes.set_xscale("log", base=2)
-            ticks = sorted({r["ranks"] for r in rows if r["fabric"] == fabric})
-            axes.set_xticks(ticks, map(str, ticks))
-            axes.grid(color=FAINT, linewidth=0.5)
-            axes.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].set_ylabel("wall time to make it (s)", color=INK)
-    grid[1, 0].set_ylabel("algbw by busiest link (GB/s)", color=INK)
-    grid[0, 0].legend(frameon=False, labelcolor=INK, fontsize=8)
-    return figure
+    """Seconds and bandwidth over ranks, a pair of panels for each fabric."""
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        for column, what in (
+            ("seconds", "wall time to make it (s)"),
+            ("algbw GB/s", "algbw by busiest link (GB/s)"),
+        ):
+            lines = curves.setdefault(f"{row['fabric'].upper()}: {what}", {})
+            for name, number in (("", row.get(column)), (", paper", row.get(f"paper {column}"))):
+                if number is not None:
+                    lines.setdefault(row["algorithm"] + name, {})[row["ranks"]] = number
+    timed = [title for title in curves if "time" in title]
+    return panels(curves, label_x="ranks", label_y="", in_bytes=False, log_y=timed)

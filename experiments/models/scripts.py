@@ -26,17 +26,11 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """A training step with arguments.
+    """A training step with arguments."""
 
-    Attributes:
-        step: ``step(*state, *batch)`` returns a new state and a loss.
-        init: its arguments.
-        state: how many of them its results replace.
-    """
-
-    step: Callable[..., Any]
+    step: Callable[..., Any]  # ``step(*state, *batch)`` returns a new state and a loss
     init: Callable[[], tuple[Any, ...]]
-    state: int = 2
+    state: int = 2  # how many of them its results replace
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:

@@ -29,18 +29,14 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model to train.
+    """A model to train."""
 
-    Attributes:
-        step: (parameters, optimizer state, batch) to (parameters, optimizer state, loss).
-        abstract_args: shapes of its arguments. Nothing is allocated.
-        init: parameters, optimizer state and a random batch from a seed; for small models.
-        loss_of: the loss of parameters and a batch, of any number of samples.
-    """
-
+    # (parameters, optimizer state, batch) to (parameters, optimizer state, loss)
     step: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, jax.Array]]
-    abstract_args: tuple[Tree, Tree, Tree]
+    abstract_args: tuple[Tree, Tree, Tree]  # shapes of its arguments. Nothing is allocated.
+    # Parameters, optimizer state and a random batch from a seed; for small models
     init: Callable[[int], tuple[Tree, Tree, Tree]]
+    # The loss of parameters and a batch, of any number of samples
     loss_of: Callable[[Tree, Tree], jax.Array]
 
     @property
@@ -82,6 +78,7 @@ def make_training_step(
 
         parts = jax.tree.map(lambda x: x.reshape(grad_accumulation, -1, *x.shape[1:]), batch)
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        # Gradients of all microbatches are added up, so one set of them is in memory.
         total, _ = jax.lax.scan(add, zero, parts)
         return jax.tree.map(lambda x: x / grad_accumulation, total)
 
@@ -114,6 +111,8 @@ def data_parallel_step(
     """
 
     def step(params, state, batch):
+        # Each rank differentiates its own copy; of replicated parameters JAX would sum the
+        # gradients itself, before the optimizer can.
         own = lax.pcast(params, axis, to="varying")
         loss, gradients = jax.value_and_grad(model.loss_of)(own, batch)
         updates, state = optimizer.update(gradients, state, params)
@@ -244,17 +243,11 @@ def rotary(x: jax.Array, theta: float = 500_000.0) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-    """Sizes of a perceptron.
+    """Sizes of a perceptron."""
 
-    Attributes:
-        widths: features of the input, of every hidden layer, and the classes.
-        batch: vectors a step.
-        grad_accumulation: microbatches of a step.
-    """
-
-    widths: tuple[int, ...]
-    batch: Count
-    grad_accumulation: Count
+    widths: tuple[int, ...]  # features of the input, of every hidden layer, and the classes
+    batch: Count  # vectors a step
+    grad_accumulation: Count  # microbatches of a step
 
     def __post_init__(self) -> None:
         at_least("model.widths", len(self.widths), 2)
@@ -289,21 +282,14 @@ def mlp(config: MlpConfig) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class VggConfig:
-    """Sizes of a VGG.
+    """Sizes of a VGG."""
 
-    Attributes:
-        channels: of every convolution of every stage; a stage ends by halving the image.
-        hidden: width of the two layers before the last.
-        classes: to tell apart.
-        image_size: pixels of the image's side.
-        batch: images a step.
-    """
-
+    # Of every convolution of every stage; a stage ends by halving the image
     channels: tuple[tuple[int, ...], ...]
-    hidden: Count
-    classes: Count
-    image_size: int
-    batch: Count
+    hidden: Count  # width of the two layers before the last
+    classes: Count  # to tell apart
+    image_size: int  # pixels of the image's side
+    batch: Count  # images a step
 
     def __post_init__(self) -> None:
         halvings = 2 ** len(self.channels)
@@ -350,25 +336,17 @@ def vgg(config: VggConfig) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class VitConfig:
-    """Sizes of a vision transformer.
+    """Sizes of a vision transformer."""
 
-    Attributes:
-        layers, width, heads: of the transformer.
-        hidden: width inside its perceptrons.
-        classes: to tell apart.
-        image_size: pixels of the image's side.
-        patch: pixels of a patch's side.
-        batch: images a step.
-    """
-
+    # layers, width, heads: of the transformer
     layers: Count
     width: Count
     heads: Count
-    hidden: Count
-    classes: Count
-    image_size: Count
-    patch: Count
-    batch: Count
+    hidden: Count  # width inside its perceptrons
+    classes: Count  # to tell apart
+    image_size: Count  # pixels of the image's side
+    patch: Count  # pixels of a patch's side
+    batch: Count  # images a step
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

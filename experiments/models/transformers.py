@@ -31,23 +31,16 @@ from experiments.study import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes that all of these transformers have.
+    """Sizes that all of these transformers have."""
 
-    Attributes:
-        layers, width, heads: of the transformer.
-        hidden: width inside its perceptrons, or inside an expert.
-        vocabulary: tokens there are.
-        sequence_length: tokens of a sequence.
-        batch: sequences a step.
-    """
-
+    # layers, width, heads: of the transformer
     layers: Count
     width: Count
     heads: Count
-    hidden: Count
-    vocabulary: Count
-    sequence_length: Count
-    batch: Count
+    hidden: Count  # width inside its perceptrons, or inside an expert
+    vocabulary: Count  # tokens there are
+    sequence_length: Count  # tokens of a sequence
+    batch: Count  # sequences a step
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -56,26 +49,18 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class TypedSizes(Sizes):
-    """Sizes of a transformer that may compute in another type than its parameters have.
+    """Sizes of a transformer that may compute in another type than its parameters have."""
 
-    Attributes:
-        dtype: in which it computes; parameters are float32.
-    """
-
+    # In which it computes; parameters are float32
     dtype: Annotated[str, among(("float32", "bfloat16"))]
 
 
 @dataclasses.dataclass(frozen=True)
 class GptConfig(TypedSizes):
-    """Sizes of a GPT.
+    """Sizes of a GPT."""
 
-    Attributes:
-        grad_accumulation: microbatches of a step.
-        dropout: fraction of every block's output that is dropped.
-    """
-
-    grad_accumulation: Count
-    dropout: float
+    grad_accumulation: Count  # microbatches of a step
+    dropout: float  # fraction of every block's output that is dropped
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,6 +115,7 @@ class GPT(nnx.Module):
 
 def gpt(config: GptConfig) -> Model:
     """Its training step, on sequences and the tokens that follow each of theirs."""
+    # The structure is closed over, so that the step is a function of plain dictionaries of arrays.
     graph, init = init_params(lambda rngs: GPT(config, rngs))
 
     def loss_of(params, batch):
@@ -147,13 +133,9 @@ def gpt(config: GptConfig) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class GptScanConfig(Sizes):
-    """Sizes of a GPT of one layer, scanned.
+    """Sizes of a GPT of one layer, scanned."""
 
-    Attributes:
-        grad_accumulation: microbatches of a step.
-    """
-
-    grad_accumulation: Count
+    grad_accumulation: Count  # microbatches of a step
 
 
 class GptScanBlock(nn.Module):
@@ -207,17 +189,11 @@ def gpt_scan(config: GptScanConfig) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class MoeConfig(Sizes):
-    """Sizes of a mixture of experts.
+    """Sizes of a mixture of experts."""
 
-    Attributes:
-        experts: how many there are in a layer.
-        top_k: how many a token is sent to.
-        capacity: tokens of a sequence that an expert takes, as a multiple of its fair share.
-    """
-
-    experts: Count
-    top_k: Count
-    capacity: Positive
+    experts: Count  # how many there are in a layer
+    top_k: Count  # how many a token is sent to
+    capacity: Positive  # tokens of a sequence that an expert takes, as a multiple of its fair share
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -320,19 +296,12 @@ def moe(config: MoeConfig) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(TypedSizes):
-    """Sizes of a Llama.
+    """Sizes of a Llama."""
 
-    Attributes:
-        num_kv_heads: of heads that share a key and a value.
-        grad_accumulation: microbatches of a step.
-        scan: whether layers are one, scanned over stacked parameters.
-        remat: whether layers are recomputed in the backward pass.
-    """
-
-    num_kv_heads: Count
-    grad_accumulation: Count
-    scan: bool
-    remat: bool
+    num_kv_heads: Count  # of heads that share a key and a value
+    grad_accumulation: Count  # microbatches of a step
+    scan: bool  # whether layers are one, scanned over stacked parameters
+    remat: bool  # whether layers are recomputed in the backward pass
 
     def __post_init__(self) -> None:
         super().__post_init__()

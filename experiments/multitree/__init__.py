@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from experiments.study import Experiment
 
-# A study in a module of several has its own function and configuration there.
-_M = "experiments.multitree"
-
-
-def _study(module: str, function: str, config: str) -> Experiment:
-    return Experiment(f"{_M}.{module}:{function}", f"{_M}.{module}:{config}")
-
-
 EXPERIMENTS: dict[str, Experiment] = {
-    "multitree-fig-9": _study("allreduces", "bandwidth", "Bandwidth"),
-    "multitree-fig-10": _study("allreduces", "scalability", "Scalability"),
-    "multitree-fig-11a": _study("flits", "training_time", "TrainingTime"),
-    "multitree-fig-11b": _study("flits", "training_time", "TrainingTime"),
-    "multitree-flits": Experiment(f"{_M}.flits"),
-    "multitree-overlap": _study("flits", "overlaps", "Overlaps"),
+    "multitree-fig-9": Experiment("multitree.allreduces:bandwidth"),
+    "multitree-fig-10": Experiment("multitree.allreduces:scalability"),
+    "multitree-fig-11a": Experiment("multitree.flits:training_time"),
+    "multitree-fig-11b": Experiment("multitree.flits:training_time"),
+    "multitree-flits": Experiment("multitree.flits"),
+    "multitree-overlap": Experiment("multitree.flits:overlaps"),
 }

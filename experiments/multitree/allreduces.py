@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
+from experiments.figures import panels
 from experiments.limits import Count, among, at_least
-from experiments.study import ConfigError, Rows, panels
+from experiments.study import ConfigError, Rows
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.models import Time
 from jaxcoll import topologies
@@ -87,6 +88,7 @@ def _multitree(topology: Topology, framing: Framing) -> Time:
     """Trees of links; through switches, the better of the two orders of looking for children."""
     if topology.is_direct:
         return Simulated(topology, MultiTree(), framing=framing)
+    # The paper leaves open which child is taken behind a switch.
     orders = (MultiTree(), MultiTree(nearest_first=True))
     return fastest([Simulated(topology, o, framing=framing, pieces=PIECES) for o in orders])
 
@@ -94,6 +96,8 @@ def _multitree(topology: Topology, framing: Framing) -> Time:
 def _ring(topology: Topology) -> Time:
     """One way round; on a grid, along links only ("contention none", Table I)."""
     sides = _sides(topology)
+    # Ranks in order would cross links of others on a grid, and Table I says that a ring has no
+    # contention.
     circles = (hamiltonian_cycle(*sides),) if sides else None
     ring = Ring(bidirectional=False, order="ranks", circles=circles)
     return Simulated(topology, ring, framing=PACKETS, pieces=1 if sides else PIECES)
@@ -155,15 +159,10 @@ def _is_torus(topology: Topology) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Bandwidth(StudyConfig):
-    """The figure.
-
-    Attributes:
-        networks: names in ``NETWORKS``.
-        sizes: bytes of a rank's buffer, rising.
-    """
+    """The figure."""
 
     networks: tuple[Annotated[str, among(NETWORKS)], ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # bytes of a rank's buffer, rising
 
     def __post_init__(self) -> None:
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
@@ -196,8 +195,7 @@ def bandwidth(config: Bandwidth) -> list[dict[str, Any]]:
         label_y="bandwidth (GB/s)",
     )
     remarks = _remarks(measured)
-    config.publish(title, rows, figure=figure, remarks=remarks)
-    return rows
+    return config.publish(title, rows, figure=figure, remarks=remarks)
 
 
 Curves = dict[str, dict[int, float]]
@@ -294,16 +292,12 @@ BY_BYTES = {"ring": 4 * _HEADS, "ring_2d": 2 * _HEADS}
 
 @dataclasses.dataclass(frozen=True)
 class Scalability(StudyConfig):
-    """The figure.
+    """The figure."""
 
-    Attributes:
-        rows, columns: sides of each torus, smallest first; rows even.
-        kib_per_rank: KiB of the buffer for every rank of the torus.
-    """
-
+    # rows, columns: sides of each torus, smallest first; rows even
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    kib_per_rank: Count
+    kib_per_rank: Count  # KiB of the buffer for every rank of the torus
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.columns):
@@ -349,5 +343,4 @@ def scalability(config: Scalability) -> list[dict[str, Any]]:
         columns=1,
         in_bytes=False,
     )
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)

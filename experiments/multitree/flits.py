@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from experiments.config import StudyConfig
-from experiments.limits import Count, among, one_of
+from experiments.figures import panels, stacked_bars
+from experiments.limits import Count, among, one_of, rising
 from experiments.multitree.allreduces import LABELS, algorithms, torus
-from experiments.study import ConfigError, Rows, panels, stacked_bars
+from experiments.study import ConfigError, Rows
 from experiments.workloads import (
     Overlap,
     Workload,
@@ -55,6 +56,7 @@ def packets(nbytes: int, payload: int) -> list[int]:
     found = []
     for at in range(0, nbytes, payload):
         body = -(-min(payload, nbytes - at) // FLIT_BYTES)
+        # A head for every packet is what Fig. 2 counts; sub-packets share one.
         found.append(CODES["packet", "head"])
         found += [CODES["packet", "body"]] * (body - 1) + [CODES["packet", "tail"]]
     return found
@@ -109,6 +111,7 @@ class Head:
     def decode(cls, field: int, ranks: int) -> Head:
         """The head that a field encodes."""
         bits = head_bits(ranks)
+        # The fields in the order in which ``encode`` has shifted them: next port, eject port, tree.
         ports, tree = divmod(field, 1 << bits["Tree ID"])
         return cls(*divmod(ports, 1 << bits["Eject"]), tree)
 
@@ -144,27 +147,17 @@ def followed(u: int, head: Head, sides: tuple[int, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """Settings of all three.
+    """Settings of all three."""
 
-    Attributes:
-        payloads: bytes of packets, rising.
-        nbytes: of a message.
-        paper: the paper's percent of overhead, by payload.
-        sides: of square tori whose head flits are laid out, rising.
-        paper_bits: bits of the fields on the smallest network in the paper.
-    """
-
-    payloads: tuple[int, ...]
-    nbytes: Count
-    paper: Mapping[str, float]
-    sides: tuple[int, ...]
-    paper_bits: Mapping[str, int]
+    payloads: tuple[int, ...]  # bytes of packets, rising
+    nbytes: Count  # of a message
+    paper: Mapping[str, float]  # the paper's percent of overhead, by payload
+    sides: tuple[int, ...]  # of square tori whose head flits are laid out, rising
+    paper_bits: Mapping[str, int]  # bits of the fields on the smallest network in the paper
 
     def __post_init__(self) -> None:
-        for name in ("payloads", "sides"):
-            values = getattr(self, name)
-            if not values or sorted(set(values)) != list(values):
-                raise ConfigError(f"{name} must rise, got {values}")
+        rising("payloads", self.payloads)
+        rising("sides", self.sides)
         if any(payload % FLIT_BYTES or payload < FLIT_BYTES for payload in self.payloads):
             raise ConfigError(f"payloads must be whole flits of {FLIT_BYTES}, got {self.payloads}")
         if self.sides[0] < 3:
@@ -186,8 +179,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         in_bytes=False,
     )
     title = "MultiTree, Fig. 2 and 8, Table II: flits of packets and of messages"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def overhead(config: Config) -> list[dict[str, Any]]:
@@ -257,21 +249,13 @@ SHOWN = ("ring", "double_binary_tree", "ring_2d", "multitree", "multitree_msg")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Models on a torus, data parallel.
+    """Models on a torus, data parallel."""
 
-    Attributes:
-        sides: of the torus; the first even.
-        models: names in ``configs/workload``.
-        accelerator: a name in ``configs/accelerator``.
-        batch_per_rank: of every rank.
-        element_bytes: bytes of a gradient.
-    """
-
-    sides: tuple[int, ...]
-    models: tuple[Annotated[str, among(known_models())], ...]
-    accelerator: str
-    batch_per_rank: int
-    element_bytes: int
+    sides: tuple[int, ...]  # of the torus; the first even
+    models: tuple[Annotated[str, among(known_models())], ...]  # names in ``configs/workload``
+    accelerator: str  # a name in ``configs/accelerator``
+    batch_per_rank: int  # of every rank
+    element_bytes: int  # bytes of a gradient
 
     def __post_init__(self) -> None:
         if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
@@ -297,19 +281,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTime(StudyConfig):
-    """The figure.
-
-    Attributes:
-        title: of the table.
-        setting: the workloads that are trained.
-        overlap: which all-reduces run beside compute.
-        claims: the paper's numbers; models by the names in their tables.
-    """
+    """The figure."""
 
     title: str
-    setting: Setting
-    overlap: Overlap
-    claims: tuple[shared.PaperPick, ...]
+    setting: Setting  # the workloads that are trained
+    overlap: Overlap  # which all-reduces run beside compute
+    claims: tuple[shared.PaperPick, ...]  # the paper's numbers; models by the names in their tables
 
     def __post_init__(self) -> None:
         for claim in self.claims:
@@ -326,8 +303,7 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
     rows = shared.rows(runs, LABELS, "ring")
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
-    config.publish(config.title, rows, figure=figure)
-    return rows
+    return config.publish(config.title, rows, figure=figure)
 
 
 # ----------------------------------------- how much of the all-reduces several ways of overlap hide
@@ -335,17 +311,11 @@ def training_time(config: TrainingTime) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Overlaps(StudyConfig):
-    """The study; the paper has none of it but the two ways of its Fig. 11.
+    """The study; the paper has none of it but the two ways of its Fig. 11."""
 
-    Attributes:
-        setting: the workloads that are trained.
-        algorithm: of the all-reduces, one of those in Fig. 11.
-        overlaps: ways to overlap, by name.
-    """
-
-    setting: Setting
-    algorithm: Annotated[str, among(SHOWN)]
-    overlaps: Mapping[str, Overlap]
+    setting: Setting  # the workloads that are trained
+    algorithm: Annotated[str, among(SHOWN)]  # of the all-reduces, one of those in Fig. 11.
+    overlaps: Mapping[str, Overlap]  # ways to overlap, by name
 
     def __post_init__(self) -> None:
         if not self.overlaps:
@@ -377,5 +347,4 @@ def overlaps(config: Overlaps) -> list[dict[str, Any]]:
     )
     label = LABELS[config.algorithm]
     title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)

@@ -86,15 +86,10 @@ AXIS = "rank"
 
 @dataclasses.dataclass(frozen=True)
 class NumericsCheck:
-    """How a schedule's sums compare with ``lax.psum``'s.
+    """How a schedule's sums compare with ``lax.psum``'s."""
 
-    Attributes:
-        ints_equal: whether every int32 is the same.
-        float_error: largest |difference| / (n eps sum|x|) over all float32; at most 1 passes.
-    """
-
-    ints_equal: bool
-    float_error: float
+    ints_equal: bool  # whether every int32 is the same
+    float_error: float  # largest |difference| / (n eps sum|x|) over all float32; at most 1 passes
 
     def check(self, label: str) -> None:
         """Refuse sums that differ by more than the order of addition explains.
@@ -167,22 +162,16 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Verified schedules with their simulated times, or why there are none.
-
-    Attributes:
-        synthesizer: its name.
-        chunks: chunks per shard; None where they are chosen for every size, as ``synthesize`` does.
-        schedules: one per size, the same for all where the chunks are fixed; none where the
-            synthesizer is not defined for the network.
-        reason: why there are none.
-        times: seconds at each size.
-    """
+    """Verified schedules with their simulated times, or why there are none."""
 
     synthesizer: str
+    # Chunks per shard; None where they are chosen for every size, as ``synthesize`` does
     chunks: int | None
+    # One per size, the same for all where the chunks are fixed; none where the synthesizer is not
+    # defined for the network
     schedules: tuple[Schedule, ...]
-    reason: str = ""
-    times: tuple[float, ...] = ()
+    reason: str = ""  # why there are none
+    times: tuple[float, ...] = ()  # seconds at each size
 
     @property
     def label(self) -> str:

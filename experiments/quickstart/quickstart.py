@@ -94,15 +94,10 @@ class Digits:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """How a run went, one value per step, float64 of shape (steps,).
+    """How a run went, one value per step, float64 of shape (steps,)."""
 
-    Attributes:
-        loss: mean cross entropy of the step's batch, before the update.
-        accuracy: of the held-out digits, after the update.
-    """
-
-    loss: np.ndarray
-    accuracy: np.ndarray
+    loss: np.ndarray  # mean cross entropy of the step's batch, before the update
+    accuracy: np.ndarray  # of the held-out digits, after the update
 
 
 def gradient_buckets(config: TrainConfig) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, panels
 from experiments.limits import Natural
 from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
@@ -34,11 +35,9 @@ from experiments.tacos.measure import (
 )
 from jaxcoll.bounds import step_bound
 from jaxcoll.draw import link_loads
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.draw.bandwidth import FAINT, INK, PALETTE
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Tacos, synthesize
-
-Config = Comparison
 
 OURS = "tacos"
 BINS = 100  # a run of TACOS
@@ -87,8 +86,7 @@ def _publish(
     runs, refused = config.measure()
     rows = [row(run, runs) for run in runs] + [claim.row(runs) for claim in config.claims]
     remarks = [*config.footnotes(), *refused, *out_of_reach(runs), *faster(runs)]
-    config.publish(config.title, rows, figure=draw(runs), remarks=remarks)
-    return rows
+    return config.publish(config.title, rows, figure=draw(runs), remarks=remarks)
 
 
 # ---------------------------------------------------------------------- bandwidth
@@ -117,72 +115,27 @@ def _bandwidth(run: Run, runs: Sequence[Run]) -> Row:
 
 def _draw_bandwidths(runs: Sequence[Run]) -> Figure:
     """Bars by network where there is one size, otherwise lines over sizes, a panel a network."""
-    networks = list(dict.fromkeys(run.network for run in runs))
-    algorithms = list(dict.fromkeys(run.algorithm for run in runs))
-    sizes = list(dict.fromkeys(run.nbytes for run in runs))
-    if len(sizes) == 1:
-        figure = Figure(figsize=(2.0 + 1.9 * len(networks), 4.0), layout="constrained")
-        axes = figure.subplots()
-        _draw_bars(axes, runs, networks, algorithms)
-        axes.set_ylabel(f"all_reduce of {format_size(sizes[0])}, algbw (GB/s)", color=INK)
-        axes.legend(frameon=False, labelcolor=INK, fontsize=8, ncols=2)
-        return figure
-    figure = Figure(figsize=(1.4 + 3.9 * len(networks), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(networks), sharey=True, squeeze=False)[0]
-    for axes, network in zip(panels, networks, strict=True):
-        _draw_lines(axes, [run for run in runs if run.network == network], algorithms, sizes)
-        axes.set_title(network, fontsize=10, color=INK)
+    label = "all_reduce, algbw (GB/s)"
+    speeds: dict[str, dict[str, dict[int, float]]] = {}
+    for run in runs:
+        lines = speeds.setdefault(run.network, {})
+        lines.setdefault(run.algorithm, {})[run.nbytes] = run.timeline.algbw / 1e9
+        lines.setdefault("ideal", {})[run.nbytes] = run.nbytes / run.ideal / 1e9
+    if len(sizes := {run.nbytes for run in runs}) == 1:
+        bars = {
+            network: {name: line[run_size] for name, line in lines.items() for run_size in line}
+            for network, lines in speeds.items()
+        }
+        return grouped_bars({f"{format_size(*sizes)} a rank": bars}, label=label, log=True)
     reached = [run.timeline.algbw for run in runs]
-    if max(reached) > _DECADES * min(reached):
-        panels[0].set_yscale("log")  # for all, as they share it
-    else:
-        panels[0].set_ylim(0)
-    panels[0].set_ylabel("all_reduce, algbw (GB/s)", color=INK)
-    panels[0].legend(frameon=False, labelcolor=INK, fontsize=8)
-    return figure
-
-
-def _draw_bars(
-    axes: Axes, runs: Sequence[Run], networks: Sequence[str], algorithms: Sequence[str]
-) -> None:
-    width = 0.8 / len(algorithms)
-    for i, algorithm in enumerate(algorithms):
-        mine = [run for run in runs if run.algorithm == algorithm]
-        at = [networks.index(run.network) + (i + 0.5) * width - 0.4 for run in mine]
-        height = [run.timeline.algbw / 1e9 for run in mine]
-        hatch = "//" if i >= len(PALETTE) else None
-        axes.bar(at, height, width, color=PALETTE[i % len(PALETTE)], label=algorithm, hatch=hatch)
-    for place, network in enumerate(networks):
-        best = next(run for run in runs if run.network == network)
-        level = best.nbytes / best.ideal / 1e9
-        label = "ideal" if place == 0 else ""
-        axes.hlines(level, place - 0.45, place + 0.45, color=INK, linestyle=":", label=label)
-    axes.set_yscale("log")
-    axes.set_xticks(range(len(networks)), networks)
-    axes.grid(axis="y", color=FAINT, linewidth=0.5)
-    axes.set_axisbelow(True)
-
-
-def _draw_lines(
-    axes: Axes, runs: Sequence[Run], algorithms: Sequence[str], sizes: Sequence[int]
-) -> None:
-    for i, algorithm in enumerate(algorithms):
-        mine = [run for run in runs if run.algorithm == algorithm]
-        axes.plot(
-            [run.nbytes for run in mine],
-            [run.timeline.algbw / 1e9 for run in mine],
-            color=PALETTE[i % len(PALETTE)],
-            marker=MARKERS[i % len(MARKERS)],
-            linestyle="-" if i < len(PALETTE) else "--",
-            label=algorithm,
-        )
-    least = {run.nbytes: run.nbytes / run.ideal / 1e9 for run in runs}
-    axes.plot(list(least), list(least.values()), color=INK, linestyle=":", label="ideal")
-    axes.set_xscale("log")
-    axes.set_xticks(np.asarray(sizes), [format_size(size) for size in sizes], fontsize=8)
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("buffer of a rank", color=INK)
-    axes.grid(color=FAINT, linewidth=0.5)
+    return panels(
+        speeds,
+        label_x="buffer of a rank",
+        label_y=label,
+        columns=min(4, len(speeds)),
+        written=format_size,
+        log_y=max(reached) > _DECADES * min(reached),
+    )
 
 
 # ---------------------------------------------------------------- links, from source to destination
@@ -309,18 +262,11 @@ _MOST_NUMBERED = 24
 
 @dataclasses.dataclass(frozen=True)
 class TimeSteps(StudyConfig):
-    """All-gathers with one chunk per rank.
-
-    Attributes:
-        title: the figure of the paper.
-        networks: by name.
-        paper: time spans that the paper says a network takes.
-        seed: of everything random.
-    """
+    """All-gathers with one chunk per rank."""
 
     title: str
-    networks: Mapping[str, NetworkConfig]
-    paper: Mapping[str, int]
+    networks: Mapping[str, NetworkConfig]  # by name
+    paper: Mapping[str, int]  # time spans that the paper says a network takes
     seed: Natural
 
     def __post_init__(self) -> None:
@@ -336,8 +282,7 @@ def time_steps(config: TimeSteps) -> list[Row]:
         for name, network in config.networks.items()
     }
     rows = Rows(row(name, schedule, config.paper) for name, schedule in schedules.items())
-    config.publish(config.title, rows, figure=draw(schedules))
-    return rows
+    return config.publish(config.title, rows, figure=draw(schedules))
 
 
 def row(name: str, schedule: Schedule, paper: Mapping[str, int]) -> Row:

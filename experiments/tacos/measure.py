@@ -40,20 +40,13 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """A network of Table IV, or the DGX-1 of Fig. 17b.
+    """A network of Table IV, or the DGX-1 of Fig. 17b."""
 
-    Attributes:
-        family: a name in ``FAMILIES``.
-        sides: ranks along each dimension, as the paper writes them (switches and DragonFly:
-            innermost first).
-        alpha_us: microseconds a link.
-        bandwidth_gbps: GB/s per link, one for all or one per dimension.
-    """
-
-    family: str
+    family: str  # a name in ``FAMILIES``
+    # Ranks along each dimension, as the paper writes them (switches and DragonFly: innermost first)
     sides: tuple[int, ...]
-    alpha_us: NotNegative
-    bandwidth_gbps: tuple[Positive, ...]
+    alpha_us: NotNegative  # microseconds a link
+    bandwidth_gbps: tuple[Positive, ...]  # GB/s per link, one for all or one per dimension
 
     def __post_init__(self) -> None:
         one_of("family of a network", self.family, FAMILIES)
@@ -81,6 +74,7 @@ def _dragonfly(routers: int, groups: int, *, alpha: float, bandwidth: tuple) -> 
 def _shared_dragonfly(routers: int, groups: int, *, alpha: float, bandwidth: tuple) -> Topology:
     """A rank's bandwidth inside its group is shared by the links to the others."""
     inside, between = bandwidth
+    # A fraction, since bandwidths of a topology are exact and a third is not a float.
     each = Fraction(inside) / max(1, routers - 1)
     return topologies.dragonfly(groups, routers, alpha=alpha, bandwidth=(each, between))  # type: ignore[arg-type]
 
@@ -166,24 +160,16 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The fastest schedule of an algorithm at one size, over its numbers of chunks.
+    """The fastest schedule of an algorithm at one size, over its numbers of chunks."""
 
-    Attributes:
-        network, algorithm: their names in the configuration.
-        nbytes: bytes of a rank's buffer.
-        synthesizer: the synthesizer that made it.
-        timeline: its simulated run.
-        ideal: the paper's Ideal, seconds.
-        cuts: seconds that a reduce-scatter and then an all-gather need to cross the worst cut.
-    """
-
+    # network, algorithm: their names in the configuration
     network: str
     algorithm: str
-    nbytes: int
-    synthesizer: Synthesizer
-    timeline: Timeline
-    ideal: float
-    cuts: float
+    nbytes: int  # bytes of a rank's buffer
+    synthesizer: Synthesizer  # the synthesizer that made it
+    timeline: Timeline  # its simulated run
+    ideal: float  # the paper's Ideal, seconds
+    cuts: float  # seconds that a reduce-scatter and then an all-gather need to cross the worst cut
 
     @property
     def schedule(self) -> Schedule:
@@ -229,6 +215,7 @@ def measure(
         topology = setting.build()
         least = {nbytes: _least(topology, nbytes) for nbytes in sizes}
         for algorithm, choice in algorithms.items():
+            # A schedule that does not depend on the size is made once for all sizes.
             tried = choice.tried(setting.sides, model)
             made: dict[tuple[Synthesizer, int], Schedule] = {}
             try:
@@ -288,20 +275,14 @@ def format_size(nbytes: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperMean(PaperValue):
-    """A mean that the paper prints.
+    """A mean that the paper prints."""
 
-    Attributes:
-        of: the algorithm it is about.
-        over: another algorithm, whose time is divided by that of the first; or "ideal", for the
-            paper's Ideal in percent of the time.
-        networks: that the mean is over; all where empty.
-        sizes: bytes, likewise.
-    """
-
-    of: str
+    of: str  # the algorithm it is about
+    # Another algorithm, whose time is divided by that of the first; or "ideal", for the paper's
+    # Ideal in percent of the time
     over: str
-    networks: tuple[str, ...]
-    sizes: tuple[int, ...]
+    networks: tuple[str, ...]  # that the mean is over; all where empty
+    sizes: tuple[int, ...]  # bytes, likewise
 
     def row(self, runs: Sequence[Run]) -> Row:
         """Our mean beside the paper's; empty where we have no such run."""
@@ -364,24 +345,14 @@ ATTEMPTS = 16  # of Tacos(), at least; see its ``attempts``
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(StudyConfig):
-    """All-reduces of several algorithms on several networks.
-
-    Attributes:
-        title: the figure of the paper.
-        networks: by name.
-        algorithms: by name.
-        nbytes: bytes of a rank's buffer.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        claims: the numbers that the paper prints.
-        seed: of everything random.
-    """
+    """All-reduces of several algorithms on several networks."""
 
     title: str
-    networks: Mapping[str, NetworkConfig]
-    algorithms: Mapping[str, AlgorithmConfig]
-    nbytes: tuple[int, ...]
-    link_model: Annotated[str, among(MODELS)]
-    claims: tuple[PaperMean, ...]
+    networks: Mapping[str, NetworkConfig]  # by name
+    algorithms: Mapping[str, AlgorithmConfig]  # by name
+    nbytes: tuple[int, ...]  # bytes of a rank's buffer
+    link_model: Annotated[str, among(MODELS)]  # "astra" or "tacos" (see ``jaxcoll.simulation``)
+    claims: tuple[PaperMean, ...]  # the numbers that the paper prints
     seed: Natural
 
     def __post_init__(self) -> None:

@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, StudyConfig
+from experiments.figures import panels
 from experiments.limits import Count, Natural, Positive, among, least
 from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
@@ -34,7 +35,6 @@ from experiments.timing import time_it
 from jaxcoll import synthesize_compact
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
-from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp, Tacos
@@ -53,6 +53,7 @@ def measure_mesh(
     started, used = time.perf_counter(), time.process_time()
     compact = synthesize_compact(topology, folder / topology.name, threads=threads, seed=seed)
     made, spent = time.perf_counter() - started, time.process_time() - used
+    # The peak of the process so far, so rows that follow a larger mesh say nothing new.
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     verify(compact)
@@ -85,23 +86,16 @@ def growth(rows: Sequence[Mapping]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Synthesis(StudyConfig):
-    """Meshes to synthesize for.
-
-    Attributes:
-        title: the figure of the paper.
-        planar, cubic: sides of 2D and 3D meshes, rising, for TACOS.
-        solve_milp_for: sides of 2D meshes for the integer program.
-        time_limit_s: seconds that it may take.
-        threads: of TACOS.
-        seed: of everything random.
-    """
+    """Meshes to synthesize for."""
 
     title: str
+    # planar, cubic: sides of 2D and 3D meshes, rising, for TACOS
     planar: tuple[int, ...]
     cubic: tuple[int, ...]
+    # Sides of 2D meshes for the integer program
     solve_milp_for: tuple[Annotated[int, least(2)], ...]
-    time_limit_s: Positive
-    threads: Count
+    time_limit_s: Positive  # seconds that it may take
+    threads: Count  # of TACOS
     seed: Natural
 
     def __post_init__(self) -> None:
@@ -115,6 +109,7 @@ def synthesis(config: Synthesis) -> list[Row]:
     """Measures, prints and publishes; returns the rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # Numba compiles here, and not in the first row.
         measure_mesh((3, 3), folder, config.threads, config.seed)  # compiles
         rows = [
             Rows(
@@ -142,8 +137,7 @@ def synthesis(config: Synthesis) -> list[Row]:
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
-    config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
-    return found
+    return config.publish(config.title, found, figure=_draw_synthesis(found), remarks=refused)
 
 
 def measure_program(side: int, time_limit_s: float) -> Row:
@@ -173,50 +167,23 @@ def measure_program(side: int, time_limit_s: float) -> Row:
 
 def _draw_synthesis(rows: Sequence[Row]) -> Figure:
     """Seconds over ranks, with the paper's two, and the slope of a square."""
-    figure = Figure(figsize=(6.6, 4.4), layout="constrained")
-    axes = figure.subplots()
-    lines = {
-        "TACOS, 2D mesh": [row for row in rows if _is(row, "tacos", 2)],
-        "TACOS, 3D mesh": [row for row in rows if _is(row, "tacos", 3)],
-        "integer program, 2D mesh": [row for row in rows if _is(row, StepMilp.name, 2)],
-    }
-    for i, (label, line) in enumerate(lines.items()):
-        for column, name, filled in (
-            ("seconds", label, True),
-            ("paper seconds", f"{label}, paper", False),
-        ):
-            there = [row for row in line if column in row]
-            if there:
-                axes.plot(
-                    _column(there, "ranks"),
-                    _column(there, column),
-                    color=PALETTE[i],
-                    marker=MARKERS[i],
-                    markerfacecolor=PALETTE[i] if filled else "white",
-                    linestyle="-" if filled else "",
-                    label=name,
-                )
-    first, last = lines["TACOS, 2D mesh"][0], lines["TACOS, 2D mesh"][-1]
-    ends = _column([first, last], "ranks")
-    start = _column([first], "seconds")[0]
-    square = [start, start * (ends[1] / ends[0]) ** 2]
-    axes.plot(ends, square, color=INK, linestyle=":", label="square of ranks")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("ranks", color=INK)
-    axes.set_ylabel("synthesis of an all_gather (s)", color=INK)
-    axes.grid(color=FAINT, linewidth=0.5)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    return figure
-
-
-def _is(row: Row, synthesizer: str, dimensions: int) -> bool:
-    wanted = row["synthesizer"] == synthesizer and "seconds" in row
-    return wanted and str(row["network"]).count("x") == dimensions - 1
-
-
-def _column(rows: Sequence[Row], name: str) -> list[float]:
-    return [float(row[name] or 0) for row in rows]
+    lines: dict[str, dict[int, Any]] = {}
+    for row in rows:
+        if "ranks" in row:
+            label = f"{row['synthesizer']}, {1 + str(row['network']).count('x')}D mesh"
+            for column, name in (("seconds", label), ("paper seconds", f"{label}, paper")):
+                if column in row:
+                    lines.setdefault(name, {})[int(row["ranks"] or 0)] = row[column]
+    (first, start), *_ = lines["tacos, 2D mesh"].items()
+    lines["square of ranks"] = {n: start * (n / first) ** 2 for n in lines["tacos, 2D mesh"]}
+    return panels(
+        {"": lines},
+        label_x="ranks",
+        label_y="synthesis of an all_gather (s)",
+        columns=1,
+        in_bytes=False,
+        log_y=True,
+    )
 
 
 OURS = "tacos"
@@ -224,34 +191,21 @@ OURS = "tacos"
 
 @dataclasses.dataclass(frozen=True)
 class TableV(StudyConfig):
-    """The table's networks and algorithms.
-
-    Attributes:
-        title: the table of the paper.
-        networks: by name.
-        algorithms: by name; one is "tacos".
-        nbytes: bytes of a rank's buffer.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        repeat: how often a synthesis is timed; the median counts.
-        paper: of each network, the paper's time of each algorithm in times of TACOS.
-        paper_ms: of each network, the milliseconds that the paper's syntheses took.
-        paper_mean: the paper's mean time of algorithms, in times of TACOS.
-        paper_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
-        time_synthesis_of: algorithms whose synthesis is timed.
-        seed: of everything random.
-    """
+    """The table's networks and algorithms."""
 
     title: str
-    networks: Mapping[str, NetworkConfig]
-    algorithms: Mapping[str, AlgorithmConfig]
-    nbytes: Count
-    link_model: Annotated[str, among(MODELS)]
-    repeat: Count
+    networks: Mapping[str, NetworkConfig]  # by name
+    algorithms: Mapping[str, AlgorithmConfig]  # by name; one is "tacos"
+    nbytes: Count  # bytes of a rank's buffer
+    link_model: Annotated[str, among(MODELS)]  # "astra" or "tacos" (see ``jaxcoll.simulation``)
+    repeat: Count  # how often a synthesis is timed; the median counts
+    # Of each network, the paper's time of each algorithm in times of TACOS
     paper: Mapping[str, Mapping[str, float]]
+    # Of each network, the milliseconds that the paper's syntheses took
     paper_ms: Mapping[str, Mapping[str, float]]
-    paper_mean: Mapping[str, float]
-    paper_of_ideal: float
-    time_synthesis_of: tuple[str, ...]
+    paper_mean: Mapping[str, float]  # the paper's mean time of algorithms, in times of TACOS
+    paper_of_ideal: float  # the paper's mean of Ideal in percent of TACOS's time
+    time_synthesis_of: tuple[str, ...]  # algorithms whose synthesis is timed
     seed: Natural
 
     def __post_init__(self) -> None:
@@ -270,8 +224,7 @@ def table_v(config: TableV) -> list[Row]:
     remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
     figure = _draw_table_v(rows, [*config.networks])
-    config.publish(config.title, rows, figure=figure, remarks=remarks)
-    return rows
+    return config.publish(config.title, rows, figure=figure, remarks=remarks)
 
 
 def rows_of(network: str, runs: Sequence[Run], config: TableV) -> list[Row]:
@@ -353,31 +306,13 @@ def _synthesis(run: Run | None, config: TableV) -> float | None:
 
 def _draw_table_v(rows: Sequence[Row], networks: Sequence[str]) -> Figure:
     """Times over ranks, ours filled and the paper's hollow."""
-    figure = Figure(figsize=(6.6, 4.4), layout="constrained")
-    axes = figure.subplots()
-    shown = [row for row in rows if row["network"] in networks]
-    ranks = sorted({int(row["ranks"] or 0) for row in shown})
-    for i, name in enumerate(dict.fromkeys(str(row["algorithm"]) for row in shown)):
-        for column, label, hollow in (
-            ("times TACOS's", name, False),
-            ("paper times TACOS's", f"{name}, paper", True),
-        ):
-            at = [row for row in shown if row["algorithm"] == name and row[column] is not None]
-            if at:
-                axes.plot(
-                    [row["ranks"] for row in at],  # type: ignore[misc]
-                    [row[column] for row in at],  # type: ignore[misc]
-                    color=PALETTE[i % len(PALETTE)],
-                    marker=MARKERS[i % len(MARKERS)],
-                    linestyle=":" if hollow else "-",
-                    markerfacecolor="white" if hollow else None,
-                    label=label,
-                )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ranks, [str(r) for r in ranks])
-    axes.set_xlabel("ranks", color=INK)
-    axes.set_ylabel("time of an all_reduce (times TACOS's)", color=INK)
-    axes.grid(color=FAINT, linewidth=0.5)
-    axes.legend(frameon=False, fontsize=7, ncols=2, labelcolor=INK)
-    return figure
+    lines: dict[str, dict[int, Any]] = {}
+    for row in rows:
+        for column, name in (("times TACOS's", ""), ("paper times TACOS's", ", paper")):
+            if row["network"] in networks and row[column] is not None:
+                line = lines.setdefault(f"{row['algorithm']}{name}", {})
+                line[int(row["ranks"] or 0)] = row[column]
+    label = "time of an all_reduce (times TACOS's)"
+    return panels(
+        {"": lines}, label_x="ranks", label_y=label, columns=1, in_bytes=False, log_y=True
+    )

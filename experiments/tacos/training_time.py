@@ -30,51 +30,33 @@ BEST = "best of these"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model on a network.
+    """A model on a network."""
 
-    Attributes:
-        model: a name in ``configs/workload``.
-        network: the network of the cluster.
-        batch_per_rank: of a rank; with ``model_ranks``, of those ranks together.
-        model_ranks: consecutive ranks that share out the weights of layers with hybrid parallelism.
-    """
-
-    model: Annotated[str, among(known_models())]
-    network: NetworkConfig
-    batch_per_rank: int
+    model: Annotated[str, among(known_models())]  # a name in ``configs/workload``
+    network: NetworkConfig  # the network of the cluster
+    batch_per_rank: int  # of a rank; with ``model_ranks``, of those ranks together
+    # Consecutive ranks that share out the weights of layers with hybrid parallelism
     model_ranks: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """A figure.
-
-    Attributes:
-        title: of the table.
-        cases: by name, in the order of the figure.
-        algorithms: to compare, by name; the fastest variant counts at every size.
-        families: of the networks of some algorithms, by name, where they are not those of the
-            cases: switches unwound, say.
-        base: the algorithm that iterations are normalized to.
-        accelerator: a name in ``configs/accelerator``.
-        element_bytes: bytes of a gradient or activation.
-        overlap: which exchanges run beside compute.
-        link_model: of the simulation.
-        claims: the numbers that the paper prints.
-        seed: of the synthesizers.
-    """
+    """A figure."""
 
     title: str
-    cases: Mapping[str, Case]
+    cases: Mapping[str, Case]  # by name, in the order of the figure
+    # To compare, by name; the fastest variant counts at every size
     algorithms: Mapping[str, AlgorithmConfig]
+    # Of the networks of some algorithms, by name, where they are not those of the cases: switches
+    # unwound, say
     families: Mapping[str, str]
-    base: str
-    accelerator: str
-    element_bytes: int
-    overlap: Overlap
-    link_model: Annotated[str, among(("astra", "tacos"))]
-    claims: tuple[shared.PaperPick, ...]
-    seed: Natural
+    base: str  # the algorithm that iterations are normalized to
+    accelerator: str  # a name in ``configs/accelerator``
+    element_bytes: int  # bytes of a gradient or activation
+    overlap: Overlap  # which exchanges run beside compute
+    link_model: Annotated[str, among(("astra", "tacos"))]  # of the simulation
+    claims: tuple[shared.PaperPick, ...]  # the numbers that the paper prints
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         if not self.cases:
@@ -98,8 +80,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]
     figure = shared.draw(runs, labels, config.base)
-    config.publish(config.title, rows, figure=figure)
-    return rows
+    return config.publish(config.title, rows, figure=figure)
 
 
 def _run_case(config: Config, case: Case) -> dict[str, shared.Iteration]:

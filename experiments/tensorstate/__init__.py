@@ -17,31 +17,17 @@ _SOLVED = {**_TRACED, "highspy": ("*",)}
 EXPERIMENTS: dict[str, Experiment] = {
     # Losses depend on the running Python, whose documentation is the training text.
     "tensorstate-quickstart": Experiment(
-        "experiments.tensorstate.quickstart", measured=("loss*",), versions=_SOLVED
+        "tensorstate.quickstart", measured=("loss*",), versions=_SOLVED
     ),
-    "tensorstate-fig-5": Experiment("experiments.tensorstate.graphs", versions=_TRACED),
-    "tensorstate-autoccl-table-1": Experiment(
-        "experiments.tensorstate.graphs:counted",
-        "experiments.tensorstate.graphs:Counted",
-        versions=_SOLVED,
-    ),
+    "tensorstate-fig-5": Experiment("tensorstate.graphs", versions=_TRACED),
+    "tensorstate-autoccl-table-1": Experiment("tensorstate.graphs:counted", versions=_SOLVED),
+    # The gap at which the solver stops tells of its path, as its seconds do.
     "tensorstate-rediscovery": Experiment(
-        # The gap at which the solver stops tells of its path, as its seconds do.
-        "experiments.tensorstate.searched:rediscovery",
-        "experiments.tensorstate.searched:Rediscovery",
-        measured=("gap %",),
-        versions=_SOLVED,
+        "tensorstate.searched:rediscovery", measured=("gap %",), versions=_SOLVED
     ),
-    "tensorstate-fsdp-fig-4-13": Experiment("experiments.tensorstate.fsdp", versions=_SOLVED),
-    "tensorstate-regret": Experiment(
-        "experiments.tensorstate.fsdp:regret",
-        "experiments.tensorstate.fsdp:Regret",
-        versions=_SOLVED,
-    ),
+    "tensorstate-fsdp-fig-4-13": Experiment("tensorstate.fsdp", versions=_SOLVED),
+    "tensorstate-regret": Experiment("tensorstate.fsdp:regret", versions=_SOLVED),
     "tensorstate-search-time": Experiment(
-        "experiments.tensorstate.searched:search_time",
-        "experiments.tensorstate.searched:SearchTime",
-        measured=("trace s", "search s"),
-        versions=_SOLVED,
+        "tensorstate.searched:search_time", measured=("trace s", "search s"), versions=_SOLVED
     ),
 }

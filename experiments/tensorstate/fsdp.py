@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig, TopologyConfig
+from experiments.figures import stacked_bars
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, ClusterConfig
 from experiments.limits import (
     Count,
@@ -26,7 +27,7 @@ from experiments.limits import (
     one_of,
 )
 from experiments.models import load_model
-from experiments.study import ConfigError, Rows, stacked_bars
+from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
 from jaxcoll.schedule import Schedule
@@ -68,6 +69,8 @@ class ClusterCosts(CollectiveCostModel):
     def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int]):
         self.mesh = MeshShape.of({"data": cluster.hosts * cluster.ranks})
         self.cluster, self.algorithm, self.pieces = cluster, algorithm, tuple(pieces)
+        # A search asks for the same collectives thousands of times. Caches of the object, not of
+        # the class: a cached method would keep every instance alive.
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
 
@@ -86,55 +89,37 @@ class ClusterCosts(CollectiveCostModel):
         return seconds, schedules[best]
 
     def _synthesize(self, kind: str) -> tuple[Schedule, ...]:
+        # The largest size, by which synthesizers that know sizes choose.
         case = Case(self.cluster, self.cluster.build(), kind, self.pieces, 1 << 30)
         return tuple(ALGORITHMS[self.algorithm](case))
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model and its batch.
+    """A model and its batch."""
 
-    Attributes:
-        name: in ``configs/model``.
-        layers: number of layers.
-        length: tokens per sequence.
-        batch_per_rank: sequences per rank.
-    """
-
-    name: str
+    name: str  # in ``configs/model``
     layers: Count
-    length: Count
-    batch_per_rank: Count
+    length: Count  # tokens per sequence
+    batch_per_rank: Count  # sequences per rank
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxesConfig:
-    """A cluster of hosts and its devices.
-
-    Attributes:
-        cluster: the hosts.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
+    """A cluster of hosts and its devices."""
 
     cluster: ClusterConfig
-    hardware: Annotated[str, among(HARDWARE)]
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        hosts: clusters to train on.
-        models: smallest first.
-        strategy: the baseline (see ``tensorstate.problem.baselines``).
-        pieces: numbers of pipeline segments, smallest first.
-    """
-
-    hosts: Filled[tuple[BoxesConfig, ...]]
-    models: Filled[tuple[ModelConfig, ...]]
-    strategy: str
-    pieces: Filled[tuple[int, ...]]
+    hosts: Filled[tuple[BoxesConfig, ...]]  # clusters to train on
+    models: Filled[tuple[ModelConfig, ...]]  # smallest first
+    strategy: str  # the baseline (see ``tensorstate.problem.baselines``)
+    pieces: Filled[tuple[int, ...]]  # numbers of pipeline segments, smallest first
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -159,8 +144,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
     )
     title = "Training steps of fully sharded plans, by the schedules that are priced"
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _traced(model: ModelConfig, ranks: int) -> Graph:
@@ -197,31 +181,18 @@ BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and stat
 
 @dataclasses.dataclass(frozen=True)
 class Regret(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        network: a torus or mesh, whose sides are the grid of ranks.
-        alpha_us: latency of a link in microseconds.
-        bandwidth_gbps: bandwidth of a link in GB/s.
-        model: in ``configs/model``.
-        widths: the widths of the layers of each model.
-        batch: of the models.
-        axes: names of the mesh axes.
-        candidates: synthesizers, with the chunks per shard of each.
-        hardware: a name in ``tensorstate.HARDWARE``.
-        seed: of the synthesizers.
-    """
-
-    network: TopologyConfig
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
-    model: str
-    widths: Filled[tuple[tuple[int, ...], ...]]
-    batch: int
-    axes: Filled[tuple[str, ...]]
-    candidates: Filled[Mapping[str, int]]
-    hardware: Annotated[str, among(HARDWARE)]
-    seed: Natural
+    network: TopologyConfig  # a torus or mesh, whose sides are the grid of ranks
+    alpha_us: NotNegative  # latency of a link in microseconds
+    bandwidth_gbps: Positive  # bandwidth of a link in GB/s
+    model: str  # in ``configs/model``
+    widths: Filled[tuple[tuple[int, ...], ...]]  # the widths of the layers of each model
+    batch: int  # of the models
+    axes: Filled[tuple[str, ...]]  # names of the mesh axes
+    candidates: Filled[Mapping[str, int]]  # synthesizers, with the chunks per shard of each
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    seed: Natural  # of the synthesizers
 
     def __post_init__(self) -> None:
         for name, chunks in self.candidates.items():
@@ -249,8 +220,7 @@ def regret(config: Regret) -> list[dict[str, Any]]:
         spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
-    config.publish(title, rows, figure=figure)
-    return rows
+    return config.publish(title, rows, figure=figure)
 
 
 def _regret_rows(

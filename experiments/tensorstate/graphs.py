@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
+from experiments.figures import grouped_bars, stacked_bars
 from experiments.limits import Count, among
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
-from jaxcoll.draw.bandwidth import INK, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.problem.problem import Problem
@@ -40,28 +40,22 @@ _FSDP = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(StudyConfig):
-    """Both figures.
+    """Both figures."""
 
-    Attributes:
-        batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
-        axis: the devices that Fig. 5.1 shards over.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
-
+    # batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
     batch: Count
     length: Count
     inputs: Count
     outputs: Count
-    axis: AxisConfig
-    hardware: str
+    axis: AxisConfig  # the devices that Fig. 5.1 shards over.
+    hardware: str  # a name in ``tensorstate.HARDWARE``
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of Fig. 5.2, then of Fig. 5.1."""
     rows = Rows([*nodes(config), *collectives(config)])
     title = "Dissertation, Fig. 5.1 and 5.2: a matrix product as a graph, and as FSDP shards it"
-    config.publish(title, rows, figure=_figure(rows))
-    return rows
+    return config.publish(title, rows, figure=_figure(rows))
 
 
 # ---------------------------------------------------------------------- Fig. 5.2
@@ -161,6 +155,7 @@ def collectives(config: Config) -> list[dict[str, Any]]:
     for reshard in found.cost.reshards:
         for phase, tree in (("forward", reshard.in_forward), ("backward", reshard.after_forward)):
             for reshard_step in tree.steps:
+                # The weights, float32: activations have another number of bytes.
                 if reshard_step.nbytes == 4 * side * side:
                     case = (phase, reshard_step.kind)
                     counts[case] = counts.get(case, 0) + reshard.multiplicity
@@ -177,19 +172,15 @@ def collectives(config: Config) -> list[dict[str, Any]]:
 
 def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     """Bars of our values beside the paper's."""
-    counted = [row for row in rows if "ours" in row]
-    figure = Figure(figsize=(7.0, 0.8 + 0.4 * len(counted)), layout="constrained")
-    axes = figure.subplots()
-    theirs = [row.get("paper", row.get("FSDP's")) for row in counted]
-    for i, (whose, values) in enumerate(
-        (("ours", [row["ours"] for row in counted]), ("the dissertation's", theirs))
-    ):
-        at = [y + 0.4 * i - 0.2 for y in range(len(counted))]
-        axes.barh(at, values, 0.38, color=PALETTE[i], label=whose)
-    axes.set_yticks(range(len(counted)), [row["node"] for row in counted])
-    axes.invert_yaxis()
-    axes.legend(frameon=False)
-    return figure
+    bars = {
+        row["node"]: {
+            "ours": row["ours"],
+            "the dissertation's": row.get("paper", row.get("FSDP's")),
+        }
+        for row in rows
+        if "ours" in row
+    }
+    return grouped_bars({"": bars}, label="count")
 
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
@@ -200,42 +191,26 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model with the settings of Tables 1 and 8.
+    """A model with the settings of Tables 1 and 8."""
 
-    Attributes:
-        name: in ``configs/model``.
-        layers: number of layers.
-        strategy: the baseline (see ``tensorstate.problem.baselines``).
-        microbatch_size: sequences per microbatch and per device along the data axis ("MBS").
-        global_batch: sequences per step ("GBS").
-        message_mib: MiB of an activation collective along the model axis.
-        paper: the paper's number of collectives of ``message_mib`` per step, by kind.
-        paper_data_mib: the paper's MiB along the data axis, by kind.
-    """
-
-    name: str
+    name: str  # in ``configs/model``
     layers: Count
-    strategy: str
-    microbatch_size: Count
-    global_batch: Count
-    message_mib: Count
+    strategy: str  # the baseline (see ``tensorstate.problem.baselines``)
+    microbatch_size: Count  # sequences per microbatch and per device along the data axis ("MBS")
+    global_batch: Count  # sequences per step ("GBS")
+    message_mib: Count  # MiB of an activation collective along the model axis
+    # The paper's number of collectives of ``message_mib`` per step, by kind
     paper: Mapping[str, int]
-    paper_data_mib: Mapping[str, int]
+    paper_data_mib: Mapping[str, int]  # the paper's MiB along the data axis, by kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Counted(StudyConfig):
-    """The table.
-
-    Attributes:
-        models: its columns.
-        axes: the data axis and the model axis.
-        hardware: a name in ``tensorstate.HARDWARE``.
-    """
+    """The table."""
 
     models: tuple[ModelConfig, ...]
-    axes: tuple[AxisConfig, ...]
-    hardware: Annotated[str, among(HARDWARE)]
+    axes: tuple[AxisConfig, ...]  # the data axis and the model axis
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
 
     def __post_init__(self) -> None:
         if not self.models or len(self.axes) != 2:
@@ -259,8 +234,7 @@ def counted(config: Counted) -> list[dict[str, Any]]:
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, result)
     title = "AutoCCL, Table 1: collectives of a training step"
-    config.publish(title, rows, figure=_counted_figure(bars))
-    return rows
+    return config.publish(title, rows, figure=_counted_figure(bars))
 
 
 def planned(config: Counted, model: ModelConfig) -> tuple[Problem, Plan]:
@@ -343,25 +317,5 @@ def _along_data(config: Counted, model: ModelConfig, result: Plan) -> list[dict[
 
 
 def _counted_figure(bars: Mapping[str, Mapping[str, Counter[str]]]) -> Figure:
-    figure = Figure(figsize=(7.5, 1.0 + 0.45 * sum(map(len, bars.values()))), layout="constrained")
-    axes = figure.subplots()
-    lines = [
-        (f"{model}: {kind}", count)
-        for model, counts in bars.items()
-        for kind, count in counts.items()
-    ]
-    left = [0] * len(lines)
-    for name, colour in zip(PASSES, PALETTE, strict=False):
-        widths = [count[name] for _, count in lines]
-        axes.barh(range(len(lines)), widths, left=left, color=colour, label=name)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for y, total in enumerate(left):
-        axes.annotate(
-            str(total), (total, y), (4, 0), textcoords="offset points", va="center", color=INK
-        )
-    axes.set_yticks(range(len(lines)), [label for label, _ in lines])
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("collectives of activations per microbatch")
-    figure.legend(frameon=False, loc="outside upper center", ncols=len(PASSES))
-    return figure
+    label = "collectives of activations per microbatch"
+    return stacked_bars(bars, parts=PASSES, label=label)

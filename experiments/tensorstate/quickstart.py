@@ -42,13 +42,9 @@ def python_text() -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """Characters to predict.
+    """Characters to predict."""
 
-    Attributes:
-        codes: of every character, below ``VOCABULARY``; int32.
-    """
-
-    codes: np.ndarray
+    codes: np.ndarray  # of every character, below ``VOCABULARY``; int32
 
     @classmethod
     def of(cls, text: str) -> Text:
@@ -73,35 +69,19 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The quickstart of the search.
+    """The quickstart of the search."""
 
-    Attributes:
-        size: "ci" or "paper".
-        seed: of parameters and batches.
-        results: folder to write to.
-        topology: the network of the devices.
-        hardware: devices to run on, and links to plan for.
-        device: the device to plan for: a name in ``tensorstate.HARDWARE``.
-        mesh: sizes of the mesh's axes by name, over the devices in order.
-        memory_mb: memory limit of the plan in megabytes per device.
-        recompute: whether activations may be recomputed, 0 or 1.
-        gap: relative gap to the proven bound at which the search stops.
-        layers, width, heads, hidden, length, batch: of the GPT.
-        steps: training steps.
-        tolerance: largest relative difference from the loss on one device, at any step.
-        max_final_loss_ratio: largest allowed ratio of the last loss to the first.
-    """
-
-    size: str
-    seed: Natural
-    results: Path
-    topology: TopologyConfig
-    hardware: HardwareConfig
-    device: str
-    mesh: Mapping[str, int]
-    memory_mb: Positive
-    recompute: Natural
-    gap: Positive
+    size: str  # "ci" or "paper"
+    seed: Natural  # of parameters and batches
+    results: Path  # folder to write to
+    topology: TopologyConfig  # the network of the devices
+    hardware: HardwareConfig  # devices to run on, and links to plan for
+    device: str  # the device to plan for: a name in ``tensorstate.HARDWARE``
+    mesh: Mapping[str, int]  # sizes of the mesh's axes by name, over the devices in order
+    memory_mb: Positive  # memory limit of the plan in megabytes per device
+    recompute: Natural  # whether activations may be recomputed, 0 or 1
+    gap: Positive  # relative gap to the proven bound at which the search stops
+    # layers, width, heads, hidden, length, batch: of the GPT
     layers: Count
     width: Count
     heads: Count
@@ -109,8 +89,8 @@ class Config:
     length: Count
     batch: Count
     steps: Count
-    tolerance: Positive
-    max_final_loss_ratio: Positive
+    tolerance: Positive  # largest relative difference from the loss on one device, at any step
+    max_final_loss_ratio: Positive  # largest allowed ratio of the last loss to the first
 
     def __post_init__(self) -> None:
         if math.prod(self.mesh.values()) != self.topology.num_ranks:

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import StudyConfig
+from experiments.figures import panels
 from experiments.limits import Count, Filled, NotNegative, Positive, among
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows
-from jaxcoll.draw.bandwidth import MARKERS, PALETTE
 from tensorstate import (
     HARDWARE,
     AlphaBetaCosts,
@@ -39,19 +39,12 @@ from tensorstate.solver.formulation import Formulation
 
 @dataclasses.dataclass(frozen=True)
 class AxisConfig:
-    """An axis of a device mesh, with separate links for the axis.
+    """An axis of a device mesh, with separate links for the axis."""
 
-    Attributes:
-        name: of the axis.
-        devices: number of devices along the axis.
-        alpha_us: latency of a collective's step in microseconds.
-        bandwidth_gbps: of a device along the axis, in GB/s.
-    """
-
-    name: str
-    devices: Count
-    alpha_us: NotNegative
-    bandwidth_gbps: Positive
+    name: str  # of the axis
+    devices: Count  # number of devices along the axis
+    alpha_us: NotNegative  # latency of a collective's step in microseconds
+    bandwidth_gbps: Positive  # of a device along the axis, in GB/s
 
 
 def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
@@ -80,17 +73,11 @@ def rings(axes: Sequence[AxisConfig]) -> AlphaBetaCosts:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model to search.
+    """A model to search."""
 
-    Attributes:
-        name: in ``configs/model``.
-        fields: overrides of its fields.
-        batches: global batches, in sequences per step.
-    """
-
-    name: str
-    fields: Mapping[str, int]
-    batches: tuple[int, ...]
+    name: str  # in ``configs/model``
+    fields: Mapping[str, int]  # overrides of its fields
+    batches: tuple[int, ...]  # global batches, in sequences per step
 
     @property
     def label(self) -> str:
@@ -100,25 +87,17 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Rediscovery(StudyConfig):
-    """The sweep.
-
-    Attributes:
-        models: to search.
-        axes: of the mesh.
-        memory_shares: memory limits, as fractions of the memory of the plan without a limit.
-        families: baselines to compare with (see ``tensorstate.problem.baselines``).
-        hardware: a name in ``tensorstate.HARDWARE``.
-        gap: relative gap at which a search may stop.
-        time_limit: seconds per search.
-    """
+    """The sweep."""
 
     models: Filled[tuple[ModelConfig, ...]]
     axes: tuple[AxisConfig, ...]
+    # Memory limits, as fractions of the memory of the plan without a limit
     memory_shares: tuple[Positive, ...]
+    # Baselines to compare with (see ``tensorstate.problem.baselines``)
     families: Filled[tuple[str, ...]]
-    hardware: Annotated[str, among(HARDWARE)]
-    gap: NotNegative
-    time_limit: Positive
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    gap: NotNegative  # relative gap at which a search may stop
+    time_limit: Positive  # seconds per search
 
     def __post_init__(self) -> None:
         sizes_of(self.axes)
@@ -133,13 +112,14 @@ def rediscovery(config: Rediscovery) -> list[dict[str, Any]]:
             graph = trace(traced.step, traced.abstract_args, loops="unroll")
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
     title = "Named strategies found again, by batch, model and memory"
-    config.publish(title, rows, figure=_figure(rows, config.families))
-    return rows
+    return config.publish(title, rows, figure=_figure(rows, config.families))
 
 
 def _row_for_each_limit(
     config: Rediscovery, start: dict[str, Any], graph: Graph
 ) -> Iterator[dict[str, Any]]:
+    # Limits are shares of the memory that the best plan without any takes, so that they bind in
+    # every row.
     unlimited = _search(config, graph, None)
     baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
     yield {**start, "limit GB": None, **_columns(unlimited, baselines)}
@@ -187,24 +167,13 @@ def _columns(plan: Plan, baselines: Mapping[str, Plan]) -> dict[str, Any]:
 
 def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
     """Times of baselines without a memory limit, divided by the search's, against the batch."""
-    unlimited = [row for row in rows if row["limit GB"] is None]
-    models = list(dict.fromkeys(row["model"] for row in unlimited))
-    figure = Figure(figsize=(4.2 * len(models), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    for axes, model in zip(panels, models, strict=True):
-        of_model = [row for row in unlimited if row["model"] == model]
-        batches = [row["batch"] for row in of_model]
-        for i, name in enumerate(families):
-            style = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
-            axes.plot(batches, [row[name] for row in of_model], label=name, **style)
-        axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(batches, [str(n) for n in batches])
-        axes.set_title(model, fontsize="medium")
-        axes.set_xlabel("sequences per step")
-    panels[0].set_ylabel("time / time of the search's plan")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    return figure
+    curves: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        if row["limit GB"] is None:
+            for name in families:
+                curves.setdefault(row["model"], {}).setdefault(name, {})[row["batch"]] = row[name]
+    label = "time / time of the search's plan"
+    return panels(curves, label_x="sequences per step", label_y=label, in_bytes=False)
 
 
 # ---------------------------------------------------------------------- seconds of searches
@@ -212,15 +181,10 @@ def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """A mesh, and the depths of the models that are searched on it.
-
-    Attributes:
-        axes: of the mesh.
-        layers: numbers of layers, smallest first.
-    """
+    """A mesh, and the depths of the models that are searched on it."""
 
     axes: tuple[AxisConfig, ...]
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # numbers of layers, smallest first
 
     def __post_init__(self) -> None:
         sizes_of(self.axes)
@@ -235,23 +199,14 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SearchTime(StudyConfig):
-    """The study.
+    """The study."""
 
-    Attributes:
-        model: in ``configs/model``; it must have ``layers``.
-        batch: global batch, in sequences per step.
-        meshes: to search on.
-        hardware: a name in ``tensorstate.HARDWARE``.
-        gap: relative gap at which a search may stop.
-        time_limit: seconds per search.
-    """
-
-    model: str
-    batch: Count
+    model: str  # in ``configs/model``; it must have ``layers``
+    batch: Count  # global batch, in sequences per step
     meshes: Filled[tuple[MeshConfig, ...]]
-    hardware: Annotated[str, among(HARDWARE)]
-    gap: NotNegative
-    time_limit: Positive
+    hardware: Annotated[str, among(HARDWARE)]  # a name in ``tensorstate.HARDWARE``
+    gap: NotNegative  # relative gap at which a search may stop
+    time_limit: Positive  # seconds per search
 
 
 def search_time(config: SearchTime) -> list[dict[str, Any]]:
@@ -263,8 +218,7 @@ def search_time(config: SearchTime) -> list[dict[str, Any]]:
         for layers in mesh.layers
     )
     title = "Search time against depth and axes of the mesh"
-    config.publish(title, rows, figure=_draw_seconds(rows))
-    return rows
+    return config.publish(title, rows, figure=_draw_seconds(rows))
 
 
 def _traced(config: SearchTime, layers: int) -> tuple[Graph, float]:
@@ -316,19 +270,11 @@ def _program(problem: Problem) -> dict[str, int | None]:
 
 
 def _draw_seconds(rows: Sequence[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
-    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
-    for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
-        solved = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
-        seconds = [row["search s"] for row in solved]
-        axes.plot([r["layers"] for r in solved], seconds, color=colour, marker=marker, label=mesh)
-    depths = {row["layers"]: row["trace s"] for row in rows}
-    axes.plot(sorted(depths), [depths[n] for n in sorted(depths)], "k--", label="to trace")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sorted(depths), [str(n) for n in sorted(depths)])
-    axes.set_xlabel("layers")
-    axes.set_ylabel("seconds")
-    axes.legend(title="search on a mesh of", frameon=False)
-    return figure
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["search s"] is not None:
+            lines.setdefault(f"search on {row['mesh']}", {})[row["layers"]] = row["search s"]
+        lines.setdefault("to trace", {})[row["layers"]] = row["trace s"]
+    return panels(
+        {"": lines}, label_x="layers", label_y="seconds", columns=1, in_bytes=False, log_y=True
+    )

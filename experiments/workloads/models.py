@@ -42,26 +42,16 @@ class Simulated:
     the network cuts through, they are cut into ``pieces`` that follow one another: as many, in
     powers of two, as leave each at least one packet. Ranks, too, pass a piece on before the next
     has come, which hides some latency.
-
-    Attributes:
-        topology: the network.
-        synthesizer: an algorithm with its hyperparameters, or its name.
-        chunks: chunks per shard; times the pieces.
-        groups: that run at the same time; all ranks when None.
-        model: the link model.
-        framing: heads that cost bandwidth.
-        pieces: most pieces of a message.
-        seed: of the synthesizer.
     """
 
     topology: Topology
-    synthesizer: str | Synthesizer
-    chunks: int = 1
-    groups: Groups | None = None
-    model: str = "astra"
-    framing: Framing | None = None
-    pieces: int = 1
-    seed: int = 0
+    synthesizer: str | Synthesizer  # an algorithm with its hyperparameters, or its name
+    chunks: int = 1  # chunks per shard; times the pieces
+    groups: Groups | None = None  # that run at the same time; all ranks when None
+    model: str = "astra"  # the link model
+    framing: Framing | None = None  # heads that cost bandwidth
+    pieces: int = 1  # most pieces of a message
+    seed: int = 0  # of the synthesizer
     _schedules: dict[int, Schedule] = dataclasses.field(default_factory=dict, repr=False)
     _times: dict[int, Fraction] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -92,6 +82,7 @@ class Simulated:
             return 1
         payload = (self.framing or Framing()).payload or Framing().payload or 1
         ranks = max(map(len, self.groups)) if self.groups else self.topology.num_ranks
+        # A piece of less than a packet would pay for a head of its own and hide nothing more.
         packets = nbytes // (ranks * self.chunks * payload)
         return 1 << min(max(packets, 1), self.pieces).bit_length() - 1
 
@@ -101,6 +92,8 @@ def cut_through(schedule: Schedule, pieces: int) -> Schedule:
     if pieces == 1:
         return schedule
     per_shard = schedule.collective.chunks_per_shard
+    # The chunks of a shard are shared out to the pieces in order, so that a piece of every shard
+    # leaves together and the next follows it over the same links.
     piece = schedule.chunk.astype(np.int64) % per_shard * pieces // per_shard
     return Schedule.from_sends(
         schedule.topology,
@@ -194,17 +187,13 @@ class Systolic(Accelerator):
 
     MultiTree trains with as many samples a rank as there are arrays (Sec. V-B), so a pass over a
     batch takes as long as one sample on one array; sums over the samples are not counted.
-
-    Attributes:
-        rows, columns: of an array.
-        arrays: arrays of an accelerator.
-        clock_ghz: cycles per nanosecond.
     """
 
+    # rows, columns: of an array
     rows: int
     columns: int
-    arrays: int
-    clock_ghz: float
+    arrays: int  # arrays of an accelerator
+    clock_ghz: float  # cycles per nanosecond
 
     key: ClassVar[str] = "systolic"
 
@@ -227,15 +216,10 @@ class Systolic(Accelerator):
 
 @dataclasses.dataclass(frozen=True)
 class Flops(Accelerator):
-    """Products at a share of the peak rate.
+    """Products at a share of the peak rate."""
 
-    Attributes:
-        tflops: peak, in 10**12 multiplications and additions a second.
-        efficiency: share of it that is reached, above 0 and at most 1.
-    """
-
-    tflops: float
-    efficiency: float
+    tflops: float  # peak, in 10**12 multiplications and additions a second
+    efficiency: float  # share of it that is reached, above 0 and at most 1
 
     key: ClassVar[str] = "flops"
 
@@ -278,21 +262,15 @@ PARALLELISM = ("data", "model", "hybrid")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A layer of a model.
+    """A layer of a model."""
 
-    Attributes:
-        name: its name in the table.
-        shape: its shape, which gives its products.
-        parallelism: "data": every rank has all weights and samples of its own; "model": the
-            weights are shared out, and activations are exchanged; "hybrid": groups of ranks that
-            share out the weights, each with samples of its own.
-        tied: whether its weights are those of a layer listed elsewhere.
-    """
-
-    name: str
-    shape: Shape
+    name: str  # its name in the table
+    shape: Shape  # its shape, which gives its products
+    # "data": every rank has all weights and samples of its own; "model": the weights are shared
+    # out, and activations are exchanged; "hybrid": groups of ranks that share out the weights, each
+    # with samples of its own
     parallelism: str
-    tied: bool = False
+    tied: bool = False  # whether its weights are those of a layer listed elsewhere
 
     @property
     def parameters(self) -> int:
@@ -302,16 +280,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A network's layers, first to last.
+    """A network's layers, first to last."""
 
-    Attributes:
-        name: for tables and figures.
-        source: where the shapes are from.
-        rows: the layers.
-    """
-
-    name: str
-    source: str
+    name: str  # for tables and figures
+    source: str  # where the shapes are from
     rows: tuple[Row, ...]
 
     @property

@@ -74,22 +74,19 @@ class Conv(Shape):
 
     The gradient of the input is a transposed convolution (MultiTree, Sec. VI-C): a convolution of
     the output's gradient, spread out by the stride, with as many windows as the input has pixels.
-
-    Attributes:
-        height, width, channels: of the input.
-        kernel_height, kernel_width: of a filter.
-        stride, padding: the same both ways.
-        filters: channels of the output.
     """
 
+    # height, width, channels: of the input
     height: int
     width: int
     channels: int
+    # kernel_height, kernel_width: of a filter
     kernel_height: int
     kernel_width: int
+    # stride, padding: the same both ways
     stride: int
     padding: int
-    filters: int
+    filters: int  # channels of the output
 
     key: ClassVar[str] = "conv"
     least: ClassVar[dict[str, int]] = {"padding": 0}
@@ -115,12 +112,10 @@ class Conv(Shape):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return self.window * self.channels * self.filters
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.pixels * self.filters
 
     @property
@@ -154,12 +149,10 @@ class _Dense(Shape):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return sum(k * n for _, k, n in self.weighted)
 
     @property
     def forward(self) -> tuple[Product, ...]:
-        """All products."""
         return self.weighted + self.unweighted
 
     @property
@@ -186,12 +179,10 @@ class Dense(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.rows * self.values
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """The one product."""
         return (Product(self.rows, self.inputs, self.values),)
 
 
@@ -203,7 +194,6 @@ class _OfTokens(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.tokens * self.hidden
 
 
@@ -249,7 +239,6 @@ class FeedForward(_OfTokens):
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """Up and down."""
         return (
             Product(self.tokens, self.hidden, self.inner),
             Product(self.tokens, self.inner, self.hidden),
@@ -268,7 +257,6 @@ class Lstm(_OfTokens):
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """The gates."""
         return (Product(self.tokens, self.inputs + self.hidden, 4 * self.hidden),)
 
 
@@ -287,18 +275,15 @@ class Embedding(_Dense):
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return self.rows * self.width
 
     @property
     def outputs(self) -> int:
-        """Values that leave the layer for one sample."""
         return self.tokens * self.width
 
     @property
     def weighted(self) -> tuple[Product, ...]:
-        """None."""
-        return ()
+        return ()  # a look-up multiplies nothing
 
 
 SHAPES: dict[str, type[Shape]] = {

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, PaperValue
+from experiments.figures import stacked_bars
 from experiments.limits import among, one_of
-from experiments.study import ConfigError, stacked_bars, tell
+from experiments.study import ConfigError, tell
 from experiments.workloads.models import Accelerator, Model, Row
 
 ALL, MODEL, DATA = "all", "model", "data"
@@ -25,36 +26,27 @@ ALL, MODEL, DATA = "all", "model", "data"
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """An all-reduce between ranks of a kind of group.
+    """An all-reduce between ranks of a kind of group."""
 
-    Attributes:
-        group: "all": all ranks; "model": those that share out one copy of the weights; "data":
-            those that hold the same part of different copies.
-        nbytes: of a rank's buffer, at least 1.
-    """
-
+    # "all": all ranks; "model": those that share out one copy of the weights; "data": those that
+    # hold the same part of different copies
     group: str
-    nbytes: int
+    nbytes: int  # of a rank's buffer, at least 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer of a workload, as ASTRA-sim describes one (its workload format).
+    """A layer of a workload, as ASTRA-sim describes one (its workload format)."""
 
-    Attributes:
-        name: for people.
-        forward, input_gradient, weight_gradient: seconds of compute of a rank.
-        activations: the exchange after the forward pass, before the next layer's; the same
-            is exchanged of the input's gradient, before the layer before goes on. None where
-            weights are not shared out.
-        gradient: the exchange of the weights' gradient; None where there is none.
-    """
-
-    name: str
+    name: str  # for people
+    # forward, input_gradient, weight_gradient: seconds of compute of a rank
     forward: Fraction
     input_gradient: Fraction
     weight_gradient: Fraction
+    # The exchange after the forward pass, before the next layer's; the same is exchanged of the
+    # input's gradient, before the layer before goes on. None where weights are not shared out.
     activations: Exchange | None = None
+    # The exchange of the weights' gradient; None where there is none
     gradient: Exchange | None = None
 
     @property
@@ -65,15 +57,10 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One training iteration of a model, on one rank of many that all do the same.
-
-    Attributes:
-        name: of the model.
-        layers: first to last. Nothing reads the gradient of the first one's input.
-    """
+    """One training iteration of a model, on one rank of many that all do the same."""
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # first to last. Nothing reads the gradient of the first one's input.
 
     @property
     def compute(self) -> Fraction:
@@ -172,22 +159,19 @@ _ZERO = Fraction(0)
 class Overlap:
     """Which exchanges run beside compute, and in which portions.
 
-    Attributes:
-        kind: "none": every exchange is waited for at once, and all gradients are reduced together
-            after the backward pass (MultiTree, Sec. V-B). "layers": a layer's gradient is queued
-            for reduction as soon as it is computed (ibid.). "buckets": gradients of several layers
-            are queued together when the last of them is computed (Li et al., "PyTorch Distributed",
-            VLDB 2020, Sec. 3.2.3).
-        bucket_bytes: of "buckets": consecutive layers share one up to this many bytes.
-        order: which of the waiting exchanges goes first: "fifo", or "needed_first": activations,
-            then the gradients of the layer that the next forward pass needs first.
-
     Raises:
         ConfigError: an unknown kind or order, or bytes below 1.
     """
 
+    # "none": every exchange is waited for at once, and all gradients are reduced together after the
+    # backward pass (MultiTree, Sec. V-B). "layers": a layer's gradient is queued for reduction as
+    # soon as it is computed (ibid.). "buckets": gradients of several layers are queued together
+    # when the last of them is computed (Li et al., "PyTorch Distributed", VLDB 2020, Sec. 3.2.3).
     kind: str = "layers"
+    # Of "buckets": consecutive layers share one up to this many bytes
     bucket_bytes: float = 25 * 2**20
+    # Which of the waiting exchanges goes first: "fifo", or "needed_first": activations, then the
+    # gradients of the layer that the next forward pass needs first
     order: str = "fifo"
 
     def __post_init__(self) -> None:
@@ -199,19 +183,13 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """How long an iteration takes, and what of it is compute; all in seconds, exact.
-
-    Attributes:
-        total: the whole.
-        compute: the products of all passes.
-        communication: the network is busy.
-        waiting_for_activations, waiting_for_gradients: compute stands still for an exchange of
-            activations (or their gradients), or for one of the weights' gradients.
-    """
+    """How long an iteration takes, and what of it is compute; all in seconds, exact."""
 
     total: Fraction
-    compute: Fraction
-    communication: Fraction
+    compute: Fraction  # the products of all passes
+    communication: Fraction  # the network is busy
+    # waiting_for_activations, waiting_for_gradients: compute stands still for an exchange of
+    # activations (or their gradients), or for one of the weights' gradients
     waiting_for_activations: Fraction
     waiting_for_gradients: Fraction
 
@@ -250,15 +228,19 @@ def iteration(work: Workload, times: Times, overlap: Overlap) -> Iteration:
 
 
 def _backward(run: _Run, work: Workload, buckets: list[tuple[int, ...]], blocking: bool) -> None:
+    # A bucket is listed last layer first, so its last entry is the one computed last.
     complete_at = {bucket[-1]: number for number, bucket in enumerate(buckets)}
     for place in reversed(range(len(work.layers))):
         layer = work.layers[place]
         run.compute(layer.input_gradient)
+        # Nothing reads the gradient of the input of the first layer, so it is not exchanged.
         back, sent = ("activations", place), layer.activations if place else None
         if sent:
             run.request(back, sent, place)
             if blocking:
                 run.wait(back)
+        # While the gradient of the input is exchanged, that of the weights is computed; only then
+        # does the layer before need it.
         run.compute(layer.weight_gradient)
         if place in complete_at and not blocking:
             number = complete_at[place]
@@ -288,6 +270,7 @@ def plan_buckets(work: Workload, overlap: Overlap) -> list[tuple[int, ...]]:
     A bucket has one group, and is closed by the first layer that would make it larger than its
     bytes; a layer that is larger alone has one of its own.
     """
+    # One bucket for all, one for each layer, or as many as fill the bytes.
     limit = {"none": float("inf"), "layers": 0.0, "buckets": overlap.bucket_bytes}[overlap.kind]
     buckets: list[list[int]] = []
     open_in: dict[str, tuple[list[int], int]] = {}
@@ -363,22 +346,15 @@ Runs = Mapping[str, Mapping[str, Iteration]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperPick(PaperValue):
-    """A number that a paper prints of several models.
+    """A number that a paper prints of several models."""
 
-    Attributes:
-        what: "communication" and "training": the speedup of one algorithm over another;
-            "exposed share": percent of an iteration in which compute waits for communication.
-        of: the algorithm.
-        over: the other one; "ideal" for percent of the ideal's speed. Empty for shares.
-        models: over which; all where empty.
-        pick: "mean", "most" or "least" of the models.
-    """
-
+    # "communication" and "training": the speedup of one algorithm over another; "exposed share":
+    # percent of an iteration in which compute waits for communication
     what: Annotated[str, among(WHAT)]
     of: str
-    over: str
-    models: tuple[str, ...]
-    pick: Annotated[str, among(PICKS)]
+    over: str  # the other one; "ideal" for percent of the ideal's speed. Empty for shares.
+    models: tuple[str, ...]  # over which; all where empty
+    pick: Annotated[str, among(PICKS)]  # "mean", "most" or "least" of the models
 
     def ours(self, runs: Runs) -> float | None:
         """Our number; None where no such model was run."""

@@ -117,7 +117,7 @@ def test_every_study_is_listed():
         for made in ast.parse(path.read_bytes()).body:
             if isinstance(made, ast.FunctionDef) and made.name == "run":
                 studies |= {module} if [a.arg for a in made.args.args][:1] == ["config"] else set()
-    listed = {study.function for study in EXPERIMENTS.values()}
+    listed = {f"experiments.{study.function}" for study in EXPERIMENTS.values()}
     assert len(studies) > 10
     assert studies == {function for function in listed if ":" not in function}
     assert all(callable(study.load()) for study in EXPERIMENTS.values())

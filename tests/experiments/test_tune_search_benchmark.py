@@ -18,8 +18,8 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     assert fitted["most"] <= 75
     shown = capsys.readouterr().out
     assert "asked for a median of 1%" in shown
-    assert shown.index("search: printed; number: 2") < shown.index("search: fitted; number: 2")
-    assert shown.index("search: fitted; number: 2") < shown.index("tune_search")
+    assert shown.index("search printed, number 2") < shown.index("search fitted, number 2")
+    assert shown.index("search fitted, number 2") < shown.index("tune_search")
 
 
 def test_processes_change_only_the_cpu_seconds(monkeypatch, tmp_path):

@@ -30,31 +30,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-from experiments.study import Rows, describe_machine, printed
-from experiments.timing import report
+from experiments.recording import commit
+from experiments.study import describe_machine
+from experiments.timing import cpu_timed, kept, report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.errors import JaxcollError
 from jaxcoll.io.files import write_text
-from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import MODELS, simulate
-from jaxcoll.synth import REGISTRY, SYNTHESIZERS, ForestColl, Portfolio, Synthesizer, synthesize
+from jaxcoll.simulation import simulate
+from jaxcoll.synth import REGISTRY, ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
 from jaxcoll.synth.building.base import Problem
 from jaxcoll.synth.forestcoll import numbers_of_trees
 from jaxcoll.topology import Topology
-
-TABLE_SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
 
 # Table IV, at the speeds of Sec. V-B (footnote) and VI-B.1; the paper's 3D Hypercube is a mesh.
 TABLE_IV: Mapping[str, Callable[[], Topology]] = {
@@ -69,131 +65,6 @@ TABLE_IV: Mapping[str, Callable[[], Topology]] = {
     "dragonfly": lambda: topologies.dragonfly(5, 4),
     "dgx-h100": lambda: topologies.dgx_h100(2),
 }
-
-MULTIPLES = (1, 4, 12)  # multiples of what bucket and Swing cut shards into
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Result:
-    """The fastest schedule of a synthesizer at one size; of equals the one with fewer messages.
-
-    Attributes:
-        seconds: simulated time.
-        messages: messages of the schedule.
-        chunks: chunks per shard.
-        took: the algorithm that auto took; empty for every other.
-    """
-
-    seconds: float
-    messages: int
-    chunks: int
-    took: str
-
-
-def results_of(
-    topology: Topology, name: str, chunks: Sequence[int], model: str
-) -> dict[str, Result]:
-    """The best of a synthesizer's variants and numbers of chunks at every size, by size.
-
-    Raises:
-        CollectiveError, TopologyError: none of them is defined for the network.
-    """
-    variants = _variants_of(name, model)
-    found: dict[str, list[Result]] = {size: [] for size in TABLE_SIZES}
-    refusal: CollectiveError | TopologyError | None = None
-    for count, variant in itertools.product(chunks, variants):
-        made: dict[Synthesizer, Schedule] = {}
-        for size, nbytes in TABLE_SIZES.items():
-            synthesizer = variant.with_nbytes(nbytes)
-            try:
-                if synthesizer not in made:
-                    made[synthesizer] = synthesize(
-                        topology, "all_reduce", synthesizer, chunks=count
-                    )
-            except (CollectiveError, TopologyError) as error:
-                refusal = error
-                break
-            schedule = made[synthesizer]
-            seconds = simulate(schedule, nbytes, model).time
-            found[size].append(
-                Result(seconds, schedule.num_messages, count, chosen_by_auto(schedule))
-            )
-    if refusal and not all(found.values()):
-        raise refusal
-    return {size: min(results) for size, results in found.items()}
-
-
-def _variants_of(name: str, model: str) -> Sequence[Synthesizer]:
-    if name == Portfolio.name:
-        return [Portfolio(model=model, tolerance=0)]
-    return REGISTRY[name].variants(fixed=True) or [SYNTHESIZERS[name]()]
-
-
-def measured(
-    topology: Topology, names: Sequence[str], chunks: Sequence[int], model: str
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """A row for each synthesizer that is defined for a network, and why the others are not."""
-    found, refused = {}, {}
-    for name in names:
-        try:
-            found[name] = results_of(topology, name, chunks, model)
-        except (CollectiveError, TopologyError) as error:
-            refused[name] = str(error)
-    rows = []
-    least = {size: bound(topology, "all_reduce", n).time for size, n in TABLE_SIZES.items()}
-    for name, results in found.items():
-        row: dict[str, Any] = {"network": topology.name, "synthesizer": name}
-        for size, result in results.items():
-            row[size] = result.seconds
-            row[f"% at {size}"] = 100 * least[size] / result.seconds
-        row["chunks"] = "/".join(str(result.chunks) for result in results.values())
-        if name == Portfolio.name:
-            row["took"] = " / ".join(result.took for result in results.values())
-        rows.append(row)
-    return rows, refused
-
-
-def winners(rows: Sequence[Mapping[str, Any]], size: str) -> list[str]:
-    """The synthesizers that are fastest at a size, of the rows of one network."""
-    fastest = min(row[size] for row in rows)
-    return [row["synthesizer"] for row in rows if row[size] <= fastest * (1 + 1e-9)]
-
-
-def baselines(argv: Sequence[str]) -> None:
-    """All-reduce time of every synthesizer on networks of TACOS's Table IV, and two DGX H100.
-
-    Times are simulated, link by link, and printed with the percentage of them that the bound is.
-    Every synthesizer is shown with the variant and the number of chunks that are fastest at each
-    size.
-    """
-    parser = argparse.ArgumentParser(prog="baselines", description=baselines.__doc__)
-    parser.add_argument("--networks", nargs="+", choices=TABLE_IV, default=list(TABLE_IV))
-    parser.add_argument(
-        "--synthesizers", nargs="+", choices=SYNTHESIZERS, default=list(SYNTHESIZERS)
-    )
-    parser.add_argument(
-        "--chunks",
-        nargs="+",
-        type=int,
-        default=MULTIPLES,
-        help="chunks per shard to try (%(default)s)",
-    )
-    parser.add_argument("--model", choices=MODELS, default="astra", help="(%(default)s)")
-    options = parser.parse_args(argv)
-    table, lines, silent = [], [], []
-    for network in options.networks:
-        topology = TABLE_IV[network]()
-        rows, refused = measured(topology, options.synthesizers, options.chunks, options.model)
-        table += printed(rows)
-        for size in TABLE_SIZES:
-            lines.append(f"{topology.name}, {size}: {', '.join(winners(rows, size))}")
-        if refused:
-            silent.append(f"{topology.name}: {', '.join(refused)}")
-    report("baselines", table)
-    print("Times in seconds by the link model", options.model, "and the bound in percent of them.")
-    print("The fastest, of equals all:", *lines, sep="\n  ")
-    print("Not defined:", *silent, sep="\n  ")
-
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -219,9 +90,7 @@ def measure(name: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
     topology, known = NETWORKS[name](), recorded().get(name, {}).get("best", {})
     for kind in kinds:
         for size, nbytes in SIZES.items():
-            started = process_time()
-            schedule = synthesize(topology, kind, nbytes=nbytes)
-            spent = process_time() - started
+            schedule, spent = cpu_timed(lambda: synthesize(topology, kind, nbytes=nbytes))  # noqa: B023
             seconds = simulate(schedule, nbytes).time
             row: dict[str, Any] = {
                 "network": name,
@@ -264,8 +133,8 @@ def main(argv: Sequence[str]) -> None:
             record(name, NETWORKS[name](), options.collectives, limits, missing=options.missing)
         return
     _compile(options.collectives)
-    rows = Rows(row for name in options.networks for row in measure(name, options.collectives))
-    report("default", rows)
+    made = (row for name in options.networks for row in measure(name, options.collectives))
+    report("default", rows := kept("default", made))
     print('Times by the link model "astra"; CPU s without compilation.')
     compared = [row for row in rows if "/ best" in row]
     if compared:
@@ -321,27 +190,18 @@ def recorded() -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Limits:
-    """How far a variant goes.
+    """How far a variant goes."""
 
-    Attributes:
-        sends: of a schedule at most.
-        seconds: CPU seconds after which a variant goes no further.
-    """
-
-    sends: int
-    seconds: float
+    sends: int  # of a schedule at most
+    seconds: float  # CPU seconds after which a variant goes no further
 
 
 @dataclasses.dataclass
 class Found:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        best: by size.
-        stopped: by variant, the chunks per shard that were too many for the limits.
-    """
-
-    best: dict[str, Best]
+    best: dict[str, Best]  # by size
+    # By variant, the chunks per shard that were too many for the limits
     stopped: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -387,6 +247,8 @@ def _climb(
             promising = _try(variant, topology, collective, found.best, sizes)
         except JaxcollError:
             continue  # of another shape, or chunks that it does not divide
+        # More chunks may still pay where one count does badly, so a variant ends after several in a
+        # row.
         hopeless = 0 if promising else hopeless + 1
         if hopeless == _IN_A_ROW:
             return
@@ -435,6 +297,8 @@ def _chunk_counts(variant: Synthesizer, topology: Topology) -> Sequence[int]:
     if not isinstance(variant, ForestColl):
         return CHUNKS
     try:
+        # Chunks that its trees do not divide evenly would cost ForestColl the optimum it is known
+        # by.
         multiples = {k * pieces for k in numbers_of_trees(topology) for pieces in CHUNKS}
     except JaxcollError:
         return CHUNKS
@@ -462,7 +326,7 @@ def record(
         entry["best"].setdefault(kind, {}).update(best)
         run = {
             "command": " ".join(["scripts/bench default", *sys.argv[2:]]),
-            "commit": _commit(),
+            "commit": commit(),
             "machine": describe_machine()["cpu"],
             "CPU s": round(process_time() - started, 1),
             "sizes": list(sizes),
@@ -472,8 +336,3 @@ def record(
         entry["runs"][kind] = [*earlier, run]
         write_text(RECORD, json.dumps({"model": "astra", "networks": networks}, indent=1) + "\n")
         print(f"{name}, {kind}: {process_time() - started:.0f} CPU s", flush=True)
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.timing import report, text, write
+from experiments.timing import report
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE
 
 ROOT = Path(__file__).parents[3]
@@ -102,10 +102,8 @@ exec(compile(code, "first answer", "exec"), {"__name__": "__main__"})
 
 def first_answers() -> dict[str, str]:
     """Programs by name."""
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    if block is None:
-        raise ValueError("README.md has no block of Python")
-    return {"README": block[1], "dgx_h100(2)": DGX, "compare torus:4x4": COMPARE}
+    first, *_ = blocks(ROOT / "README.md")
+    return {"README": first, "dgx_h100(2)": DGX, "compare torus:4x4": COMPARE}
 
 
 def watched(code: str, asked: bool = False) -> dict[str, Any]:
@@ -125,15 +123,9 @@ def watched(code: str, asked: bool = False) -> dict[str, Any]:
         environment = {**os.environ, "NUMBA_CACHE_DIR": f"{empty}/numba", "HOME": empty}
         environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
         environment.pop(COMPILED_AT_ONCE, None)
-        command = [sys.executable, "-c", WATCHED, f"{empty}/out", code, str(asked)]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            command, env=environment, cwd=empty, check=True, capture_output=True, text=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = json.loads(Path(empty, "out").read_text())
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {**found, "CPU s": seconds}
+        arguments = ["-c", WATCHED, f"{empty}/out", code, str(asked)]
+        seconds = cpu_seconds(arguments, environment, empty)
+        return {**json.loads(Path(empty, "out").read_text()), "CPU s": seconds}
 
 
 def measure() -> Iterator[dict[str, object]]:
@@ -162,12 +154,7 @@ def main(argv: Sequence[str]) -> None:
         found = [watched(code, asked=True)["unlisted"] for code in first_answers().values()]
         print(*sorted({line for lines in found for line in lines}), sep="\n")
         return
-    rows = []
-    for row in measure():
-        rows.append(row)
-        print("  ".join(f"{column} {text(value)}" for column, value in row.items()), flush=True)
-        write("cold", rows)
-    report("cold", rows)
+    report("cold", measure())
 
 
 ANSWERS = {
@@ -188,17 +175,17 @@ def _row(what: str, value: object, unit: str, command: str) -> Row:
     return {"what": what, "value": value, "unit": unit, "command": command}
 
 
-def cpu_seconds(arguments: Sequence[str], **variables: str) -> float:
+def cpu_seconds(
+    arguments: Sequence[str], environment: Mapping[str, str] = os.environ, folder: str | Path = ROOT
+) -> float:
     """CPU seconds of this Python with some arguments, its children included.
 
     Raises:
         CalledProcessError: it fails.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT, env={**os.environ, **variables}, check=True, capture_output=True,
-    )  # fmt: skip
+    command = [sys.executable, *arguments]
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -231,7 +218,8 @@ def answers() -> Iterator[Row]:
     for what, arguments in ANSWERS.items():
         with tempfile.TemporaryDirectory() as cache:
             variables = {"NUMBA_CACHE_DIR": cache, "JAXCOLL_COMPILE": "", "JAX_PLATFORMS": "cpu"}
-            spent = [cpu_seconds(arguments or readme, **variables) for _ in range(2)]
+            environment = {**os.environ, **variables}
+            spent = [cpu_seconds(arguments or readme, environment) for _ in range(2)]
         command = "README.md" if not arguments else "python " + " ".join(arguments)
         for state, seconds in zip(("cold", "warm"), spent, strict=True):
             yield _row(f"{what}, {state}", round(seconds, 1), "CPU s", command)

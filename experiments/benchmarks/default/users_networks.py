@@ -16,17 +16,15 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from time import process_time
 from typing import Any
 
 import networkx as nx
 import numpy as np
 
 from experiments.benchmarks.default import WITHIN, Limits, search
-from experiments.study import printed
-from experiments.timing import report, text, write
+from experiments.timing import cpu_timed, kept, report
 from jaxcoll import executors, topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import JaxcollError
@@ -133,6 +131,7 @@ def random_regular(random: np.random.Generator) -> Topology:
     n, degree = int(random.choice([8, 16, 32, 64])), int(random.choice([3, 4]))
     is_mixed = random.random() < 0.5
     while True:
+        # A random regular graph of few ranks may fall apart.
         graph = nx.random_regular_graph(degree, n, seed=int(random.integers(2**31)))
         if nx.is_connected(graph):
             break
@@ -167,9 +166,7 @@ def measure(number: int, limits: Limits, seed: int = SEED) -> dict[str, Any]:
     """The row of a case."""
     topology, kind, size = drawn(number, seed)
     nbytes = SIZES[size]
-    started = process_time()
-    schedule = synthesize(topology, kind, nbytes=nbytes)
-    spent = process_time() - started
+    schedule, spent = cpu_timed(lambda: synthesize(topology, kind, nbytes=nbytes))
     seconds = simulate(schedule, nbytes).time
     least = bound(topology, kind, nbytes).time
     best, by = least, "bound"
@@ -205,12 +202,10 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     limits = Limits(options.sends, options.seconds)
     _compile(limits)
-    rows: list[Mapping[str, Any]] = []
     case = functools.partial(measure, limits=limits, seed=options.seed)
     with executors.with_workers(options.workers) as executor:
-        for row in printed(executors.ordered(case, range(options.cases), executor)):
-            rows.append(row)
-            write("users_networks", rows)
+        made = executors.ordered(case, range(options.cases), executor)
+        rows = kept("users_networks", made)
     report("users_networks", rows)
     for column in ("/ best", "/ bound", "CPU s"):
         values = [row[column] for row in rows]
@@ -349,9 +344,7 @@ def _harmed(topology: Topology, random: np.random.Generator) -> Topology:
 
 def measure_degraded(group: str, name: str, topology: Topology) -> dict[str, Any]:
     """The row of a network."""
-    started = process_time()
-    schedule = synthesize(topology, "all_reduce", nbytes=NBYTES)
-    spent = process_time() - started
+    schedule, spent = cpu_timed(lambda: synthesize(topology, "all_reduce", nbytes=NBYTES))
     seconds = simulate(schedule, NBYTES).time
     least = bound(topology, "all_reduce", NBYTES, exact=True).time
     row: dict[str, Any] = {
@@ -372,10 +365,11 @@ def measure_degraded(group: str, name: str, topology: Topology) -> dict[str, Any
             row[f"k={count}"] = joint / least
     if group == "whole":
         names = tuple(name for name, kind in REGISTRY.items() if kind.tried_by_auto)
+        # What the default would take had joint trees not been written: whole networks must not pay
+        # for them.
         others = Portfolio(NBYTES, names=tuple(n for n in names if n != "joint_trees"))
-        started = process_time()
-        row["without joint trees / bound"] = _seconds(topology, synthesizer=others) / least
-        row["without, CPU s"] = process_time() - started
+        taken, spent = cpu_timed(lambda: _seconds(topology, synthesizer=others))
+        row |= {"without joint trees / bound": taken / least, "without, CPU s": spent}
     return row
 
 
@@ -423,14 +417,12 @@ def degraded(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     for topology in (topologies.mesh(2, 3, bandwidth=(1e9, 3e9)), topologies.dgx_a100(1)):
         measure_degraded("whole", "torus", topology)  # compiles every kernel
-    rows: list[Mapping[str, Any]] = []
-    for group, name, topology in networks(options.random, options.seed):
-        if options.only not in f"{group} {name}":
-            continue
-        rows.append(measure_degraded(group, name, topology))
-        print(", ".join(f"{key} {text(value)}" for key, value in rows[-1].items()), flush=True)
-        write("degraded", rows)
-    report("degraded", rows)
+    made = (
+        measure_degraded(group, name, topology)
+        for group, name, topology in networks(options.random, options.seed)
+        if options.only in f"{group} {name}"
+    )
+    report("degraded", rows := kept("degraded", made))
     for group in dict.fromkeys(row["group"] for row in rows):
         values = [row["/ bound"] for row in rows if row["group"] == group]
         print(f"{group}: / bound median {statistics.median(values):.4f}, most {max(values):.4f}")

@@ -9,25 +9,34 @@ one of them, on eight CPU devices.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import os
-import socket
+import functools
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from time import process_time
+from typing import Any, NamedTuple
 
-from experiments.timing import report
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from experiments.autoccl.trials import free_port, join
+from experiments.benchmarks.devices import use_cpu
+from experiments.benchmarks.training.public_steps import AXIS, STEPS, Library
+from experiments.benchmarks.training.runs import measure
+from experiments.timing import alternate, report
 
 DEVICES = 8
 Row = dict[str, Any]
 
 
-def parse(name: str, about: str | None, argv: Any) -> argparse.Namespace:
+def parse(name: str, about: str | None, argv: Sequence[str]) -> argparse.Namespace:
     """The options of a benchmark, with eight CPU devices from here on."""
     parser = argparse.ArgumentParser(prog=name, description=about)
     parser.add_argument("--rounds", type=int, default=31, help="timed steps (%(default)s)")
@@ -36,14 +45,11 @@ def parse(name: str, about: str | None, argv: Any) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if min(options.rounds, options.compiles) < 1:
         parser.error("--rounds and --compiles are at least 1")
-    # JAX counts its devices when it is first used.
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    use_cpu(DEVICES)
     return options
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A function to compile, and its arguments."""
 
     function: Callable
@@ -61,25 +67,19 @@ def compare(
     Args:
         programs: makes each.
     """
-    import jax
-
     made = {name: make() for name, make in programs.items()}
-    compiled, seconds = {}, {name: [] for name in programs}
+    compiled = {}
     for program in made.values():
         jax.eval_shape(program.function, *program.arguments)  # imports, and finds schedules once
-    for turn in range(options.compiles):
-        for name in _rotated(programs, turn):
-            program = made[name]
-            jax.clear_caches()
-            start = time.process_time()
-            compiled[name] = jax.jit(program.function).lower(*program.arguments).compile()
-            seconds[name].append(time.process_time() - start)
-    steps: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(2 + options.rounds):
-        for name in _rotated(programs, turn):
-            start = time.perf_counter()
-            jax.block_until_ready(compiled[name](*made[name].arguments))
-            steps[name].append(time.perf_counter() - start)
+
+    def compiles(name: str) -> None:
+        jax.clear_caches()  # else the second compilation would be a look-up
+        compiled[name] = jax.jit(made[name].function).lower(*made[name].arguments).compile()
+
+    calls = {name: functools.partial(compiles, name) for name in made}
+    seconds = alternate(calls, options.compiles, warm=0, clock=process_time)
+    runs = {name: functools.partial(compiled[name], *made[name].arguments) for name in made}
+    steps = alternate(runs, options.rounds, warm=2)
     first = next(iter(programs))
     operations = {name: each.as_text().count(" = ") for name, each in compiled.items()}
     memory = {name: each.memory_analysis().temp_size_in_bytes for name, each in compiled.items()}
@@ -87,8 +87,8 @@ def compare(
         {
             "case": case,
             "program": name,
-            "step ms": 1e3 * statistics.median(steps[name][2:]),
-            "step": ratio(steps[name][2:], steps[first][2:]),
+            "step ms": 1e3 * statistics.median(steps[name]),
+            "step": ratio(steps[name], steps[first]),
             "compile, CPU s": statistics.median(seconds[name]),
             "compile": ratio(seconds[name], seconds[first]),
             "operations": operations[name],
@@ -103,14 +103,6 @@ def compare(
 def ratio(ours: list[float], theirs: list[float]) -> float:
     """The median of the ratios of each round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-
-
-def _rotated(programs: Mapping[str, Any], turn: int) -> list[str]:
-    names = list(programs)
-    return names[turn % len(names) :] + names[: turn % len(names)]
-
-
-_AXIS = "data"
 
 
 def training_defaults(argv: Sequence[str]) -> int:
@@ -129,19 +121,18 @@ def training_defaults(argv: Sequence[str]) -> int:
     times the compilation and the operations of the compiled program.
     """
     options = parse("training_defaults", training_defaults.__doc__, argv)
-    rows: list[Row] = []
-    for name, case in cases().items():
-        if not options.only or name in options.only:
-            rows += compare(name, case, options)
-            print(*rows[-len(case) :], sep="\n", flush=True)
-    report("training_defaults", rows)
+    chosen = {name: case for name, case in cases().items() if name in (options.only or [name])}
+    report("training_defaults", _compared(chosen, options))
     return 0
+
+
+def _compared(cases: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Row]:
+    for name, programs in cases.items():
+        yield from compare(name, programs, options)
 
 
 def leaves_of(name: str) -> dict[str, Any]:
     """Gradients of one rank."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
     if name == "16 leaves":
         shapes = {f"leaf{i:02}": (1 << 18,) for i in range(16)}
@@ -167,23 +158,20 @@ def cases() -> dict[str, dict]:
 
 def averaged(name: str) -> dict:
     """Gradients averaged, leaf by leaf or in buckets."""
-    import jax
-
-    import jaxcoll as jc
 
     def by(function):
         return lambda: _program(lambda tree: function(tree), leaves_of(name))
 
     def transformed(**options):
-        reduce = jc.optax.all_reduce_gradients(_AXIS, **options)
+        reduce = jc.optax.all_reduce_gradients(AXIS, **options)
         return by(lambda tree: reduce.update(tree, reduce.init(tree))[0])
 
     return {
-        "jax.lax.pmean": by(lambda tree: jax.lax.pmean(tree, _AXIS)),
-        "jc.pmean": by(lambda tree: jc.pmean(tree, _AXIS)),
+        "jax.lax.pmean": by(lambda tree: jax.lax.pmean(tree, AXIS)),
+        "jc.pmean": by(lambda tree: jc.pmean(tree, AXIS)),
         "jc.optax": transformed(),
         "jc.optax, order='fixed'": transformed(order="fixed"),
-        "jc.pmean, bucket": by(lambda tree: jc.pmean(tree, _AXIS, schedule="bucket")),
+        "jc.pmean, bucket": by(lambda tree: jc.pmean(tree, AXIS, schedule="bucket")),
         "jc.optax, bucket": transformed(schedule="bucket"),
         "jc.optax, halving": transformed(schedule="halving", order="fixed"),
     }
@@ -191,12 +179,6 @@ def averaged(name: str) -> dict:
 
 def sharded(name: str) -> dict:
     """A step of SGD with momentum whose state is sharded."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    import jaxcoll as jc
-
     inner = optax.sgd(0.1, momentum=0.9)
 
     def padded(x):
@@ -204,14 +186,14 @@ def sharded(name: str) -> dict:
         return jnp.pad(flat, (0, -flat.size % DEVICES)).reshape(DEVICES, -1)
 
     def by_hand(tree):
-        rows = jax.lax.psum_scatter(jax.tree.map(padded, tree), _AXIS)
+        rows = jax.lax.psum_scatter(jax.tree.map(padded, tree), AXIS)
         rows = jax.tree.map(lambda x: x / DEVICES, rows)
         state = inner.init(jax.tree.map(jnp.zeros_like, rows))
-        steps = jax.lax.all_gather(inner.update(rows, state)[0], _AXIS, to="invarying")
+        steps = jax.lax.all_gather(inner.update(rows, state)[0], AXIS, to="invarying")
         return jax.tree.map(lambda s, x: s.reshape(-1)[: x.size].reshape(x.shape), steps, tree)
 
     def by_zero(tree):
-        zero = jc.optax.zero(_AXIS, inner)
+        zero = jc.optax.zero(AXIS, inner)
         state = zero.init(jax.tree.map(jnp.zeros_like, tree))
         return zero.update(tree, state)[0]
 
@@ -223,11 +205,6 @@ def sharded(name: str) -> dict:
 
 def overlapped() -> dict:
     """The gradients of eight dense layers."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import jaxcoll as jc
 
     def layer(params, x):
         return jnp.tanh(x @ params["kernel"] + params["bias"])
@@ -252,10 +229,10 @@ def overlapped() -> dict:
                 y = layer(each, y)
             return loss(y)
 
-        return jax.lax.pmean(jax.grad(whole)(jax.lax.pcast(params, _AXIS, to="varying")), _AXIS)
+        return jax.lax.pmean(jax.grad(whole)(jax.lax.pcast(params, AXIS, to="varying")), AXIS)
 
     def ours(params, x):
-        return jc.optax.overlap([layer] * len(params), loss, _AXIS)(params, x)[1]
+        return jc.optax.overlap([layer] * len(params), loss, AXIS)(params, x)[1]
 
     def program(step):
         return lambda: _placed(step, (layers, x), replicated=1)
@@ -265,21 +242,14 @@ def overlapped() -> dict:
 
 def _program(step, tree) -> Program:
     """A function of each rank's own leaves."""
-    import jax
-    import numpy as np
-
     rows = jax.tree.map(lambda x: np.stack([x] * DEVICES), tree)
     return _placed(lambda rows: step(jax.tree.map(lambda x: x[0], rows)), (rows,), replicated=0)
 
 
 def _placed(step, arguments: tuple, *, replicated: int) -> Program:
     """A step of one rank; all arguments but the first ``replicated`` are split over the ranks."""
-    import jax
-    import numpy as np
-    from jax.sharding import PartitionSpec as P
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), (_AXIS,))
-    specs = tuple(P() if i < replicated else P(_AXIS) for i in range(len(arguments)))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,))
+    specs = tuple(P() if i < replicated else P(AXIS) for i in range(len(arguments)))
     mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P())
     placed = tuple(
         jax.device_put(each, jax.NamedSharding(mesh, spec))
@@ -296,27 +266,14 @@ def training_swap(argv: Sequence[str]) -> int:
     gradients. Wanted are at most 1.1 times the time of a step and 1.5 times the compilation.
     """
     options = parse("training_swap", training_swap.__doc__, argv)
-    from experiments.benchmarks.training.public_steps import STEPS
-
-    rows: list[Row] = []
-    for case in options.only or STEPS:
-        measured = compare(case, _programs(case), options)
-        rows += measured
-        for row in measured:
-            print({key: row[key] for key in ("case", "program", "step", "compile")}, flush=True)
-    report("training_swap", rows)
+    report(
+        "training_swap",
+        _compared({case: _programs(case) for case in options.only or STEPS}, options),
+    )
     return 0
 
 
-def _programs(case: str):
-    import jax
-    import numpy as np
-    from jax.sharding import PartitionSpec as P
-
-    import jaxcoll as jc
-    from experiments.benchmarks.training.public_steps import AXIS, STEPS, Library
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,))
+def _programs(case: str) -> dict[str, Callable[[], Program]]:
     libraries = {
         "jax.lax": lambda: Library(jax.lax),
         "jaxcoll": lambda: Library(jc),
@@ -325,17 +282,9 @@ def _programs(case: str):
 
     def program(library):
         step = STEPS[case](library(), np.random.default_rng(0))
-        mapped = jax.shard_map(step.run, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P())
-        placed = (
-            jax.device_put(step.state, jax.NamedSharding(mesh, P())),
-            jax.device_put(step.batch, jax.NamedSharding(mesh, P(AXIS))),
-        )
-        return Program(mapped, placed)
+        return _placed(step.run, (step.state, step.batch), replicated=1)
 
-    return {name: (lambda library=library: program(library)) for name, library in libraries.items()}
-
-
-_DEVICES = 8
+    return {name: functools.partial(program, library) for name, library in libraries.items()}
 
 
 def tune_training(argv: Sequence[str]) -> int:
@@ -366,10 +315,10 @@ def tune_training(argv: Sequence[str]) -> int:
             parser.error(f"--{name} is at least 1")
     if options.processes > 1 and options.join is None:
         return start(options.processes, argv)
-    connect(options)
-    # JAX counts its devices when it is first imported.
-    from experiments.benchmarks.training.runs import measure
-
+    use_cpu(DEVICES // options.processes)
+    if options.join is not None:
+        port, process = map(int, options.join)
+        join(port, options.processes, process)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, Path(folder) / "table.json")
     if options.join is None or options.join[1] == "0":
@@ -379,34 +328,11 @@ def tune_training(argv: Sequence[str]) -> int:
 
 def start(processes: int, argv: Sequence[str]) -> int:
     """Runs the benchmark in several processes; the first of them prints the table."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     command = [sys.executable, "-m", "experiments.benchmarks", "tune_training", *argv]
-    started = [
-        subprocess.Popen([*command, "--join", str(port), str(process)])
-        for process in range(processes)
-    ]
+    joined = [*command, "--join", str(free_port())]
+    started = [subprocess.Popen([*joined, str(process)]) for process in range(processes)]
     try:
         return max(process.wait() for process in started)
     finally:
         for process in started:
             process.kill()
-
-
-def connect(options: argparse.Namespace) -> None:
-    """Give this process its share of the devices, and connect it to the others."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    count = _DEVICES // options.processes
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
-    if options.join is None:
-        return
-    import jax
-
-    port, process = map(int, options.join)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", options.processes, process)
-
-
-if __name__ == "__main__":
-    sys.exit(tune_training(sys.argv[1:]))

@@ -31,29 +31,20 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step of one rank.
+    """A training step of one rank."""
 
-    Attributes:
-        run: (state, batch) to (state, metrics); state and metrics are the same on all ranks.
-        state: the first state.
-        batch: arrays whose first dimension is split over the ranks.
-    """
-
+    # (state, batch) to (state, metrics); state and metrics are the same on all ranks
     run: Callable[[Tree, Tree], tuple[Tree, Tree]]
-    state: Tree
-    batch: Tree
+    state: Tree  # the first state
+    batch: Tree  # arrays whose first dimension is split over the ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """The library of collectives that a step is written with.
+    """The library of collectives that a step is written with."""
 
-    Attributes:
-        collectives: ``jax.lax`` or ``jaxcoll``.
-        reduce: a transformation that averages gradients, in place of ``pmean``; or None.
-    """
-
-    collectives: ModuleType
+    collectives: ModuleType  # ``jax.lax`` or ``jaxcoll``
+    # A transformation that averages gradients, in place of ``pmean``; or None
     reduce: optax.GradientTransformation | None = None
 
     def averaged(self, gradients: Tree) -> Tree:

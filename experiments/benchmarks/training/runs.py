@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import statistics
 import threading
@@ -25,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcoll as jc
 from experiments.models import load_model
 from experiments.models.training_step import adamw, data_parallel_step
+from experiments.timing import compare
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.preparation import candidates_each
@@ -283,15 +285,16 @@ def alternate(
     again: Replayed, program: str, choices: Sequence[tuple[int, ...]], args: tuple, rounds: int
 ) -> dict[tuple[int, ...], float]:
     """Median seconds of a step by each choice, in turn, after one that is not timed."""
-    seconds: dict[tuple[int, ...], list[float]] = {choice: [] for choice in choices}
-    for _ in range(1 + rounds):
-        for choice in choices:
-            started = time.perf_counter()
-            params, state, loss = again.run(program, choice, args, {})
-            jax.block_until_ready((params, loss))
-            seconds[choice].append(time.perf_counter() - started)
-            args = params, state, args[2]
-    return {choice: statistics.median(taken[1:]) for choice, taken in seconds.items()}
+    held = [*args]
+
+    def step(choice: tuple[int, ...]) -> Any:
+        # A step donates what it is given, so the next call takes what this one returns.
+        held[0], held[1], loss = again.run(program, choice, tuple(held), {})
+        return held[0], loss
+
+    calls = {str(choice): functools.partial(step, choice) for choice in choices}
+    times = compare(calls, rounds)
+    return {choice: times[str(choice)].median for choice in choices}
 
 
 # ---------------------------------------------------------------------- other runs

@@ -79,7 +79,7 @@ def test_it_runs_and_records(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     record = tmp_path / "record.json"
     monkeypatch.setattr(default, "RECORD", record)
-    monkeypatch.setattr(default, "_commit", lambda: "0000000")
+    monkeypatch.setattr(default, "commit", lambda: "0000000")
     monkeypatch.setitem(default.NETWORKS, "pair", lambda: ring(2))  # type: ignore[arg-type]
     monkeypatch.setattr(default, "_compile", lambda kinds: None)
     few = ["--networks", "pair", "--collectives", "all_gather"]
@@ -97,7 +97,7 @@ def test_it_runs_and_records(monkeypatch, tmp_path, capsys):
 def test_a_search_goes_on_where_it_was(monkeypatch, tmp_path):
     """Only sizes without a record are searched, and the runs of the others stay."""
     monkeypatch.setattr(default, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(default, "_commit", lambda: "0000000")
+    monkeypatch.setattr(default, "commit", lambda: "0000000")
     searched: list[tuple[str, ...]] = []
 
     def instead(topology, kind, limits, sizes):

@@ -1,0 +1,193 @@
+"""The figures of studies: lines in panels, bars in groups, and bars of parts.
+
+A study says what is drawn, by title and name; how it looks is said here. The numbers of a paper
+are called ``NAME, paper`` and drawn hollow, in the colour of ours; a limit (``LIMITS``) is a dotted
+line in ink, so that no figure needs a legend of styles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxcoll.draw import format_bytes
+from jaxcoll.draw.bandwidth import FAINT, INK, MARKERS, PALETTE, PAPER
+
+Curve = Mapping[Any, float]  # from x to y
+
+PRINTED = ", paper"  # how names end of numbers that a paper prints
+LIMITS = ("least", "bound", "ideal", "optimum", "square of ranks")
+
+
+def panels(
+    curves: Mapping[str, Mapping[str, Curve]],
+    *,
+    label_x: str,
+    label_y: str,
+    columns: int = 2,
+    in_bytes: bool = True,
+    written: Callable[[float], str] = format_bytes,
+    log_x: bool = True,
+    log_y: bool | Collection[str] = False,
+) -> Figure:
+    """A panel for each title, with a line for each name: values over sizes.
+
+    Args:
+        curves: title to name to {x: y}.
+        in_bytes: whether x are sizes in bytes, and plain numbers else.
+        written: how sizes in bytes are written.
+        log_x: whether x is on a logarithmic scale, with a mark at each value.
+        log_y: whether y is on a logarithmic scale, or the titles where it is.
+    """
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(3.9 * columns, 2.6 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    names = list(dict.fromkeys(name for lines in curves.values() for name in lines))
+    shown = {}
+    for axes in grid.flat[len(curves) :]:
+        axes.set_visible(False)
+    for axes, (title, lines) in zip(grid.flat, curves.items(), strict=False):
+        for name, curve in lines.items():
+            style = _style(name, names, marked=log_x)
+            (shown[name],) = axes.plot(list(curve), list(curve.values()), **style)
+        if log_x:
+            sizes = sorted({x for curve in lines.values() for x in curve})
+            ticks = sizes[:: max(1, -(-len(sizes) // 5))]  # at most five, of those that were run
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ticks, [written(x) if in_bytes else f"{x:g}" for x in ticks])
+        if log_y if isinstance(log_y, bool) else title in log_y:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_title(title, fontsize=10, color=INK)
+        _plain(axes)
+    figure.supxlabel(label_x, fontsize=10, color=INK)
+    figure.supylabel(label_y, fontsize=10, color=INK)
+    _legend(figure, shown, names)
+    return figure
+
+
+def _style(name: str, names: Sequence[str], *, marked: bool) -> dict[str, Any]:
+    """How a line looks, of those with these names."""
+    if name in LIMITS:
+        return {"color": INK, "linestyle": ":"}
+    ours = [each.removesuffix(PRINTED) for each in names if each not in LIMITS]
+    i = list(dict.fromkeys(ours)).index(name.removesuffix(PRINTED))
+    color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+    if name.endswith(PRINTED):
+        return {"color": color, "marker": marker, "markerfacecolor": "white", "linestyle": ""}
+    # Where every number of ranks has a value, marks would hide the line.
+    more = {"marker": marker, "markersize": 4.5, "linewidth": 1.6} if marked else {"linewidth": 1.0}
+    return {"color": color, **more}
+
+
+def grouped_bars(
+    bars: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    label: str,
+    log: bool = False,
+    level: float | None = None,
+) -> Figure:
+    """A panel for each title: groups of bars, in each of them a bar for each name.
+
+    Args:
+        bars: title to group to {name: height}; a name may be absent from a group.
+        label: of the heights.
+        log: whether heights are on a logarithmic scale.
+        level: of a line across all bars.
+    """
+    names = list(dict.fromkeys(n for g in bars.values() for heights in g.values() for n in heights))
+    width = 0.8 / len(names)
+    widths = [max(1.6, 0.13 * len(groups) * len(names)) for groups in bars.values()]
+    figure = Figure(figsize=(1.5 + sum(widths), 3.8), layout="constrained")
+    grid = figure.subplots(1, len(bars), squeeze=False, width_ratios=widths)[0]
+    shown = {}
+    for axes, (title, groups) in zip(grid, bars.items(), strict=True):
+        for i, name in enumerate(names):
+            at = [x for x, heights in enumerate(groups.values()) if name in heights]
+            tall = [heights[name] for heights in groups.values() if name in heights]
+            places = [x + (i + 0.5) * width - 0.4 for x in at]
+            shown[name] = axes.bar(places, tall, width, color=PALETTE[i % len(PALETTE)])
+        if level is not None:
+            axes.axhline(level, color=INK, linewidth=0.5)
+        if log:
+            axes.set_yscale("log")
+        turned = 90 if max(map(len, groups), default=0) > 16 else 0
+        axes.set_xticks(range(len(groups)), list(groups), rotation=turned)
+        axes.set_title(title, fontsize=10, color=INK)
+        _plain(axes)
+    grid[0].set_ylabel(label, color=INK)
+    _legend(figure, shown, names)
+    return figure
+
+
+def stacked_bars(
+    bars: Mapping[str, Mapping[str, Mapping[str, float]]], *, parts: Sequence[str], label: str
+) -> Figure:
+    """For each group, a bar a name, stacked of parts.
+
+    Args:
+        bars: group to name to {part: height}.
+        parts: lowest first; those that no bar has are not shown.
+        label: of the heights.
+    """
+    count = sum(len(group) + 1 for group in bars.values())
+    figure = Figure(figsize=(max(6.0, 0.26 * count + 1.0), 4.4), layout="constrained")
+    axes = figure.subplots()
+    place, ticks, names, shown = 0, [], [], {}
+    for group, heights in bars.items():
+        start = place
+        for name, stack in heights.items():
+            below = 0.0
+            for i, part in enumerate(parts):
+                height = stack.get(part, 0.0)
+                if height:
+                    bar = axes.bar(place, height, 0.8, below, color=PALETTE[i % len(PALETTE)])
+                    shown[part] = bar
+                below += height
+            ticks.append(place)
+            names.append(name)
+            place += 1
+        axes.annotate(
+            group,
+            (float(np.mean([start, place - 1])), 1.0),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            color=INK,
+        )
+        place += 1
+    axes.set_xticks(ticks, names, rotation=90, fontsize=8)
+    axes.set_ylabel(label, color=INK)
+    _legend(figure, shown, [part for part in parts if part in shown])
+    _plain(axes)
+    return figure
+
+
+def _legend(figure: Figure, shown: Mapping[str, Any], names: Sequence[str]) -> None:
+    """What each colour stands for, above the figure; a single nameless line needs no legend."""
+    if list(names) != [""]:
+        figure.legend(
+            [shown[name] for name in names],
+            names,
+            loc="outside upper center",
+            # A name with its mark takes about an inch and a half; a wider row would be cut off.
+            ncols=max(1, min(len(names), int(figure.get_figwidth() / 1.5))),
+            fontsize=8,
+            frameon=False,
+            labelcolor=INK,
+        )
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(color=PAPER, linewidth=1.2)
+    axes.set_axisbelow(True)
+    axes.minorticks_off()
+    axes.tick_params(colors=INK, labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
