@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 import scipy.sparse as sp
-from scipy.optimize import linprog
 
 from experiments.timing import Timing, report, time_it
 from jaxcoll import topologies
@@ -217,7 +217,9 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
     columns = shard + 1 + (horizon if kind == "all_reduce" else 0)
     cost = np.zeros(columns)
     cost[shard] = -1
-    found = linprog(cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm")
+    found = scipy.optimize.linprog(
+        cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm"
+    )
     if not found.success:
         raise RuntimeError(f"HiGHS found no optimum: {found.message}")
     return -found.fun * n * (ALPHA / ticks) * BANDWIDTH
