@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import scipy
 import scipy.sparse as sp
-from scipy.optimize import linprog
 
 from experiments.timing import report
 from jaxcoll.bounds import bound
@@ -106,7 +106,9 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
     columns = shard + 1 + (horizon if kind == "all_reduce" else 0)
     cost = np.zeros(columns)
     cost[shard] = -1
-    found = linprog(cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm")
+    found = scipy.optimize.linprog(
+        cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm"
+    )
     if not found.success:
         raise RuntimeError(f"HiGHS found no optimum: {found.message}")
     return -found.fun * n * (ALPHA / ticks) * BANDWIDTH

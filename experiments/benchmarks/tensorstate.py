@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import kendalltau
+import scipy
 
 from experiments.models import Model, load_model
 from experiments.timing import cpu_timed, report
@@ -209,7 +209,7 @@ def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
         times = np.median(measured_costs.in_alternation(calls, together, options.rounds), axis=0)
         measured, dispatch = times[::2], times[1::2]
         predicted = [plan.cost.serial_seconds for plan in plans.values()]
-        tau = float(np.asarray(kendalltau(predicted, measured - dispatch))[0])
+        tau = float(np.asarray(scipy.stats.kendalltau(predicted, measured - dispatch))[0])
         for plan, *seconds in zip(plans, predicted, measured, dispatch, strict=True):
             expected, step, nothing = (1e3 * float(each) for each in seconds)
             yield {

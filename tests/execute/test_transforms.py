@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +47,12 @@ def pair(request):
     return PAIRS[request.param]
 
 
+def by_schedule(pair):
+    """Ours by a schedule: without one it would be what ``jax.lax`` has, which is cheaper here."""
+    ours, theirs = pair
+    return lambda v: ours(v, schedule="direct"), theirs
+
+
 def close(got, want):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -80,10 +88,11 @@ def test_derivatives(pair, check_vma):
                 jax.grad(lambda y: jnp.vdot(gradient(y), x))(x),
             )
 
-        return jax.jit(all_of_them)(X)
+        return all_of_them
 
-    ours, theirs = pair
-    close(derivatives(ours), derivatives(theirs))
+    # Here and below, both in one program: compiling is what takes the time.
+    both = [derivatives(function) for function in by_schedule(pair)]
+    close(*jax.jit(lambda x: [one(x) for one in both])(X))
 
 
 def test_vmap_remat_and_control_flow(pair):
@@ -105,10 +114,10 @@ def test_vmap_remat_and_control_flow(pair):
             outs = (batched, first, looped, counted, chosen, remat)
             return jax.tree.map(lambda o: varied(o)[None], outs)
 
-        return sharded(inner, mesh_of(N), P("x"), P("x"))(X)
+        return inner
 
-    ours, theirs = pair
-    close(programs(ours), programs(theirs))
+    both = [programs(function) for function in by_schedule(pair)]
+    close(*sharded(lambda v: [inner(v) for inner in both], mesh_of(N), P("x"), P("x"))(X))
 
 
 def test_eagerly(pair):
@@ -117,8 +126,8 @@ def test_eagerly(pair):
             lambda v: varied(function(v))[None], mesh=mesh_of(N), in_specs=P("x"), out_specs=P("x")
         )(X)
 
-    ours, theirs = pair
-    close(eager(lambda v: ours(v, schedule="direct")), eager(theirs))
+    ours, theirs = by_schedule(pair)
+    close(eager(ours), eager(theirs))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,7 +190,7 @@ def test_gradient_of_a_gather_typed_as_invarying():
         weights = jnp.arange(48.0).reshape(16, 3)
         return jax.grad(lambda v: jnp.vdot(f(v), weights))(x)
 
-    close(run(jc.all_gather), run(lax.all_gather))
+    close(run(functools.partial(jc.all_gather, schedule="direct")), run(lax.all_gather))
 
 
 def test_operands_that_do_not_vary():
@@ -204,7 +213,7 @@ def test_gradients_of_replicated_parameters():
 
         return sharded(inner, mesh_of(8), (P(), P("x")), P())(w, x)
 
-    close(run(jc.pmean), run(lax.pmean))
+    close(run(functools.partial(jc.pmean, schedule="direct")), run(lax.pmean))
 
 
 # ---------------------------------------------------------------------- meshes
@@ -217,20 +226,18 @@ def test_tuples_of_axes_in_any_order(names):
     x = integers((2 * size, 2, 8 * 3), jnp.int32)
     names_ = tuple(names)
 
-    def run(m):
-        def inner(v):
-            return (
-                m.all_gather(v, names_),
-                m.psum(v, names),
-                m.psum_scatter(v, names_, tiled=True),
-                m.all_to_all(v, names_, 0, 2, tiled=True),
-            )
+    def each(m, v):
+        return (
+            m.all_gather(v, names_),
+            m.psum(v, names),
+            m.psum_scatter(v, names_, tiled=True),
+            m.all_to_all(v, names_, 0, 2, tiled=True),
+        )
 
-        spec = P(None, "y", ("x", "z"))
-        outs = (P(None, None, "y", ("x", "z")), spec, spec, spec)
-        return sharded(inner, mesh, spec, outs, check_vma=False)(x)
-
-    got, want = run(jc), run(lax)
+    spec = P(None, "y", ("x", "z"))
+    outs = (P(None, None, "y", ("x", "z")), spec, spec, spec)
+    both = sharded(lambda v: (each(jc, v), each(lax, v)), mesh, spec, (outs, outs), check_vma=False)
+    got, want = both(x)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -297,20 +304,20 @@ def test_axes_of_vmap():
 def test_groups(groups):
     x = integers((8 * 4, 4), jnp.float32)
 
-    def run(m):
-        def inner(v):
-            options = {"axis_index_groups": groups}
-            return (
-                m.psum(v, "x", **options),
-                m.pmean(v, "x", **options),
-                m.all_gather(v, "x", **options),
-                m.psum_scatter(v, "x", tiled=True, **options),
-                m.all_to_all(v, "x", 0, 1, tiled=True, **options),
-            )
+    def each(m, v):
+        options = {"axis_index_groups": groups}
+        return (
+            m.psum(v, "x", **options),
+            m.pmean(v, "x", **options),
+            m.all_gather(v, "x", **options),
+            m.psum_scatter(v, "x", tiled=True, **options),
+            m.all_to_all(v, "x", 0, 1, tiled=True, **options),
+        )
 
-        return sharded(inner, mesh_of(8), P("x"), P("x"), check_vma=False)(x)
-
-    close(run(jc), run(lax))
+    both = sharded(
+        lambda v: (each(jc, v), each(lax, v)), mesh_of(8), P("x"), P("x"), check_vma=False
+    )
+    close(*both(x))
 
 
 @pytest.mark.parametrize("name", ["data", "model"])
@@ -322,21 +329,22 @@ def test_one_schedule_for_all_groups_along_an_axis(name, check_vma):
     gather = schedule_of("torus", 8, "all_gather", "ring", 2, groups)
     x = integers((8, 8, 3), jnp.float32)
 
-    def run(m, **k):
-        def inner(v):
-            return (
-                m.psum(v, name, **k),
-                m.all_gather(v, name, tiled=True, **k),
-                m.psum_scatter(jnp.concatenate([v] * 4), name, tiled=True, **k),
-                jax.grad(lambda u: jnp.vdot(m.psum(jnp.sin(u), name, **k), jnp.cos(u)))(v),
-            )
+    def each(m, v, **k):
+        return (
+            m.psum(v, name, **k),
+            m.all_gather(v, name, tiled=True, **k),
+            m.psum_scatter(jnp.concatenate([v] * 4), name, tiled=True, **k),
+            jax.grad(lambda u: jnp.vdot(m.psum(jnp.sin(u), name, **k), jnp.cos(u)))(v),
+        )
 
-        both = P(("data", "model"))
-        rest = both if not check_vma else P("model" if name == "data" else "data")
-        specs = (rest, both, both, both)
-        return sharded(inner, mesh, both, specs, check_vma=check_vma)(x)
+    axes = P(("data", "model"))
+    rest = axes if not check_vma else P("model" if name == "data" else "data")
+    specs = (rest, axes, axes, axes)
 
-    close(run(jc, schedule=gather), run(lax))
+    def both(v):
+        return each(jc, v, schedule=gather), each(lax, v)
+
+    close(*sharded(both, mesh, axes, (specs, specs), check_vma=check_vma)(x))
 
 
 def test_one_schedule_for_all_groups_must_have_those_of_the_axis():

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.paths import shortest_routes
@@ -384,7 +383,7 @@ def joined_ranks(topology: Topology) -> int:
     fast = topology.bandwidth > topology.bandwidth.min(initial=np.inf)
     shape = (topology.num_vertices,) * 2
     joined = sparse.coo_array((fast[fast], (topology.src[fast], topology.dst[fast])), shape)
-    _, part = csgraph.connected_components(joined, directed=False)
+    _, part = sparse.csgraph.connected_components(joined, directed=False)
     ranks = part[: topology.num_ranks]
     inner = int((ranks == ranks[0]).sum())
     if 1 < inner < len(ranks) and len(ranks) % inner == 0:

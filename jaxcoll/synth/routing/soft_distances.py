@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from jaxcoll.links import group_by
 from jaxcoll.numerics import heap, highs
@@ -62,6 +62,8 @@ def climb(
     search = _Search(classes, tails, heads, capacity, tolerance)
     point = np.zeros(len(classes.arc_size))
     options: dict[str, float] = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30}
+    # SciPy imports the submodule here: it takes longer than all of this package.
+    minimize = scipy.optimize.minimize
     try:
         for softness in _SOFTNESS:
             search.softness = softness

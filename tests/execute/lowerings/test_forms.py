@@ -58,16 +58,19 @@ def check_same_values(case, target, trailing_dims):
     run = functools.partial(
         primitives.run, axes=AXES, schedule=schedule, invarying=False, target=target
     )
-    for trailing in trailing_dims:
-        x = integers((N, lead, *trailing), jnp.float32, seed=2)
+    given = [integers((N, lead, *trailing), jnp.float32, seed=2) for trailing in trailing_dims]
 
-        def body(v):
-            # Both in one program: compiling is what takes the time.
-            return [run(v[0], lowering=lowering)[None] for lowering in ("ssa", "scan")]
+    def body(*operands):
+        # All in one program: compiling is what takes the time.
+        return [
+            [run(v[0], lowering=lowering)[None] for lowering in ("ssa", "scan")] for v in operands
+        ]
 
+    results = sharded(body, mesh_of(N), P("x"), P("x"))(*given)
+    for x, both in zip(given, results, strict=True):
         want = expected(schedule.collective, x)
-        for got in sharded(body, mesh_of(N), P("x"), P("x"))(x):
-            np.testing.assert_array_equal(got, want, err_msg=str(trailing))
+        for got in both:
+            np.testing.assert_array_equal(got, want, err_msg=str(x.shape[2:]))
 
 
 @pytest.mark.parametrize("most", [3, 10**6])
