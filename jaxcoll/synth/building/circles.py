@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 from scipy import sparse
@@ -76,9 +75,20 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
     Returns:
         Orders of the indices of ``ranks``.
     """
+    index = np.full(topology.num_vertices, -1, np.int64)
+    index[list(ranks)] = np.arange(len(ranks))
+    src, dst = index[topology.src], index[topology.dst]
+    inside = (src >= 0) & (dst >= 0)
+    speeds = np.unique(topology.bandwidth[inside])[::-1]
     best: tuple[Circle, ...] = ()
     most = 0.0
-    for speed, room in _rooms(topology, ranks):
+    for speed in speeds[np.linspace(0, len(speeds) - 1, min(_SPEEDS, len(speeds)), dtype=int)]:
+        # From rank to rank, how many circles of this speed the links hold. A bandwidth that is a
+        # multiple of it but for rounding counts as the whole multiple.
+        times = topology.bandwidth[inside] / speed * (1 + 1e-9)
+        room = np.zeros((len(ranks), len(ranks)), np.int64)
+        number = np.minimum(times, _MOST_CIRCLES).astype(np.int64)
+        np.add.at(room, (src[inside], dst[inside]), number)
         found = _both_ways(topology, ranks, room)
         if not found and not both_ways:
             found = _one_way(room)
@@ -87,24 +97,6 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
         if len(found) * speed > _WORTH * most:
             best, most = tuple(found), len(found) * speed
     return best
-
-
-def _rooms(topology: Topology, ranks: Circle) -> Iterator[tuple[float, np.ndarray]]:
-    """Thresholds of speed, the fastest first, and how many circles the links then hold.
-
-    Those are int64 of shape (ranks, ranks), from rank to rank.
-    """
-    index = np.full(topology.num_vertices, -1, np.int64)
-    index[list(ranks)] = np.arange(len(ranks))
-    src, dst = index[topology.src], index[topology.dst]
-    inside = (src >= 0) & (dst >= 0)
-    speeds = np.unique(topology.bandwidth[inside])[::-1]
-    for speed in speeds[np.linspace(0, len(speeds) - 1, min(_SPEEDS, len(speeds)), dtype=int)]:
-        times = topology.bandwidth[inside] / speed * (1 + 1e-9)
-        room = np.zeros((len(ranks), len(ranks)), np.int64)
-        number = np.minimum(times, _MOST_CIRCLES).astype(np.int64)
-        np.add.at(room, (src[inside], dst[inside]), number)
-        yield float(speed), room
 
 
 def _both_ways(topology: Topology, ranks: Circle, room: np.ndarray) -> list[Circle]:
@@ -227,15 +219,12 @@ def _on_grid(placement: Placement, mutual: np.ndarray) -> list[Circle]:
     if not mutual[tuple(ranks[there].T)].all():
         return []
     squares = _Squares(grid)
-    if squares.count:
-        found = squares.joined()
-    else:
-        found = [circle for circle in [_back_and_forth(grid)] if circle is not None]
-    return [tuple(ranks[list(circle)].tolist()) for circle in found]
+    found = squares.joined() if squares.count else _back_and_forth(grid)
+    return [tuple(ranks[circle].tolist()) for circle in found]
 
 
-def _back_and_forth(grid: Grid) -> Circle | None:
-    """A circle through all positions of a mesh of two dimensions or more, if a side is even.
+def _back_and_forth(grid: Grid) -> list[list[int]]:
+    """The circle through all positions of a mesh of two dimensions or more, if a side is even.
 
     Out along the first places of all rows, back and forth through what is left of each row; a row
     is all that is at one place along the even side, itself gone through back and forth.
@@ -243,7 +232,7 @@ def _back_and_forth(grid: Grid) -> Circle | None:
     sides = [side for side in grid.shape if side > 1]
     even = next((d for d, side in enumerate(sides) if side % 2 == 0), None)
     if even is None or len(sides) < 2:
-        return None
+        return []
     rows = np.moveaxis(np.arange(grid.size).reshape(sides), even, 0)
     while rows.ndim > 2:
         lines = rows.copy()
@@ -251,7 +240,7 @@ def _back_and_forth(grid: Grid) -> Circle | None:
         rows = lines.reshape(*rows.shape[:-2], -1)
     back = rows[::-1, 1:].copy()
     back[1::2] = back[1::2, ::-1]
-    return (*rows[:, 0].tolist(), *back.ravel().tolist())
+    return [[*rows[:, 0].tolist(), *back.ravel().tolist()]]
 
 
 class _Squares:
@@ -293,7 +282,7 @@ class _Squares:
         ]
         self.corner = np.array(corners, np.int64).reshape(-1, 3).T
 
-    def joined(self) -> list[Circle]:
+    def joined(self) -> list[list[int]]:
         """One circle per colour; those of colours that exchanges do not make one are left out."""
         n = len(self.ahead)
         walks = [self._walk(colour) for colour in range(self.count)]
@@ -310,7 +299,7 @@ class _Squares:
             best = rng.permutation(np.flatnonzero(gain == gain.min()))
             for colour in self._exchange(best if gain.min() < 0 else best[:1]):
                 walks[colour] = self._walk(colour)
-        return [tuple(walk) for walk in walks if len(walk) == n]
+        return [walk for walk in walks if len(walk) == n]
 
     def _links(self, square: np.ndarray | int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """Both links along the one dimension of squares, and both along the other."""

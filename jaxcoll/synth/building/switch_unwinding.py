@@ -121,20 +121,9 @@ class _Wires:
         return tuple(taken)
 
 
-def _levels(topology: Topology) -> np.ndarray:
-    """Links from each vertex to the nearest rank, either way; 0 for ranks."""
-    level = np.where(np.arange(topology.num_vertices) < topology.num_ranks, 0, -1)
-    while True:
-        ends, others = np.append(topology.src, topology.dst), np.append(topology.dst, topology.src)
-        reached = others[(level[ends] == level.max()) & (level[others] < 0)]
-        if not len(reached):
-            return level
-        level[reached] = level.max() + 1
-
-
 def _ports(topology: Topology) -> dict[int, list[list[int]]]:
     """For every switch with two ports or more, the ranks behind each; from ranks upwards."""
-    level = _levels(topology)
+    level = topology.hops_to_rank
     below: dict[int, set[int]] = defaultdict(set)
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
         for switch, other in ((u, v), (v, u)):
@@ -151,7 +140,7 @@ def _ports(topology: Topology) -> dict[int, list[list[int]]]:
 
 
 def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
-    level = _levels(topology)
+    level = topology.hops_to_rank
     paths: dict[_Path, None] = {}
     back = defaultdict(list)
     for u, v in wires.between:
@@ -229,7 +218,10 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     share += _fair_shares(topology, through)
     src = np.asarray([topology.src[path[0]] for path in every], np.int32)
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
-    latency = _latencies(topology, every)
+    # The exact sum of a path's latencies, rounded once for all paths of the same.
+    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in every]
+    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
+    latency = [total[each] for each in alphas]
     # A ``Topology`` sorts its links; the edges must stand in the same order.
     order = canonical_order(src, dst, np.asarray(latency), np.asarray(share, float), share)
     return Unwound(
@@ -241,13 +233,6 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
             np.asarray([link for i in order for link in every[i]], np.int32),
         ),
     )
-
-
-def _latencies(topology: Topology, paths: list[_Path]) -> list[float]:
-    """Latency of every path: the exact sum, rounded once for all with the same links' latencies."""
-    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in paths]
-    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
-    return [total[each] for each in alphas]
 
 
 def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:

@@ -5,23 +5,16 @@
 Chunk after chunk takes the path that is cheapest at the loads so far, and a link costs more the
 nearer it is to being the fullest. Then every chunk is taken out and routed again, as the first ones
 saw nothing of the later ones. Then the order on links is chosen: the chunk with the longest way to
-go leaves first, since a run is as long as its slowest chunk.
+go leaves first, since a run is as long as its slowest chunk. On a ring of 3 ranks each pair is
+joined by a link, and nobody forwards. Without the link from 0 to 1, chunks from 0 to 1 go over 2,
+on one link with those from 0 to 2 and on one with those from 2 to 1.
 
-On a ring of 3 ranks each pair is joined by a link, and nobody forwards. Without the link from 0 to
-1, chunks from 0 to 1 go over 2, on one link with those from 0 to 2 and on one with those from 2
-to 1.
-
-Kernels: ``route`` finds the paths, ``sends_along`` cuts them at the ranks that they pass.
-
-**Van de Geijn's broadcast**: a scatter, and an all_gather of the shards.
-
-Down a tree of whole messages every byte leaves the root once per child, and links outside the tree
-stay idle. Here the root sends every rank another share, and then all ranks pass their shares on,
-each over all of its links.
-
-With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from 0 and
-exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it again, nor
-anything to a rank that a share crossed on its way.
+Van de Geijn's broadcast is a scatter, and an all_gather of the shards. Down a tree of whole
+messages every byte leaves the root once per child, and links outside the tree stay idle. Here the
+root sends every rank another share, and then all ranks pass their shares on, each over all of its
+links. With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from
+0 and exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it
+again, nor anything to a rank that a share crossed on its way.
 """
 
 from __future__ import annotations
@@ -81,6 +74,8 @@ class MinCongestion(Synthesizer):
     name: ClassVar[str] = "min_congestion"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
     has_nbytes: ClassVar[bool] = True
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks share the load more evenly
+    hop_work: ClassVar[float | None] = 2.0  # every link of a path is searched and simulated
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
@@ -92,14 +87,6 @@ class MinCongestion(Synthesizer):
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
         """Both powers that were best somewhere."""
         return cls(), cls(power=0)
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks share the load more evenly."""
-        return (DOUBLINGS,)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks take paths of several links, each of which is searched and simulated."""
-        return 2 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
@@ -190,8 +177,6 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             # reroute, as wires of circuits are routed).
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
-            # Links are priced by their part of the fullest one's load, which is what a run waits
-            # for.
             most = float(max(1, load.max()))
             _cheapest(
                 ptr, link, link_dst, delay, load, most, power, source[b], into[b], cost, key, item
@@ -351,13 +336,14 @@ class VanDeGeijn(Synthesizer):
         ranks, groups = topology.num_ranks, collective.groups
         sizes = [len(group) for group in groups]
         each = -(-collective.chunks_per_shard // min(size for size in sizes if size > 1))
-        parts = [
-            self._sized(synthesizer).synthesize(topology, part, seed, self.nbytes)
-            for synthesizer, part in (
-                (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
-                (self.gather, Collective("all_gather", ranks, each, groups)),
-            )
-        ]
+        parts = []
+        for algorithm, part in (
+            (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
+            (self.gather, Collective("all_gather", ranks, each, groups)),
+        ):
+            if self.nbytes is not None and hasattr(algorithm, "nbytes"):
+                algorithm = dataclasses.replace(algorithm, nbytes=self.nbytes)
+            parts.append(algorithm.synthesize(topology, part, seed, self.nbytes))
         scatter, gather = parts
         renamed = _dealt(collective, each)
         there = np.zeros((ranks, collective.num_chunks + 1), bool)  # the last for chunks left out
@@ -387,12 +373,6 @@ class VanDeGeijn(Synthesizer):
                 }
             ),
         )
-
-    def _sized(self, synthesizer: Synthesizer) -> Synthesizer:
-        """The algorithm of a part, for as many bytes if it has a field for them."""
-        if self.nbytes is None or not hasattr(synthesizer, "nbytes"):
-            return synthesizer
-        return dataclasses.replace(synthesizer, nbytes=self.nbytes)
 
 
 def _dealt(collective: Collective, each: int) -> np.ndarray:

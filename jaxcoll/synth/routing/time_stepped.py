@@ -28,7 +28,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
 from jaxcoll.topology import Topology
@@ -68,6 +68,8 @@ class TimeStepped(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all"})
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks come nearer to the rate
+    hop_work: ClassVar[float | None] = 2.0  # every link of a path is searched and simulated
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "width", or_none=True)
@@ -76,14 +78,6 @@ class TimeStepped(Synthesizer):
             nbytes=checks.nbytes(self.nbytes, CollectiveError),
             tolerance=checks.positive(self.tolerance, "tolerance", CollectiveError),
         )
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks come nearer to the rate."""
-        return (DOUBLINGS,)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks take paths of several links, each of which is searched and simulated."""
-        return 2 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``."""
@@ -102,7 +96,9 @@ class TimeStepped(Synthesizer):
             topology, collective, step[order], path[order], chunk[order],
             edges=Edges.from_links(topology),
         )  # fmt: skip
-        return schedule.with_provenance(Provenance(certificate=_certificate(rate)))
+        # Shards per pair of ranks in the time in which the slowest link carries one.
+        certificate = {"rate": rate.lower, "rate_bound": rate.upper}
+        return schedule.with_provenance(Provenance(certificate=certificate))
 
     def _steps(self, topology, collective, ptr, path) -> np.ndarray:
         """The step of each send, at the width given or the one that takes the least time."""
@@ -153,11 +149,6 @@ def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.nda
     longest = np.zeros(int(step.max()) + 1)
     np.maximum.at(longest, used // len(alpha), alpha[link] + count * seconds[link])
     return float(longest.sum())
-
-
-def _certificate(rate: FlowRate) -> dict[str, object]:
-    """Shards per pair of ranks in the time in which the slowest link carries one."""
-    return {"rate": rate.lower, "rate_bound": rate.upper}
 
 
 _FAR = np.int64(2**62)

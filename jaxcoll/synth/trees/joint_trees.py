@@ -299,25 +299,10 @@ class _Growth:
         block = max(1, _LINKS_AT_ONCE // work)
         for first in range(0, self.chunks, block):
             kernel.replace(
-                first,
-                min(first + block, self.chunks),
-                grown,
-                self.back,
-                self.forth,
-                self.member,
-                self.collective.group_of_chunk,
-                trees,
-                roots,
-                load,
-                self.seconds,
-                fine,
-                rise,
-                level,
-                hop_price,
-                self.most_links,
-                search,
-                spare,
-            )
+                first, min(first + block, self.chunks), grown, self.back, self.forth, self.member,
+                self.collective.group_of_chunk, trees, roots, load, self.seconds, fine, rise, level,
+                hop_price, self.most_links, search, spare,
+            )  # fmt: skip
 
     def _blank(self, chunks: int) -> kernel.Trees:
         shape = (chunks, self.sides)
@@ -346,8 +331,7 @@ def linked(topology: Topology, collective: Collective, trees: kernel.Trees) -> L
     kernel.write_waits(
         trees, size, first, topology.src, topology.dst, topology.num_ranks, before, after
     )
-    order = np.argsort(before, kind="stable")
-    next_ptr = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=sends))])
+    next_ptr, order = group_by(before, sends)
     chunk = np.repeat(np.arange(len(size)), counts)
     is_sum = np.arange(sends) - first[chunk] < (size - 1)[chunk]
     edges, edge = distinct_edges(topology, path_ptr, path)

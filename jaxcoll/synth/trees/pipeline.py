@@ -253,11 +253,8 @@ class CCube(_Trees):
     """
 
     name: ClassVar[str] = "c_cube"
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)
     put_off: ClassVar[float] = LAST
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """As many chunks as shorten the pipeline."""
-        return (DOUBLINGS,)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
