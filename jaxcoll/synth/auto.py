@@ -305,8 +305,8 @@ class _Race:
             if not climbs:
                 break
             climb = min(climbs, key=self._price)
-            # Bounds may say that a first try is not worth its work, but a synthesizer that was asked
-            # for by name is tried all the same.
+            # Bounds may say that a first try is not worth its work, but a synthesizer that was
+            # asked for by name is tried all the same.
             is_known = bool(climb.tried) or climb in self.aside or bool(self.portfolio.names)
             if is_known or climb.synthesizer.may_win(self.problem):
                 self.run(climb, ignore_work_limit)

@@ -213,8 +213,9 @@ def _lifted(
 
 
 def _grid(factors: tuple[Topology, ...]) -> Grid | None:
-    # Also where a factor has no grid of its own, if its ranks stand in a circle of links, as those of
-    # a fully connected one do: patterns for grids run on it, though it has more links than they use.
+    # Also where a factor has no grid of its own, if its ranks stand in a circle of links, as those
+    # of a fully connected one do: patterns for grids run on it, though it has more links than they
+    # use.
     grids = [factor.grid or _closed_line(factor) for factor in factors]
     if None in grids:
         return None
