@@ -155,8 +155,7 @@ class Construction:
         """The digraph and its all_gather, built up from the bases' schedules.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
 
         def of_part(digraph: Digraph) -> Schedule:
@@ -171,8 +170,7 @@ class Construction:
         isomorphic to its transpose, ``scatter_of`` derives one from the all_gather.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
 
         def of_part(digraph: Digraph) -> Schedule:

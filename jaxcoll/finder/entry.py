@@ -73,9 +73,8 @@ def find(
     executors.checked(executor, TopologyError)
     # Expansions multiply sizes, so all sizes on the way to n divide it.
     sizes = [m for m in range(2, n + 1) if n % m == 0]
-    # Candidates have predicted costs, whose order is not that of the true ones everywhere: a line
-    # graph may be faster than its theorem says (``with_bfb_cost``), so that all of them are
-    # measured, and the frontier is taken after that.
+    # Predicted costs may be too high: a line graph may be faster than its theorem says. So all
+    # candidates are measured (``with_bfb_cost``) before the frontier is taken.
     with reporting(progress, "searching", TopologyError) as report:
         cells = search(sizes, degree, measure=True, executor=executor, report=report)
         candidates = cells.get((n, degree), [])
@@ -87,9 +86,8 @@ def find(
             points = tuple(executors.ordered(_preferred, tied, executor))
     if not points:
         # The search has filled all lower degrees on its way; it knows nothing of higher ones.
-        lower = range(degree - 1, 0, -1)
-        tried = ((d, _points(n, d, cells.get((n, d), ()), links, parallel)) for d in lower)
-        near = next((d for d, found in tried if found), None)
+        lower = ((d, cells.get((n, d), ())) for d in range(degree - 1, 0, -1))
+        near = next((d for d, kept in lower if _points(n, d, kept, links, parallel)), None)
         advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
         raise TopologyError(
             f"no construction has {n} ranks of degree {degree} with links={links!r}, "

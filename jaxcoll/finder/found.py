@@ -151,8 +151,7 @@ class FoundTopology:
 
         Args:
             kind: all_gather, reduce_scatter, all_reduce or all_to_all.
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
 
         Raises:
             TopologyError: an unknown kind.

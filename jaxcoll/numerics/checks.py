@@ -20,7 +20,9 @@ from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 
+# Of a range, which is a few bytes however long, and would be written out: half a gigabyte.
 _MOST_ITEMS = 2**26
+# Digits are limited, since a number of a million of them takes minutes to read.
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
 _UNITS = {
     "b": 1,
@@ -167,6 +169,7 @@ def rational(value, what: str, error: Error) -> Fraction:
 
 def positive(value, what: str, error: Error) -> Number:
     """A finite number above 0, of which a float is neither 0 nor infinite."""
+    # A Fraction may be above 0 and still a float of 0, with which others divide.
     exact = _as_rational(value)
     if exact is None or exact <= 0 or float(exact) == 0:
         raise error(f"{what} must be a finite number above 0, got {shown(value)}")
@@ -214,6 +217,7 @@ def _as_rational(value) -> Fraction | None:
 
 
 def _plain(value, exact: Fraction) -> Number:
+    # A plain number of the same kind, without NumPy's types: files and certificates hold it.
     if isinstance(value, (int, np.integer)):
         return int(value)
     return float(value) if isinstance(value, (float, np.floating)) else exact

@@ -12,6 +12,7 @@ from jaxcoll.numerics.compiled import kernel
 @kernel(cache=True, nogil=True)
 def push(key, item, first, size, value, number):
     """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
+    # The hole moves up, and the pair is written once: half the writes of exchanges.
     i = size
     while i > 0:
         parent = (i - 1) >> 1

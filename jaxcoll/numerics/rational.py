@@ -47,6 +47,7 @@ def fits_float(value: Fraction) -> bool:
 
 def coprime(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
     """Values as coprime integers, and the unit that these count; not all values are 0."""
+    # Of the distinct ones: a network has many links and few speeds, and fractions are slow.
     different = set(values)
     denominator = common_denominator(different)
     unit = Fraction(math.gcd(*(int(v * denominator) for v in different)), denominator)

@@ -45,6 +45,8 @@ class Clock:
         Exact if the common denominator leaves room for the total below 2**62 ticks, otherwise the
         finest power of two that does, with a bit to spare for rounding up.
         """
+        # Exact wherever it can be: sums of rounded times depend on their order, so that two runs of
+        # one schedule could differ, and a bound could seem to be beaten.
         denominator = common_denominator(durations)
         if total * denominator < _HORIZON:
             return cls(Fraction(1, denominator), True)
@@ -152,7 +154,7 @@ class Timeline:
     @functools.cached_property
     def finish(self) -> int:
         """When the last message arrives, in ticks."""
-        return int((self.hop_start + self.hops.delay[self.hops.case]).max(initial=0))
+        return int((self.hop_start + self.hop_delay).max(initial=0))
 
     @property
     def exact_time(self) -> Fraction:
@@ -247,6 +249,8 @@ class Timeline:
 def _fill(link, start, busy, width, out):
     """Add the time each hop occupies its link to the intervals it overlaps."""
     bins = out.shape[1]
+    # Bins by division, which may round down to the bin before: that one gets nothing, and the loop
+    # goes on.
     for h in range(len(link)):
         begin, end = float(start[h]), float(start[h] + busy[h])
         b = min(int(begin / width), bins - 1)

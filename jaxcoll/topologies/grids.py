@@ -62,8 +62,7 @@ def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDT
     """n ranks, a link from every one to every other.
 
     Args:
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     name, links = f"fully connected {n}", n * (n - 1)
@@ -239,8 +238,7 @@ def ring(
     A bidirectional ring of two ranks has one link each way, as has a one-way ring of two.
 
     Args:
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     if checks.flag(bidirectional, "bidirectional", TopologyError):
@@ -259,8 +257,8 @@ def mesh(
 
     Args:
         sides: ranks along each dimension; the last dimension's ranks are consecutive.
-        alpha: seconds per link, one for all or one for each dimension.
-        bandwidth: bytes per second per link, one for all or one for each dimension.
+        alpha, bandwidth: seconds, and bytes per second, of each link; one for all or one for each
+            dimension.
     """
     name = f"mesh {'x'.join(map(str, network_sides(sides)))}"
     return grid(sides, False, alpha=alpha, bandwidth=bandwidth, name=name)
@@ -305,8 +303,8 @@ def grid(
     Args:
         sides: ranks along each dimension.
         wrap: which dimensions close, one for all or one for each.
-        alpha: seconds per link, one for all or one for each dimension.
-        bandwidth: bytes per second per link, one for all or one for each dimension.
+        alpha, bandwidth: seconds, and bytes per second, of each link; one for all or one for each
+            dimension.
     """
     shape = network_sides(sides)
     dimensions = len(shape)

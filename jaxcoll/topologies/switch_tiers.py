@@ -54,8 +54,7 @@ def fat_tree(
     Args:
         arity: k, links of a switch downwards.
         levels: n, levels of switches.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
         TopologyError: an arity below 2, or no levels.
@@ -157,8 +156,7 @@ def bigraph(
     Args:
         ranks: ranks of a switch.
         switches: switches, an even number.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
         TopologyError: no ranks, or an odd number of switches.
@@ -354,8 +352,7 @@ def flattened_butterfly(
     Args:
         sides: routers along each dimension.
         terminals: ranks of a router; 0 if the routers are the ranks.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
     name = f"flattened butterfly {'x'.join(map(str, sides))}"

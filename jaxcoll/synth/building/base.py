@@ -380,7 +380,6 @@ class InPieces(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         cut = (cls(pieces=ALL_PIECES),)
         return (*cut, cls()) if fixed else cut
 

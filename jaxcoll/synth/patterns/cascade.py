@@ -251,7 +251,6 @@ class BlueConnect(_Phases):
     name: ClassVar[str] = "blueconnect"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
         # All phases take a slot of the longest pattern, so that chunks never meet in a dimension.
         # BlueConnect's pipeline: chunk c is in dimension p during slot c + p.
@@ -291,7 +290,6 @@ class Themis(_Phases):
     name: ClassVar[str] = "themis"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
         side = {d: rank_grid.grid.shape[d] for d in dims}
         rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}

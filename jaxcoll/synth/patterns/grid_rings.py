@@ -159,13 +159,13 @@ class Bucket(_Blocks):
 
         One part a dimension, and two where a closed even side is reached both ways.
         """
+        # A closed even side is reached half a block each way, so that a shard must have halves.
         grid = _rank_grid(topology).grid
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
         return max(1, len(sides)) * (2 if halves else 1)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         rank_grid = _rank_grid(topology)
         dims = group_dimensions(rank_grid, collective, self.name)
         sends = gather_by_dimension(

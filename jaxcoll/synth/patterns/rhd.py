@@ -87,7 +87,6 @@ class Rhd(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         cut = (cls(pieces=ALL_PIECES), cls(far_first=True, pieces=ALL_PIECES))
         return (*cut, cls(), cls(far_first=True)) if fixed else cut
 
@@ -130,7 +129,6 @@ class Bruck(InPieces):
     name: ClassVar[str] = "bruck"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         index = np.arange(collective.chunks_per_shard)
 
         def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -252,7 +250,7 @@ class Halving(Synthesizer):
         gather = collective.with_kind("all_gather")
         if collective.kind == "all_gather":
             return self._gathered(topology, gather)
-        # Of the transposed network, so that the reversed sends run over links that there are.
+        # On the transposed network, so that the reversed sends run over links that there are.
         scatter = self._gathered(topology.transpose(), gather).reverse()
         if collective.kind == "reduce_scatter":
             return scatter
@@ -260,6 +258,8 @@ class Halving(Synthesizer):
 
     @staticmethod
     def _gathered(topology: Topology, collective: Collective) -> Schedule:
+        # One send per shard first, then as many as it has chunks: all take the same way, or sums of
+        # one shard's elements would differ in their order.
         index = np.arange(collective.chunks_per_shard)
 
         def write(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -324,7 +324,6 @@ class Swing(InPieces):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(pieces=ALL_PIECES))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -433,7 +432,6 @@ class Trivance(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(near_first=True))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -441,7 +439,6 @@ class Trivance(Synthesizer):
         return dimension_counts(problem.topology)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         chunks = collective.chunks_per_shard
         if topology.placement is not None and not collective.is_grouped:
             sends = self._over(topology.placement.grid, chunks).in_pieces(chunks, self.pieces)

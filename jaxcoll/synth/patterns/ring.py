@@ -104,7 +104,6 @@ class Ring(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(bidirectional=False))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -125,6 +124,8 @@ class Ring(Synthesizer):
 
     def _circles(self, topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
         """The ranks of a group in the order of every circle."""
+        # Two ranks are a circle whatever the links are, and so is one order where no other is
+        # found.
         circles = self.circles
         if circles is None and self.order == "links" and len(ranks) > 2:
             circles = circles_of(topology, ranks, self.bidirectional)
@@ -172,6 +173,7 @@ def gather_around(
             lane[ends] += 1
             lane[ends[::-1]] += 1
     sends = Sends.joined(parts)
+    # Neighbours on a circle that no link joins are routed, over switches or the ranks between.
     chunk = first_chunk(collective)[sends.owner] + sends.index
     columns = (sends.step, sends.src, sends.dst, chunk)
     return routed(topology, collective, *columns, lane=np.concatenate(lanes))
@@ -232,7 +234,6 @@ class NcclRing(Synthesizer):
         return (tuple(channels * pieces for pieces in DOUBLINGS),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         if collective.kind == "broadcast":
             return self._broadcast(topology, collective)
         channels = functools.partial(_channels, topology)
@@ -301,7 +302,6 @@ class Direct(Synthesizer):
     put_off: ClassVar[float] = LAST
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         n = topology.num_ranks
         chunks, ranks = [], []
         for g, group in enumerate(collective.groups):

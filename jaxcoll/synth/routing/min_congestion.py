@@ -89,7 +89,6 @@ class MinCongestion(Synthesizer):
         return cls(), cls(power=0)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         order, source, target, batch_ptr = _batches(collective)
         nbytes = as_fraction(self.nbytes)
         hops = 4 * len(order) * topology.num_vertices
@@ -308,7 +307,6 @@ class VanDeGeijn(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return tuple(cls(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct()))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:

@@ -80,7 +80,6 @@ class TimeStepped(Synthesizer):
         )
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         check_everyone(collective, self.name)
         if not topology.is_direct:
             raise TopologyError(

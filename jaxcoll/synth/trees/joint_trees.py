@@ -152,7 +152,6 @@ class JointTrees(Synthesizer):
         return max(planned, _LOOKS * grown * looks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         sides = 2 if collective.kind == "all_reduce" else 1
         roots = self._roots(collective, seed)
         chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)

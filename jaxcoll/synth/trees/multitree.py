@@ -89,7 +89,6 @@ class MultiTree(Synthesizer):
         return looks * added + problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         group = np.full(topology.num_vertices, -1, np.int64)
         group[: topology.num_ranks] = collective.group_of_rank
         first = np.arange(0, collective.num_chunks, collective.chunks_per_shard)

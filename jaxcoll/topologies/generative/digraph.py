@@ -189,8 +189,7 @@ class Digraph:
         """The network whose ranks are the vertices: one link per arc that is not a self-loop.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
         alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
         ends = np.stack([self.tails, self.heads], axis=1)[self.links]
