@@ -10,11 +10,9 @@ program, the least time in which all data flow to where they are needed (Shahrok
 are loaded for longer than others, and those become longer. Whatever lengths come out, the bound by
 them is proved by itself.
 
-The yardsticks of papers build on distances too, and bound no time. The fewest steps on a direct
-network follow from distances and ports together: chunks from t links away or more arrive in step t
-at the earliest, and from then on no faster than a chunk per port. TACOS's Ideal adds the latency of
-the farthest ranks to the time of the slowest rank's bytes, which data that is on its way in the
-meantime can beat; papers compare with it.
+Two yardsticks of papers build on distances too, and bound no time: the fewest steps on a direct
+network (``step_bound``), and TACOS's ``ideal``, which data that is on its way while others are sent
+can beat.
 """
 
 from __future__ import annotations

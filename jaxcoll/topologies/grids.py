@@ -215,19 +215,16 @@ def _grid(factors: tuple[Topology, ...]) -> Grid | None:
     # Also where a factor has no grid of its own, if its ranks stand in a circle of links, as those
     # of a fully connected one do: patterns for grids run on it, though it has more links than they
     # use.
-    grids = [factor.grid or _closed_line(factor) for factor in factors]
+    grids = []
+    for factor in factors:
+        circle = Grid((factor.num_ranks,), (True,))
+        joined = set(zip(factor.src.tolist(), factor.dst.tolist(), strict=True))
+        is_joined = joined.issuperset(map(tuple, circle.neighbour_pairs(0).tolist()))
+        grids.append(factor.grid or (circle if is_joined else None))
     if None in grids:
         return None
     shape = tuple(side for grid in grids if grid for side in grid.shape)
     return Grid(shape, tuple(wrap for grid in grids if grid for wrap in grid.wrap))
-
-
-def _closed_line(factor: Topology) -> Grid | None:
-    """The ranks in order as a circle, if all neighbours on it are joined both ways."""
-    circle = Grid((factor.num_ranks,), (True,))
-    joined = set(zip(factor.src.tolist(), factor.dst.tolist(), strict=True))
-    pairs = circle.neighbour_pairs(0).tolist()
-    return circle if all((u, v) in joined for u, v in pairs) else None
 
 
 def ring(

@@ -47,10 +47,9 @@ class MinCongestion(Synthesizer):
 
     Minimum-congestion routing by dual variables (Raghavan and Thompson, "Randomized rounding",
     1987, state the problem; Basu et al., "Efficient all-to-all collective communication schedules
-    for direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank
-    after rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and more the nearer
-    it is to being the fullest by the chunks routed so far, so small data take the paths of least
-    latency and large data spread. Every further pass routes each chunk again, given all others.
+    for direct-connect topologies", HPDC 2024, route all_to_all that way). A link costs
+    alpha + bytes / bandwidth, and more the nearer it is to being the fullest by the chunks routed
+    so far, so small data take the paths of least latency and large data spread.
 
     A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
     several wait, the one with the longest way to go leaves first. The chunks of a shard may take
@@ -275,12 +274,8 @@ class VanDeGeijn(Synthesizer):
 
     Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication
     library (InterCom)" (1994), known from MPICH (Thakur, Rabenseifner and Gropp, 2005, Sec. 4.2).
-    For buffers too long for a tree of whole messages and too short for a pipeline: the root sends
-    each byte once, and every rank helps to spread it. The reduce that follows from it is a
-    reduce_scatter and a gather.
-
-    A chunk is not gathered where it is already: at the root, and at ranks that it crossed on its
-    way to its own.
+    For buffers too long for a tree of whole messages and too short for a pipeline. The reduce that
+    follows from it is a reduce_scatter and a gather.
 
     Attributes:
         scatter, gather: the algorithms of both parts.

@@ -44,11 +44,9 @@ class TimeStepped(Synthesizer):
     """The maximum concurrent flow, rounded to a path per chunk and run in time steps.
 
     The time-stepped schedule of Basu et al., "Efficient all-to-all collective communication
-    schedules for direct-connect topologies" (HPDC 2024), by rounding: LP (A.1) says how much of
-    every source's data crosses each link; chunks follow it, one path each; those on overloaded
-    links are rerouted; and in every step each link sends the same number of chunks, those with
-    the longest way to go first. A message is all that a link sends in one step. More chunks per
-    shard come nearer to the rate.
+    schedules for direct-connect topologies" (HPDC 2024), by rounding LP (A.1). A message is all
+    that a link sends in one step, the chunks with the longest way to go. More chunks per shard come
+    nearer to the rate.
 
     Attributes:
         width: chunks per step on the slowest links, and more on faster ones in proportion; the

@@ -88,9 +88,6 @@ class JointTrees(Synthesizer):
     out-trees alone; reduce_scatter and reduce are theirs backwards. Groups run at the same time,
     and ranks of other groups forward.
 
-    Sources: the optimum by the dissertation on ForestColl, App. B.7; prices exponential in load by
-    Plotkin, Shmoys and Tardos (1995); the order by Li and Willis (1992).
-
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
         tries: roots that are tried for each chunk of an all_reduce.

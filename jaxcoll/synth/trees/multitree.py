@@ -37,10 +37,10 @@ class MultiTree(Synthesizer):
     """All-gather over one tree per rank, built top-down, one level per time step.
 
     Huang, Majumder, Kim, Muzahid, Yum and Kim, "Communication algorithm-architecture co-design for
-    distributed deep learning" (ISCA 2021), Algorithm 1. In each time step every link serves one
-    tree. Trees add one rank each, in rotation: the first of their ranks, in the order in which
-    earlier steps added them, that has a free link to a rank outside the tree. When no tree can add
-    any more, the next step starts with all links free. The reversed schedule is the reduce-scatter.
+    distributed deep learning" (ISCA 2021), Algorithm 1. A tree adds a rank by the first of its own,
+    in the order in which earlier steps added them, that has a free link to a rank outside. When no
+    tree can add any more, the next step starts with all links free. The reversed schedule is the
+    reduce-scatter.
 
     - On grids a rank tries its neighbours dimension by dimension, upwards first, so Y before X
       (Sec. III-C1); elsewhere the next rank in cyclic order first.

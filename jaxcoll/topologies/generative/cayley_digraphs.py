@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.digraph import Digraph, from_heads
 
 # Connections with good BFB all_gathers; ``jaxcoll.finder.candidates`` prints the file.
 _FILE, VERSION = "cayley.json", 1
@@ -149,16 +149,9 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
             f"one outside of those"
         )
     # By (0, 1) and (1, 0), which generate the group.
-    translations = {1 % group.size, k % group.size} - {0}
-    return Digraph(
-        group.size,
-        degree,
-        np.repeat(elements, degree),
-        heads.ravel(),
-        name=notation,
-        generators=tuple(tuple(group.times(by, elements).tolist()) for by in sorted(translations)),
-        reversal=_reversal(group, chosen),
-    )
+    translations = sorted({1 % group.size, k % group.size} - {0})
+    moved = [group.times(by, elements) for by in translations]
+    return from_heads(heads, notation, moved, _reversal(group, chosen))
 
 
 def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
@@ -186,7 +179,7 @@ def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
     return cayley(m, 2, m - 1, numbers)
 
 
-def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> tuple[int, ...] | None:
+def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> np.ndarray | None:
     """An automorphism that takes connections to their inverses: it reverses every arc.
 
     The arc from g to g c becomes that from f(g c) = f(g) f(c) to f(g), by the connection f(c)^-1.
@@ -196,7 +189,7 @@ def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> tuple[int, ...] |
     for images, all_images in zip(group.automorphisms(chosen), every, strict=True):
         proper = np.flatnonzero((np.sort(images, axis=1) == inverses).all(axis=1))
         if len(proper):
-            return tuple(all_images[proper[0]].tolist())
+            return all_images[proper[0]]
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -223,6 +223,30 @@ class Digraph:
         graph.add_nodes_from(range(self.size))
         graph.add_edges_from(zip(self.tails.tolist(), self.heads.tolist(), strict=True))
         return graph
+
+
+def from_heads(
+    heads: np.ndarray,
+    name: str = "",
+    generators: Iterable[Sequence[int] | np.ndarray] = (),
+    reversal: np.ndarray | None = None,
+) -> Digraph:
+    """The digraph whose arcs out of vertex v lead to the vertices ``heads[v]``.
+
+    Args:
+        heads: int64 of shape (vertices, degree).
+        name, generators, reversal: as of ``Digraph``, permutations as columns.
+    """
+    size, degree = heads.shape
+    return Digraph(
+        size,
+        degree,
+        np.repeat(np.arange(size), degree),
+        heads.ravel(),
+        name=name,
+        generators=tuple(tuple(np.asarray(image).tolist()) for image in generators),
+        reversal=None if reversal is None else tuple(reversal.tolist()),
+    )
 
 
 def arc_numbers(tails: np.ndarray, heads: np.ndarray) -> np.ndarray:

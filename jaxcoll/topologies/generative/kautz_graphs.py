@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count
-from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.digraph import Digraph, from_heads
 from jaxcoll.topologies.generative.operations import cartesian_power, line_graph
 
 
@@ -71,14 +71,7 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
     if shared > 1:
         images.append((tails + m // shared) % m)
     heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
-    return Digraph(
-        m,
-        degree,
-        np.repeat(tails, degree),
-        heads.ravel(),
-        name=name,
-        generators=tuple(tuple(image.tolist()) for image in images),
-    )
+    return from_heads(heads, name, images)
 
 
 def de_bruijn(degree: int, n: int) -> Digraph:
@@ -96,15 +89,8 @@ def de_bruijn(degree: int, n: int) -> Digraph:
     # them, so that renaming them is a symmetry.
     letters = np.stack(np.unravel_index(words, (degree,) * n))
     renamed = degree ** np.arange(n)[::-1] @ ((letters + 1) % degree)
-    return Digraph(
-        size,
-        degree,
-        np.repeat(words, degree),
-        ((words[:, None] * degree + np.arange(degree)) % size).ravel(),
-        name=name,
-        generators=(tuple(renamed.tolist()),),
-        reversal=tuple(backwards.ravel().tolist()),
-    )
+    heads = (words[:, None] * degree + np.arange(degree)) % size
+    return from_heads(heads, name, [renamed], backwards.ravel())
 
 
 # The heads of the arcs of each vertex.
@@ -132,8 +118,7 @@ def diamond() -> Digraph:
     all-to-all rate 3/20 of the table's Diamond^2 (8 times 1.87e-2), and both have such a schedule.
     This is one of the two. It is not reverse-symmetric.
     """
-    heads = np.asarray(_DIAMOND).ravel()
-    return Digraph(8, 2, np.repeat(np.arange(8), 2), heads, name="Diamond")
+    return from_heads(np.asarray(_DIAMOND), "Diamond")
 
 
 def modified_de_bruijn(degree: int, n: int) -> Digraph:
@@ -183,15 +168,9 @@ def complete(m: int) -> Digraph:
     m = count(m, "m", least=2)
     check_size(f"K{m}", m, m * (m - 1))
     vertices = np.arange(m)
-    return Digraph(
-        m,
-        m - 1,
-        np.repeat(vertices, m - 1),
-        ((vertices[:, None] + np.arange(1, m)) % m).ravel(),
-        name=f"K{m}",
-        # The turn and one exchange of neighbours generate all permutations.
-        generators=(tuple(((vertices + 1) % m).tolist()), (1, 0, *range(2, m))),
-    )
+    # The turn and one exchange of neighbours generate all permutations.
+    generators = ((vertices + 1) % m, (1, 0, *range(2, m)))
+    return from_heads((vertices[:, None] + np.arange(1, m)) % m, f"K{m}", generators)
 
 
 def complete_bipartite(degree: int) -> Digraph:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers, same_arcs
+from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers, from_heads, same_arcs
 
 
 def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
@@ -47,29 +47,16 @@ def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
 
 
 def _line_graph(digraph: Digraph) -> Digraph:
-    arcs, degree = digraph.num_arcs, digraph.degree
-    after = digraph.heads[:, None] * degree + np.arange(degree)
+    after = digraph.heads[:, None] * digraph.degree + np.arange(digraph.degree)
     reversal = None
     # A symmetry of G moves its arcs, which are the vertices here; one that reverses all arcs of G
     # reverses all paths of two of them as well.
     if digraph.reversal is not None:
         image = np.asarray(digraph.reversal)
-        reversal = _arc_image(image[digraph.heads], image[digraph.tails])
-    return Digraph(
-        arcs,
-        degree,
-        np.repeat(np.arange(arcs), degree),
-        after.ravel(),
-        generators=tuple(
-            _arc_image(image[digraph.tails], image[digraph.heads])
-            for image in map(np.asarray, digraph.generators)
-        ),
-        reversal=reversal,
-    )
-
-
-def _arc_image(tails: np.ndarray, heads: np.ndarray) -> tuple[int, ...]:
-    return tuple(arc_numbers(tails, heads).tolist())
+        reversal = arc_numbers(image[digraph.heads], image[digraph.tails])
+    images = map(np.asarray, digraph.generators)
+    moved = [arc_numbers(image[digraph.tails], image[digraph.heads]) for image in images]
+    return from_heads(after, "", moved, reversal)
 
 
 def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
