@@ -281,6 +281,7 @@ def product(first: Construction, second: Construction) -> Construction:
     factors: list[Construction] = []
     for part in (first, second):
         factors += part.parts if part.operation == "product" else (part,)
+    # Sorted, so that products of the same factors are equal.
     return Construction("product", (), tuple(sorted(factors, key=str)))
 
 

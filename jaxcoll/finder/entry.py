@@ -119,7 +119,7 @@ def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]
 class MissingSizeError(TopologyError, KeyError):
     """A size of which ``Frontiers`` hold nothing; a ``KeyError``, as mappings have to raise."""
 
-    __str__ = Exception.__str__
+    __str__ = Exception.__str__  # a KeyError would print its message in quotes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -268,6 +268,7 @@ def _rows(job: tuple[int, int, tuple[Candidate, ...]]) -> list[dict[str, object]
     """The rows of a degree, a size and its candidates."""
     degree, size, candidates = job
     rows: list[dict[str, object]] = []
+    # Of equal costs the first: to find the one of the highest rate takes the rates of all.
     for tied in _points(size, degree, candidates, "one_way", True):
         point = tied[0]
         cost, rate = point.cost, point.rate_bounds
@@ -325,6 +326,7 @@ def _heard(row: object, largest: int, where: str) -> tuple[int, Candidate]:
     entries = readers.items(row, where)
     if len(entries) != 6:
         raise FormatError(f"{where} must have 6 entries, got {len(entries)}")
+    # In the order of the row; the last is all properties at once.
     limits = (
         (2, largest),
         (1, MOST_RANKS),

@@ -290,6 +290,7 @@ class Found:
         rate = _rate_bound(self.size, self.degree)
         steps = str(bound.steps)
         rows.append(("bound", steps, f"{float(bound.inverse_bandwidth):.3f}", steps, rate))
+        # The paper's rows stand below ours, in the same columns.
         paper = paper_rows(self.size, self.degree)
         rows += [("paper:", "", "", "", ""), *paper] if paper else []
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

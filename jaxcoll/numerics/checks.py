@@ -46,6 +46,7 @@ def integer(
 ) -> int:
     """An integer between two limits; integers of NumPy are integers, booleans are not."""
     try:
+        # To Python True is 1; as a number of ranks it is a mistake.
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         number = operator.index(value)
@@ -125,6 +126,7 @@ def column(values, dtype: type, what: str, error: Error) -> np.ndarray:
         raise error(f"{what} must be one column of integers: {wrong}") from None
     if given.ndim != 1:
         raise error(f"{what} must be one column of integers, got shape {given.shape}")
+    # Compared after the cast, which rounds and wraps in silence.
     if given.dtype != found.dtype and not np.array_equal(given, found):
         bad = given[np.flatnonzero(given != found)[0]]
         raise error(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
@@ -137,6 +139,7 @@ def flags(values, what: str, error: Error) -> np.ndarray:
         given = np.asarray(bounded(values, what, error))
     except ValueError:
         given = np.zeros((), object)
+    # 0 and 1 will do, as columns of files have them.
     is_known = given.dtype.kind == "b" or not given.size
     if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
         raise error(f"{what} must hold True and False, got {shown(values)}")
@@ -250,6 +253,7 @@ def memory(value, what: str, error: Error) -> Number:
             f'{what} must be a number of bytes above 0 or a text such as "80GB" or "1.5 GiB", got '
             f"{shown(value)}"
         )
+    # An exact decimal times an exact unit; rounded once, at the end.
     exact = Fraction(match[1]) * _UNITS[match[2].lower()]
     return int(exact) if exact.denominator == 1 else float(exact)
 

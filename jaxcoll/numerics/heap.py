@@ -28,7 +28,7 @@ def push(key, item, first, size, value, number):
 @kernel(cache=True, nogil=True)
 def pop(key, item, first, size):
     """Take the least from the heap that starts at ``first``; its new size."""
-    size -= 1
+    size -= 1  # the last pair takes the place of the first
     replace(key, item, first, size, key[first + size], item[first + size])
     return size
 
@@ -36,6 +36,7 @@ def pop(key, item, first, size):
 @kernel(cache=True, nogil=True)
 def replace(key, item, first, size, value, number):
     """Put (value, number) in the place of the least of the heap that starts at ``first``."""
+    # The lesser child moves up into the hole for as long as it comes before the pair.
     i = 0
     while True:
         child = 2 * i + 1

@@ -117,6 +117,8 @@ def symbol(name: str, source: str, signature: str) -> str:
         signature: the types of its arguments.
     """
     made_from = hashlib.sha256(f"{name} {source} {signature}".encode()).hexdigest()
+    # A name that linkers take: the kernel's own for whoever reads it, 96 bits of the hash to find
+    # it.
     return f"{name.rpartition('.')[2]}_{made_from[:24]}"
 
 

@@ -211,6 +211,7 @@ class Timeline:
         if bins is None:
             busy = np.bincount(self.hop_link, weights=self.hop_busy, minlength=links)
             return busy / self.finish
+        # In floats, other than all times: shares of intervals are drawn, and compared by nobody.
         busy = np.zeros((links, bins))
         _fill(self.hop_link, self.hop_start, self.hop_busy, self.finish / bins, busy)
         return busy / (self.finish / bins)
@@ -221,6 +222,7 @@ class Timeline:
         return float(share.mean()) if share.size else 0.0
 
     def __repr__(self) -> str:
+        # A time that was rounded up may be above a bound that the schedule meets.
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
         framing = f" in {self.framing}" if self.framing else ""
         framing += " with execution costs" if self.charge else ""

@@ -342,6 +342,7 @@ class Synthesizer(abc.ABC):
         }
 
     def _order_for(self, problem: Problem) -> Number:
+        # The bytes asked for, else those of the algorithm's own field, else the usual bucket.
         own: Number | None = getattr(self, "nbytes", None)
         return problem.nbytes or own or BUCKET_BYTES
 

@@ -249,6 +249,7 @@ def served(urgency, next_ptr, following, edge, path_ptr, path_link, busy, delay)
         busy: how long a send occupies each link, in ticks, at least 1.
         delay: how long it takes to the end of each link, in ticks, at least as long.
     """
+    # At any time a send has one event ahead of it at most, and so has a link.
     sends, links = len(edge), len(busy)
     heap_ptr = queue_starts(edge, path_ptr, path_link, links)
     now = _Queues(

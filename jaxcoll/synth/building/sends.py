@@ -226,6 +226,7 @@ def circle(side: int, *, both_ways: bool) -> Pattern:
     moves = []
     for way in (1, -1) if both_ways else (1,):
         for s in range(side // 2 if both_ways else side - 1):
+            # In the last step of an even side both ways lead to one index: half a block by each.
             opposite = both_ways and side % 2 == 0 and s == side // 2 - 1
             half = (0 if way == 1 else 1) if opposite else -1
             moves.append(Move(s, (here + way) % side, (here - way * s) % side, half))
@@ -238,6 +239,7 @@ def line(side: int) -> Pattern:
     moves = []
     for way in (1, -1):
         for s in range(side - 1):
+            # Whose block has come this far, and to whom it goes on; both may be beyond the ends.
             origin, beyond = here - way * s, here + way
             goes = (origin >= 0) & (origin < side) & (beyond >= 0) & (beyond < side)
             moves.append(Move(s, np.where(goes, beyond, -1), origin))

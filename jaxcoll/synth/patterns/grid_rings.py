@@ -171,6 +171,8 @@ class Bucket(_Blocks):
         sends = gather_by_dimension(
             rank_grid.grid, dims, collective.chunks_per_shard, both_ways=True
         )
+        # Neighbours of a grid are joined by links, so that no routes are looked for: a pair without
+        # one means that the grid is wrong.
         return Schedule.from_sends(
             topology,
             collective,

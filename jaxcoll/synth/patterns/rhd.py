@@ -358,6 +358,7 @@ class Swing(InPieces):
 
 
 def _torus(topology: Topology) -> Grid:
+    # A side of 2 is closed by its only link.
     grid = topology.grid
     if grid is None or not all(w or s <= 2 for w, s in zip(grid.wrap, grid.shape, strict=True)):
         raise TopologyError(f"swing needs a torus; {topology} has no grid, or one with a border")

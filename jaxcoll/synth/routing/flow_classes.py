@@ -85,6 +85,7 @@ def flow_classes(
 
 def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     """Number the colours of a stable colouring."""
+    # Only one source of each class is looked at; ``weight`` counts the others with it.
     vertex = np.unique(pair.diagonal(), return_inverse=True)[1]
     weight = np.bincount(vertex)
     pair_of, pair_id, pair_count = _counted(pair[sources], weight)

@@ -374,6 +374,7 @@ def _dealt(collective: Collective, each: int) -> np.ndarray:
     Args:
         each: chunks per shard of the parts; those beyond the chunks of a group are -1.
     """
+    # In turn, so that shares differ by one chunk at most.
     renamed = []
     for first, group in zip(collective.chunk_ptr, collective.groups, strict=False):
         place = np.arange(each) * len(group) + np.arange(len(group))[:, None]

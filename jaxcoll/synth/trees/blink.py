@@ -215,6 +215,8 @@ def _fastest_root(topology: Topology) -> int:
 
 def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:
     """From chunks tree by tree to chunks piece by piece, dealt to the trees in turn."""
+    # The pieces of all trees stand together, piece by piece: a run of the buffer is ready at a
+    # time.
     share = flow.weight // (flow.k // flow.granularity)
     first = np.cumsum(share) - share
     tree = np.repeat(np.arange(len(share)), share * (chunks // flow.granularity))

@@ -197,6 +197,8 @@ def _only(possible: bool, *arguments: int) -> Iterator[Arguments]:
 
 
 def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
+    # Roots of floats may be off a little: they are rounded, and the size is checked with what
+    # comes.
     ratios = {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ())
     for ratio in ratios:
         k = round((n / math.prod(ratio)) ** (1 / len(ratio)))
@@ -205,7 +207,8 @@ def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
 
 
 def _johnson(n: int, d: int) -> Iterator[Arguments]:
-    # The degree of J(letters, k) is k (letters - k).
+    # The degree of J(letters, k) is k (letters - k); with 2 k above the letters it is J(letters,
+    # letters - k) again. Subsets of more than 20 letters are not built.
     for k in range(2, d // 2 + 1):
         letters = d // k + k
         if d % k == 0 and 2 * k <= letters <= 20 and math.comb(letters, k) == n:
@@ -291,6 +294,7 @@ _ALL = (
         lambda n, d: _only(d >= 3 and n == 2 ** min(d, 64), d),
     ),
     Family("Johnson", distance_regular_graphs.johnson, _johnson),
+    # Subsets of 2 d - 1 letters, which are 19 at most.
     Family(
         "odd",
         distance_regular_graphs.odd_graph,
@@ -306,6 +310,7 @@ _ALL = (
         distance_regular_graphs.crown,
         lambda n, d: _only(d >= 2 and n == 2 * (d + 1), d),
     ),
+    # Points and lines of geometries over GF(q), joined where they meet.
     Family(
         "projective plane",
         distance_regular_graphs.projective_plane,

@@ -93,7 +93,7 @@ class Digraph:
                     f"reversal must map every arc (u, v) of {self} to an arc (f(v), f(u))"
                 )
             reversal = tuple(image.tolist())
-        elif self.is_undirected:
+        elif self.is_undirected:  # its own transpose
             reversal = tuple(range(size))
         checks.put(self, generators=tuple(generators), reversal=reversal)
 
@@ -191,6 +191,7 @@ class Digraph:
         Args:
             alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
+        # Self-loops keep a port and carry nothing: no link.
         alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
         ends = np.stack([self.tails, self.heads], axis=1)[self.links]
         known = {"name": self.name, "generators": self.generators}

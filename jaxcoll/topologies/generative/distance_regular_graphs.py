@@ -90,6 +90,7 @@ def generalized_quadrangle(q: int) -> Digraph:
     negated = field.negative[points]
     # The symplectic form of x and y is the plain one of x and this image of y.
     turned = np.stack([points[:, 1], negated[:, 0], points[:, 3], negated[:, 2]], axis=1)
+    # Every pair of different points once.
     first, second = np.nonzero(np.triu(field.form(points, turned) == 0, 1))
     return _point_line_graph(field, points, first, second, f"incidence GQ({q},{q})")
 
@@ -108,6 +109,7 @@ def generalized_hexagon(q: int) -> Digraph:
         raise TopologyError(f"GH({q},{q}) of {size} vertices is not built; the largest is GH(3,3)")
     points = field.projective_points(7)
     square = field.multiply[points[:, 3], points[:, 3]]
+    # The quadric: x0 x4 + x1 x5 + x2 x6 - x3^2 = 0.
     value = field.negative[square]
     for i in range(3):
         value = field.add[value, field.multiply[points[:, i], points[:, i + 4]]]
