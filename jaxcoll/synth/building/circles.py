@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 from scipy import sparse
@@ -192,20 +193,39 @@ def _one_way(room: np.ndarray) -> list[Circle]:
     # Ranks with few links into them are tried first: later on they could not be entered any more.
     behind = (room > 0).sum(axis=0)
     near = [[int(v) for v in np.argsort(behind, kind="stable") if row[v]] for row in room]
-    path, on_path, choices = [0], {0}, [iter(near[0])]
-    for _ in range(_ROTATIONS * n):
+    found = _through_all(0, n, near.__getitem__, lambda end: bool(room[end, 0]), _ROTATIONS * n)
+    return [tuple(found)] if found else []
+
+
+def _through_all(
+    start: int,
+    n: int,
+    near: Callable[[int], list[int]],
+    may_end: Callable[[int], bool],
+    tries: int,
+) -> list[int]:
+    """The first path through n vertices that ends where it may, depth first; empty if none.
+
+    Args:
+        near: from a vertex to those that it leads to, in the order in which they are tried.
+        tries: vertices that are added or taken off before the search is given up.
+    """
+    path, on_path, choices = [start], {start}, [iter(near(start))]
+    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
+    # that hosts are, hence a bound on the tries and not on the time.
+    for _ in range(tries):
+        if len(path) == n and may_end(path[-1]):
+            return path
         following = next((v for v in choices[-1] if v not in on_path), None)
         if following is not None:
             path.append(following)
             on_path.add(following)
-            choices.append(iter(near[following]))
-        elif len(path) == n and room[path[-1], 0]:
-            return [tuple(path)]
-        else:
-            on_path.discard(path.pop())
-            choices.pop()
-            if not path:
-                break
+            choices.append(iter(near(following)))
+            continue
+        on_path.discard(path.pop())
+        choices.pop()
+        if not path:
+            break
     return []
 
 
@@ -411,8 +431,14 @@ def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
     inside = (topology.src < inner) & (topology.dst < inner)
     np.add.at(wide, (topology.src[inside], topology.dst[inside]), topology.bandwidth[inside])
     used, ends, chains = np.zeros_like(wide), set(), []
+
+    def least_used(u: int) -> list[int]:
+        near = np.flatnonzero(wide[u])
+        return near[np.argsort((used[u, near] + 1) / wide[u, near], kind="stable")].tolist()
+
     for start in range(inner):
-        chain = _chain(wide, used, start, ends) or _chain(wide, used, start, set())
+        chain = _through_all(start, inner, least_used, lambda end: end not in ends, _MOST_TRIES)
+        chain = chain or _through_all(start, inner, least_used, lambda _: True, _MOST_TRIES)
         if not chain:
             index = np.arange(inner)
             return tuple(tuple(np.roll(index, -first).tolist()) for first in range(inner))
@@ -420,32 +446,6 @@ def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
         ends.add(chain[-1])
         chains.append(tuple(chain))
     return tuple(chains)
-
-
-def _chain(wide: np.ndarray, used: np.ndarray, start: int, ends: set[int]) -> list[int]:
-    """The first chain found that ends elsewhere, links least in use tried first; empty if none."""
-    n = len(wide)
-    chain, choices = [start], [iter(_least_used(wide, used, start))]
-    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
-    # that hosts are, hence a bound on the tries and not on the time.
-    for _ in range(_MOST_TRIES):
-        if len(chain) == n and chain[-1] not in ends:
-            return chain
-        following = next((v for v in choices[-1] if v not in chain), None)
-        if following is not None:
-            chain.append(following)
-            choices.append(iter(_least_used(wide, used, following)))
-            continue
-        chain.pop()
-        choices.pop()
-        if not chain:
-            break
-    return []
-
-
-def _least_used(wide: np.ndarray, used: np.ndarray, u: int) -> list[int]:
-    near = np.flatnonzero(wide[u])
-    return near[np.argsort((used[u, near] + 1) / wide[u, near], kind="stable")].tolist()
 
 
 def host_circles(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:

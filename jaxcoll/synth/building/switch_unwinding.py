@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -145,9 +145,13 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
     back = defaultdict(list)
     for u, v in wires.between:
         back[v].append(u)
+
+    def is_down(u: int, v: int) -> bool:
+        return bool(level[v] == level[u] - 1)
+
     for switch, ports in _ports(topology).items():
-        up = _descend(switch, level, back)
-        down = _descend(switch, level, wires.out)
+        up = _ways(switch, back, is_down)
+        down = _ways(switch, wires.out, is_down)
         for turn in range(1, min(degree, len(ports) - 1) + 1):
             for p, senders in enumerate(ports):
                 receivers = ports[(p + turn) % len(ports)]
@@ -159,18 +163,17 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
     return paths
 
 
-def _descend(top: int, level: np.ndarray, near: dict[int, list[int]]) -> dict[int, list[int]]:
-    """The vertices from ``top`` to every rank below it, through ever lower switches."""
-    way, layer = {top: [top]}, [top]
-    while layer:
-        following = []
-        for u in layer:
-            for v in near[u]:
-                if v not in way and level[v] == level[u] - 1:
-                    way[v] = [*way[u], v]
-                    following.append(v)
-        layer = following
-    return {v: path for v, path in way.items() if level[v] == 0}
+def _ways(
+    start: int, near: dict[int, list[int]], goes: Callable[[int, int], bool]
+) -> dict[int, list[int]]:
+    """The vertices on the way from ``start`` to each that allowed links lead to, breadth first."""
+    way, queue = {start: [start]}, [start]
+    for u in queue:  # which grows meanwhile
+        for v in near[u]:
+            if v not in way and goes(u, v):
+                way[v] = [*way[u], v]
+                queue.append(v)
+    return way
 
 
 def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
@@ -178,17 +181,12 @@ def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, 
     n = topology.num_ranks
     paths: dict[_Path, None] = {}
     for u in range(n):
-        way, layer = {u: [u]}, [u]
-        while layer:
-            following = []
-            for w in layer:
-                for v in wires.out[w]:
-                    if v not in way and (v >= n or w >= n):
-                        way[v] = [*way[w], v]
-                        # Ranks end a path: beyond them another link of the unwound network begins.
-                        if v >= n:
-                            following.append(v)
-            layer = following
+
+        def goes(w: int, v: int, first: int = u) -> bool:
+            # Ranks end a path: beyond them another link of the unwound network begins.
+            return w >= n or (w == first and v >= n)
+
+        way = _ways(u, wires.out, goes)
         nearest = sorted((v for v in way if v < n and v != u), key=lambda v: (v - u) % n)
         for v in nearest[:degree]:
             paths[wires.along(way[v])] = None
