@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +36,15 @@ ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)
 BANDWIDTH = 50e9  # bytes per second; likewise
 
 
-def uniform(n: int, ends: np.ndarray, alpha, bandwidth, **others) -> Topology:
-    """The network of n ranks whose links are all of one speed.
+def uniform(ends: np.ndarray, alpha, bandwidth) -> Any:
+    """The columns of a ``Topology`` whose links are all of one speed.
 
     Args:
         ends: source and destination of each link, int64 of shape (links, 2).
         alpha, bandwidth: seconds and bytes per second of every link, checked.
-        others: the other fields of ``Topology``.
     """
     links = len(ends)
-    alphas, bandwidths = np.full(links, alpha, float), [bandwidth] * links
-    return Topology(n, ends[:, 0], ends[:, 1], alphas, bandwidths, **others)  # type: ignore[arg-type]
+    return ends[:, 0], ends[:, 1], np.full(links, alpha, float), [bandwidth] * links
 
 
 def both_ways(pairs: np.ndarray) -> np.ndarray:
@@ -69,7 +68,7 @@ def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDT
     check_size(name, n, links)
     ends = np.stack(np.divmod(np.arange(n * n), n), axis=1)
     ends = ends[ends[:, 0] != ends[:, 1]]
-    return uniform(n, ends, alpha, bandwidth, name=name, generators=turn(n))
+    return Topology(n, *uniform(ends, alpha, bandwidth), name=name, generators=turn(n))
 
 
 def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topology:
@@ -81,7 +80,7 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
     ends = both_ways(np.stack([np.zeros(n - 1, np.int64), np.arange(1, n)], axis=1))
     # The middle stays, the leaves turn.
     turned = ((0, *(1 + r % (n - 1) for r in range(1, n))),) if n > 2 else ()
-    return uniform(n, ends, alpha, bandwidth, name=f"star {n}", generators=turned)
+    return Topology(n, *uniform(ends, alpha, bandwidth), name=f"star {n}", generators=turned)
 
 
 def switch(
@@ -101,11 +100,11 @@ def switch(
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     ranks, name = np.arange(n), f"switch {n}"
     if n == 1:  # nobody to send to: the switch would only be a vertex that nothing crosses
-        return uniform(1, np.zeros((0, 2), np.int64), alpha, bandwidth, name=name)
+        return Topology(1, *uniform(np.zeros((0, 2), np.int64), alpha, bandwidth), name=name)
     if degree is None:
         ends = both_ways(np.stack([ranks, np.full(n, n)], axis=1))
-        known = {"num_vertices": n + 1, "name": name, "generators": turn(n, n)}
-        return uniform(n, ends, alpha, bandwidth, **known)
+        columns = uniform(ends, alpha, bandwidth)
+        return Topology(n, *columns, num_vertices=n + 1, name=name, generators=turn(n, n))
     what = f"degree, by which a switch of {n} ranks unwinds,"
     degree = checks.integer(degree, what, TopologyError, least=1, most=n - 1)
     check_size(f"a switch of {n} ranks unwound by {degree}", n, n * degree)
@@ -113,7 +112,9 @@ def switch(
     ends = np.stack([src, (src + np.tile(np.arange(1, degree + 1), n)) % n], axis=1)
     # The rank's port is shared by its links, exactly: a third of a float is not a float.
     share = as_fraction(bandwidth) / degree
-    return uniform(n, ends, alpha, share, name=f"{name} unwound by {degree}", generators=turn(n))
+    return Topology(
+        n, *uniform(ends, alpha, share), name=f"{name} unwound by {degree}", generators=turn(n)
+    )
 
 
 def product(*factors: Topology, name: str = "") -> Topology:
@@ -242,7 +243,9 @@ def ring(
         return grid((n,), True, alpha=alpha, bandwidth=bandwidth, name=f"ring {n}")
     src = np.arange(n if n > 1 else 0)  # one rank has no link to itself
     ends = np.stack([src, (src + 1) % n], axis=1)
-    return uniform(n, ends, alpha, bandwidth, name=f"one-way ring {n}", generators=turn(n))
+    return Topology(
+        n, *uniform(ends, alpha, bandwidth), name=f"one-way ring {n}", generators=turn(n)
+    )
 
 
 def mesh(

@@ -76,8 +76,10 @@ def fat_tree(
         there = here + (np.tile(np.arange(arity), row) - digit) * place
         pairs.append(np.stack([switch[level][here], switch[level + 1][there]], axis=1))
     generators = tuple(_rotation(arity, levels, digit) for digit in reversed(range(levels)))
-    known = {"num_vertices": ranks + levels * row, "name": name, "generators": generators}
-    return uniform(ranks, both_ways(np.concatenate(pairs)), alpha, bandwidth, **known)
+    columns = uniform(both_ways(np.concatenate(pairs)), alpha, bandwidth)
+    return Topology(
+        ranks, *columns, num_vertices=ranks + levels * row, name=name, generators=generators
+    )
 
 
 def _rotation(arity: int, levels: int, digit: int) -> tuple[int, ...]:
@@ -186,8 +188,8 @@ def bigraph(
         for moved, port in moves
         if not (np.array_equal(moved, place) and np.array_equal(port, still))
     )
-    known = {"num_vertices": n + switches, "name": name, "generators": generators}
-    return uniform(n, both_ways(np.concatenate([access, across])), alpha, bandwidth, **known)
+    columns = uniform(both_ways(np.concatenate([access, across])), alpha, bandwidth)
+    return Topology(n, *columns, num_vertices=n + switches, name=name, generators=generators)
 
 
 def switch_2d(

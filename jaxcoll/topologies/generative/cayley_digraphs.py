@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph, from_heads
+from jaxcoll.topologies.generative.digraph import Digraph
 
 # Connections with good BFB all_gathers; ``jaxcoll.finder.candidates`` prints the file.
 _FILE, VERSION = "cayley.json", 1
@@ -151,7 +151,7 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     # By (0, 1) and (1, 0), which generate the group.
     translations = sorted({1 % group.size, k % group.size} - {0})
     moved = [group.times(by, elements) for by in translations]
-    return from_heads(heads, notation, moved, _reversal(group, chosen))
+    return Digraph.from_heads(heads, notation, moved, _reversal(group, chosen))
 
 
 def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:

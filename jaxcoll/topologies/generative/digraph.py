@@ -97,6 +97,31 @@ class Digraph:
             reversal = tuple(range(size))
         checks.put(self, generators=tuple(generators), reversal=reversal)
 
+    @classmethod
+    def from_heads(
+        cls,
+        heads: np.ndarray,
+        name: str = "",
+        generators: Iterable[Sequence[int] | np.ndarray] = (),
+        reversal: np.ndarray | None = None,
+    ) -> Digraph:
+        """The digraph whose arcs out of vertex v lead to the vertices ``heads[v]``.
+
+        Args:
+            heads: int64 of shape (vertices, degree).
+            name, generators, reversal: as of the class, permutations as columns.
+        """
+        size, degree = heads.shape
+        return cls(
+            size,
+            degree,
+            np.repeat(np.arange(size), degree),
+            heads.ravel(),
+            name=name,
+            generators=tuple(tuple(np.asarray(image).tolist()) for image in generators),
+            reversal=None if reversal is None else tuple(reversal.tolist()),
+        )
+
     # ------------------------------------------------------------------ facts
 
     @property
@@ -194,8 +219,8 @@ class Digraph:
         # Self-loops keep a port and carry nothing: no link.
         alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
         ends = np.stack([self.tails, self.heads], axis=1)[self.links]
-        known = {"name": self.name, "generators": self.generators}
-        return uniform(self.size, ends, alpha, bandwidth, **known)
+        columns = uniform(ends, alpha, bandwidth)
+        return Topology(self.size, *columns, name=self.name, generators=self.generators)
 
     @functools.cached_property
     def in_arcs(self) -> np.ndarray:
@@ -224,30 +249,6 @@ class Digraph:
         graph.add_nodes_from(range(self.size))
         graph.add_edges_from(zip(self.tails.tolist(), self.heads.tolist(), strict=True))
         return graph
-
-
-def from_heads(
-    heads: np.ndarray,
-    name: str = "",
-    generators: Iterable[Sequence[int] | np.ndarray] = (),
-    reversal: np.ndarray | None = None,
-) -> Digraph:
-    """The digraph whose arcs out of vertex v lead to the vertices ``heads[v]``.
-
-    Args:
-        heads: int64 of shape (vertices, degree).
-        name, generators, reversal: as of ``Digraph``, permutations as columns.
-    """
-    size, degree = heads.shape
-    return Digraph(
-        size,
-        degree,
-        np.repeat(np.arange(size), degree),
-        heads.ravel(),
-        name=name,
-        generators=tuple(tuple(np.asarray(image).tolist()) for image in generators),
-        reversal=None if reversal is None else tuple(reversal.tolist()),
-    )
 
 
 def arc_numbers(tails: np.ndarray, heads: np.ndarray) -> np.ndarray:

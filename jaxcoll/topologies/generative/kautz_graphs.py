@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count
-from jaxcoll.topologies.generative.digraph import Digraph, from_heads
+from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.operations import cartesian_power, line_graph
 
 
@@ -71,7 +71,7 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
     if shared > 1:
         images.append((tails + m // shared) % m)
     heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
-    return from_heads(heads, name, images)
+    return Digraph.from_heads(heads, name, images)
 
 
 def de_bruijn(degree: int, n: int) -> Digraph:
@@ -90,7 +90,7 @@ def de_bruijn(degree: int, n: int) -> Digraph:
     letters = np.stack(np.unravel_index(words, (degree,) * n))
     renamed = degree ** np.arange(n)[::-1] @ ((letters + 1) % degree)
     heads = (words[:, None] * degree + np.arange(degree)) % size
-    return from_heads(heads, name, [renamed], backwards.ravel())
+    return Digraph.from_heads(heads, name, [renamed], backwards.ravel())
 
 
 # The heads of the arcs of each vertex.
@@ -118,7 +118,7 @@ def diamond() -> Digraph:
     all-to-all rate 3/20 of the table's Diamond^2 (8 times 1.87e-2), and both have such a schedule.
     This is one of the two. It is not reverse-symmetric.
     """
-    return from_heads(np.asarray(_DIAMOND), "Diamond")
+    return Digraph.from_heads(np.asarray(_DIAMOND), "Diamond")
 
 
 def modified_de_bruijn(degree: int, n: int) -> Digraph:
@@ -170,7 +170,7 @@ def complete(m: int) -> Digraph:
     vertices = np.arange(m)
     # The turn and one exchange of neighbours generate all permutations.
     generators = ((vertices + 1) % m, (1, 0, *range(2, m)))
-    return from_heads((vertices[:, None] + np.arange(1, m)) % m, f"K{m}", generators)
+    return Digraph.from_heads((vertices[:, None] + np.arange(1, m)) % m, f"K{m}", generators)
 
 
 def complete_bipartite(degree: int) -> Digraph:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers, from_heads, same_arcs
+from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers, same_arcs
 
 
 def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
@@ -56,7 +56,7 @@ def _line_graph(digraph: Digraph) -> Digraph:
         reversal = arc_numbers(image[digraph.heads], image[digraph.tails])
     images = map(np.asarray, digraph.generators)
     moved = [arc_numbers(image[digraph.tails], image[digraph.heads]) for image in images]
-    return from_heads(after, "", moved, reversal)
+    return Digraph.from_heads(after, "", moved, reversal)
 
 
 def degree_expansion(digraph: Digraph, copies: int) -> Digraph:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count, network_sides
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph, from_heads
+from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.kautz_graphs import complete
 from jaxcoll.topologies.generative.operations import cartesian_product
 
@@ -341,4 +341,4 @@ def _cayley(n: int, steps: Sequence[int], name: str) -> Digraph:
     vertices = np.arange(n)
     heads = (vertices[:, None] + np.asarray(steps)) % n
     # The mirrored circle has every arc the other way round.
-    return from_heads(heads, name, [(vertices + 1) % n], -vertices % n)
+    return Digraph.from_heads(heads, name, [(vertices + 1) % n], -vertices % n)
