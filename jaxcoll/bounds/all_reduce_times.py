@@ -59,7 +59,7 @@ def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> 
     order = np.argsort(late, axis=1, kind="stable")
     late = np.take_along_axis(late, order, axis=1)
     room = np.where(np.isfinite(late), bandwidth[order], 0.0)
-    late = np.where(np.isfinite(late), late, 0.0)
+    late = np.where(np.isfinite(late), late, 0.0)  # no bandwidth: 0 x 0 and not 0 x infinity
     with np.errstate(divide="ignore", invalid="ignore"):
         total = np.cumsum(room, axis=1)
         times = (nbytes[:, None] + np.cumsum(room * late, axis=1)) / total
@@ -69,6 +69,9 @@ def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Latencies:
     """Least latencies of a network in seconds, each computed when it is first asked for."""
+
+    # Bounds of the reversed network use the same numbers the other way round, so that ``transpose``
+    # hands them on: each is a run of Dijkstra's algorithm from every rank.
 
     topology: Topology
 
@@ -309,6 +312,7 @@ def traffic(
         rest = topology.alpha[leaves] + latencies.to_a_rank[topology.dst[leaves]]
         rest = np.minimum(rest, known)
     bandwidth = topology.bandwidth[leaves]
+    # In a time T a link of bandwidth b carries b (T - rest) at most: solved for T over all links.
     share = bandwidth / bandwidth.sum()
     return float(crossings * (nbytes / bandwidth.sum()) + share @ rest), crossings
 
@@ -412,6 +416,7 @@ def _late(latency: np.ndarray, members: np.ndarray, part: np.ndarray) -> np.ndar
     Args:
         latency: from some vertices to all ranks, float64 of shape (vertices, ranks).
     """
+    # Of every share the least of any part: M is the largest share of the members of any part.
     parts = [members[part[members] == p] for p in np.unique(part[members])]
     shares = max(map(len, parts))
     least = np.full((len(latency), shares), np.inf)

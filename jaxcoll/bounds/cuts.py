@@ -84,6 +84,7 @@ def needs_of(what: Collective) -> np.ndarray:
     """
     n = what.num_ranks
     share = np.zeros((n, n))
+    # A sum is as large as one of its terms: reducing kinds move the same shares as their duals.
     for group in what.groups:
         members = np.asarray(group)
         if what.kind == "all_reduce":
@@ -164,10 +165,13 @@ def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
 
     for part in parts(topology):
         first = {int(p): rank for rank, p in reversed([*enumerate(part[: topology.num_ranks])])}
+        # In the order of their first ranks, which follow the rows of grids and of racks: so the
+        # unions of the first parts are halves of these.
         order = sorted(first, key=lambda p: first[p])
         if len(order) < topology.num_ranks:  # single ranks are not sets of their own
             found += [s for p in some(order) for s in (part == p, part != p)]
         found += [np.isin(part, order[:count]) for count in some(range(2, len(order)))]
+    # Parts by several bandwidths are often the same; each set costs a bound of its own.
     distinct = {inside.tobytes(): inside for inside in found}
     ranks = topology.num_ranks
     return [s for s in distinct.values() if s[:ranks].any() and not s[:ranks].all()]

@@ -10,11 +10,9 @@ program, the least time in which all data flow to where they are needed (Shahrok
 are loaded for longer than others, and those become longer. Whatever lengths come out, the bound by
 them is proved by itself.
 
-The yardsticks of papers build on distances too, and bound no time. The fewest steps on a direct
-network follow from distances and ports together: chunks from t links away or more arrive in step t
-at the earliest, and from then on no faster than a chunk per port. TACOS's Ideal adds the latency of
-the farthest ranks to the time of the slowest rank's bytes, which data that is on its way in the
-meantime can beat; papers compare with it.
+Two yardsticks of papers build on distances too, and bound no time: the fewest steps on a direct
+network (``step_bound``), and TACOS's ``ideal``, which data that is on its way while others are sent
+can beat.
 """
 
 from __future__ import annotations
@@ -232,26 +230,19 @@ def step_bound(topology: Topology, collective: str | Collective) -> int:
     if what.is_reducing:
         raise CollectiveError(f"count the steps of {what.dual().kind} on the transposed network")
     distances = hop_distances(topology)
-    chunks = np.rint(_chunks_between(what)).astype(np.int64)
+    # Chunks that start at rank u and are wanted by rank v, at [u, v].
+    chunks = np.zeros(distances.shape, np.int64)
+    for chunk, u in enumerate(what.target if what.kind == "scatter" else what.owner):
+        chunks[u] += what.wants(np.arange(what.num_ranks), chunk)
     ports = np.bincount(topology.dst, minlength=topology.num_ranks)
     best = 0
     for v in range(topology.num_ranks):
         at = np.bincount(distances[:, v], weights=chunks[:, v]).astype(np.int64)
         at[0] = 0
-        beyond = np.cumsum(at[::-1])[::-1]
+        beyond = np.cumsum(at[::-1])[::-1]  # chunks from t links away or more
         for t in np.flatnonzero(beyond[1:]) + 1:
             best = max(best, int(t - 1 + -(-beyond[t] // max(ports[v], 1))))
     return best
-
-
-def _chunks_between(what: Collective) -> np.ndarray:
-    """Chunks that start at rank u and are wanted by rank v, of shape (ranks, ranks)."""
-    n = what.num_ranks
-    count = np.zeros((n, n))
-    holder = what.target if what.kind == "scatter" else what.owner
-    for chunk, u in enumerate(holder):
-        count[u] += what.wants(np.arange(n), chunk)
-    return count
 
 
 def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> Fraction:
@@ -272,13 +263,8 @@ def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> F
     apart = np.where(needs_of(what) > 0, latency_distances(topology), -1.0)
     u, v = np.unravel_index(int(apart.argmax()), apart.shape)
     diameter = exact_latency(topology, int(u), int(v))
-    return size * what.busbw_factor() / _slowest_rank(topology) + diameter
-
-
-def _slowest_rank(topology: Topology) -> Fraction:
-    into = [Fraction(0)] * topology.num_vertices
-    out = [Fraction(0)] * topology.num_vertices
-    for u, v, bandwidth in zip(topology.src, topology.dst, topology.exact_bandwidth, strict=True):
-        out[u] += bandwidth
-        into[v] += bandwidth
-    return min(min(into[: topology.num_ranks]), min(out[: topology.num_ranks]))
+    into, out = np.full((2, topology.num_vertices), Fraction(0), object)
+    np.add.at(into, topology.dst, topology.exact_bandwidth)
+    np.add.at(out, topology.src, topology.exact_bandwidth)
+    slowest = min(*into[: topology.num_ranks], *out[: topology.num_ranks])
+    return size * what.busbw_factor() / slowest + diameter

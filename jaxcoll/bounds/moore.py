@@ -65,13 +65,15 @@ class Cost:
 
 def moore_bound(degree: int, diameter: int) -> int:
     """The most vertices of a digraph of a degree and diameter, itself included (Def. 9)."""
-    degree, diameter = _degree_of(degree), _at_least(diameter, "diameter", 0)
+    degree, diameter = _at_least(degree, "degree", 1), _at_least(diameter, "diameter", 0)
+    # 1 + d + d^2 + ... + d^k: nobody is reached twice.
     return diameter + 1 if degree == 1 else (degree ** (diameter + 1) - 1) // (degree - 1)
 
 
 def moore_steps(n: int, degree: int) -> int:
     """T_L* in alpha: the least k with at most k hops between n ranks of a degree (Def. 10)."""
-    return _least_depth(n, _degree_of(degree), _degree_of(degree))
+    degree = _at_least(degree, "degree", 1)
+    return _least_depth(n, degree, degree)
 
 
 def bidirectional_moore_steps(n: int, degree: int) -> int:
@@ -82,7 +84,7 @@ def bidirectional_moore_steps(n: int, degree: int) -> int:
     Raises:
         TopologyError: a degree of 1 and more than two ranks, which no such links can connect.
     """
-    n, degree = _at_least(n, "n", 1), _degree_of(degree)
+    n, degree = _at_least(n, "n", 1), _at_least(degree, "degree", 1)
     if degree == 1 and n > 2:
         raise TopologyError(f"links both ways of degree 1 connect 2 ranks at most, not {n}")
     return _least_depth(n, degree, degree - 1)
@@ -156,9 +158,9 @@ def cost(schedule: Schedule, degree: int | None = None) -> Cost:
             f"a step is one link long, but edge {edge} ({schedule.edges.src[edge]}->"
             f"{schedule.edges.dst[edge]}) has {schedule.edges.hops[edge]} links; simulate instead"
         )
-    loads = _loads(schedule)
+    _, _, busiest, whole = _loads(schedule)
     # A step takes as long as its busiest link, which has one port's part of the rank's bandwidth B.
-    return Cost(schedule.num_steps, Fraction(sum(loads.busiest) * ports, loads.whole))
+    return Cost(schedule.num_steps, Fraction(sum(busiest) * ports, whole))
 
 
 def reduction_cost(schedule: Schedule) -> Fraction:
@@ -242,6 +244,7 @@ def ports_of(topology: Topology, degree: int | None = None) -> int:
             f"T_B is in M/B, with one bandwidth for all links; {topology} has {float(low):g} to "
             f"{float(high):g} B/s: simulate the schedule instead"
         )
+    # Ports out of a rank and into it: T_B counts both as B, so that all must be as many.
     degrees = np.concatenate(
         [np.bincount(ends, minlength=topology.num_ranks) for ends in (topology.src, topology.dst)]
     )
@@ -256,24 +259,13 @@ def ports_of(topology: Topology, degree: int | None = None) -> int:
     return checks.integer(degree, "degree", TopologyError, least=max(most, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loads:
+def _loads(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, list[int], int]:
     """What links carry, in integer shares of a rank's buffer.
 
-    Attributes:
-        key: step x links + link, rising; of the links that carry something.
-        load: what each of them carries.
-        busiest: the most that a link carries, by step.
-        whole: the buffer.
+    Returns:
+        Of the links that carry something, step x links + link, rising; what each of them carries;
+        the most that a link carries, by step; and the buffer.
     """
-
-    key: np.ndarray
-    load: np.ndarray
-    busiest: list[int]
-    whole: int
-
-
-def _loads(schedule: Schedule) -> _Loads:
     weight, whole = common_parts(schedule.collective)
     starts = schedule.message_ptr[:-1]
     edges, edge = schedule.edges, schedule.edge[starts]
@@ -283,18 +275,18 @@ def _loads(schedule: Schedule) -> _Loads:
     order = np.argsort(key)
     busiest = np.zeros(schedule.num_steps, np.int64)
     np.maximum.at(busiest, step, load)
-    return _Loads(key[order], load[order], busiest.tolist(), whole)
+    return key[order], load[order], busiest.tolist(), whole
 
 
 def _idle_link(schedule: Schedule, ports: int) -> str:
     """The first link that carries less than another in its step, in words; empty if none does."""
-    topology, loads = schedule.topology, _loads(schedule)
+    topology, (key, load, busiest, _) = schedule.topology, _loads(schedule)
     links = topology.num_links
-    for step, most in enumerate(loads.busiest):
-        first, last = np.searchsorted(loads.key, (step * links, (step + 1) * links))
-        # Links that carry nothing in a step have no row in ``loads``: they are the idlest.
+    for step, most in enumerate(busiest):
+        first, last = np.searchsorted(key, (step * links, (step + 1) * links))
+        # Links that carry nothing in a step have no row: they are the idlest.
         here = np.zeros(links, np.int64)
-        here[loads.key[first:last] - step * links] = loads.load[first:last]
+        here[key[first:last] - step * links] = load[first:last]
         if here.min() < most:
             idle, busy = int(here.argmin()), int(here.argmax())
             share = Fraction(int(here[idle]), most)
@@ -310,6 +302,8 @@ def _sent_twice(schedule: Schedule) -> str:
     """A chunk that a rank receives, or gives away, more often than it needs to, in words."""
     chunks = schedule.collective.num_chunks
     for reducing, verb, ranks in ((False, "receives", schedule.dst), (True, "gives", schedule.src)):
+        # Copies by who receives them, sums by who gives them away: run backwards, either is the
+        # other.
         of_kind = schedule.reduce == reducing
         rank, chunk = ranks[of_kind].astype(np.int64), schedule.chunk[of_kind]
         own = schedule.collective.owner[chunk] == rank
@@ -329,7 +323,3 @@ def _phases(kind: str) -> int:
 
 def _at_least(value: int, what: str, least: int) -> int:
     return checks.integer(value, what, TopologyError, least=least, most=2**22)
-
-
-def _degree_of(degree: int) -> int:
-    return _at_least(degree, "degree", 1)

@@ -112,12 +112,9 @@ class Optimum:
         """
         checks.instance(topology, Topology, "topology", TopologyError)
         ranks = tuple(sorted(v for v in self.cut if v < topology.num_ranks))
-        leaving = Fraction(0)
-        for u, v, bandwidth in zip(
-            topology.src.tolist(), topology.dst.tolist(), topology.exact_bandwidth, strict=True
-        ):
-            if u in self.cut and v not in self.cut:
-                leaving += bandwidth
+        ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
+        out = [u in self.cut and v not in self.cut for u, v in ends]
+        leaving = sum(itertools.compress(topology.exact_bandwidth, out), Fraction(0))
         weight = sum(self.weights[r] for r in ranks)
         found = (ranks, weight, leaving, len(ranks) < topology.num_ranks)
         if found != (self.cut_ranks, self.cut_weight, self.cut_bandwidth, True):
@@ -140,32 +137,18 @@ class Optimum:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Gathering:
     """Shards to gather on a network: both in whole numbers, and how cuts of it are found.
 
     Attributes:
         topology: the network.
         weights: size of each rank's shard, coprime integers.
+        links, unit: bandwidths as coprime integers, and the bytes per second that these count.
     """
 
-    topology: Topology
-    weights: tuple[int, ...]
-
-    @functools.cached_property
-    def bandwidths(self) -> tuple[list[int], Fraction]:
-        """Of the links, as coprime integers, and the bytes per second that these count."""
-        return coprime(self.topology.exact_bandwidth)
-
-    @property
-    def links(self) -> list[int]:
-        """Bandwidths in units."""
-        return self.bandwidths[0]
-
-    @property
-    def unit(self) -> Fraction:
-        """Bytes per second."""
-        return self.bandwidths[1]
+    def __init__(self, topology: Topology, weights: tuple[int, ...]) -> None:
+        self.topology, self.weights = topology, weights
+        self.links, self.unit = coprime(topology.exact_bandwidth)
 
     @functools.cached_property
     def network(self) -> FlowNetwork:
@@ -430,9 +413,8 @@ def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
 
 
 def _check_several(topology: Topology) -> None:
-    n = topology.num_ranks
-    if n < 2:
-        raise TopologyError(f"with {n} rank there is nothing to gather")
+    if topology.num_ranks < 2:
+        raise TopologyError(f"with {topology.num_ranks} rank there is nothing to gather")
 
 
 def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple[int, ...]:

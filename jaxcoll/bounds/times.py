@@ -37,7 +37,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import FlowNetwork
 from jaxcoll.numerics.rational import Number
-from jaxcoll.progress import Progress, Report, Wanted, reporting
+from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.topology import Topology
 
 # Parts of the known time that flows over time are told apart by, and arcs of such a network.
@@ -67,7 +67,11 @@ def arrival_over_time(latencies: Latencies, nbytes: np.ndarray, known: float) ->
         large.
     """
     topology = latencies.topology
-    tick = _tick(topology, known)
+    # A part of the time; also of the least latency, where that is not much less, so that rounding
+    # latencies down to ticks loses little.
+    some, tick = topology.alpha[topology.alpha > 0], known / _TICKS
+    if some.size and some.min() > tick:
+        tick = float(some.min() / np.ceil(some.min() / tick))
     best = Arrival(known)
     if (topology.num_links + topology.num_vertices) * known / tick > _MOST_ARCS:
         return Arrival()
@@ -77,15 +81,6 @@ def arrival_over_time(latencies: Latencies, nbytes: np.ndarray, known: float) ->
             if seconds > best.seconds:
                 best = Arrival(seconds, v)
     return best if best.seconds > known else Arrival()
-
-
-def _tick(topology: Topology, known: float) -> float:
-    """A part of the time; also of the least latency, where that is not much less."""
-    some = topology.alpha[topology.alpha > 0]
-    tick = known / _TICKS
-    if some.size and some.min() > tick:
-        tick = some.min() / np.ceil(some.min() / tick)
-    return float(tick)
 
 
 def _arrival(
@@ -195,35 +190,27 @@ def bound(
     """
     checks.flag(exact, "exact", CollectiveError)
     with reporting(progress, "finding exact bounds", CollectiveError) as report:
-        return _bound(topology, collective, nbytes, exact, report)
-
-
-def _bound(
-    topology: Topology,
-    collective: str | Collective,
-    nbytes: Number,
-    exact: bool,
-    report: Report | None,
-) -> Bound:
-    found = max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
-    if not exact or found.time == 0.0:
+        found = max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
+        if not exact or found.time == 0.0:
+            return found
+        if report is not None:
+            report(Progress(0, None, "exact bounds", bound=found.time))
+        topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
+        size, latencies = float(as_size(nbytes)), Latencies(topology)
+        if what.kind == "all_reduce":
+            seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
+            reason = "the linear program of ForestColl's App. B.7"
+            others = [Bound(seconds, "program", reason)]
+        elif what.is_reducing:
+            others = _exact_of_copies(latencies.transpose(), what.dual(), size, found.time)
+        else:
+            others = _exact_of_copies(latencies, what, size, found.time)
+        if what.kind not in ("all_to_all", "gather", "scatter") and _is_of_all(what):
+            others.append(cut_bound(topology, what, nbytes))
+        found = max([found, *others], key=lambda b: b.time)
+        if report is not None:
+            report(Progress(len(others), len(others), "exact bounds", bound=found.time))
         return found
-    if report is not None:
-        report(Progress(0, None, "exact bounds", bound=found.time))
-    topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
-    size = float(as_size(nbytes))
-    if what.kind == "all_reduce":
-        others = _exact_of_sums(topology, what, size)
-    elif what.is_reducing:
-        others = _exact_of_copies(Latencies(topology).transpose(), what.dual(), size, found.time)
-    else:
-        others = _exact_of_copies(Latencies(topology), what, size, found.time)
-    if what.kind not in ("all_to_all", "gather", "scatter") and _is_of_all(what):
-        others.append(cut_bound(topology, what, nbytes))
-    found = max([found, *others], key=lambda b: b.time)
-    if report is not None:
-        report(Progress(len(others), len(others), "exact bounds", bound=found.time))
-    return found
 
 
 def _is_of_all(what: Collective) -> bool:
@@ -244,11 +231,6 @@ def _exact_of_copies(
     rest = topology.alpha + latencies.to_a_rank[topology.dst]
     moved = transport_bound(topology, nbytes, np.minimum(rest, known), MOST_FLOWS)
     return [*found, Bound(moved.time, "traffic", f"bytes times distance, in {moved.lengths}")]
-
-
-def _exact_of_sums(topology: Topology, what: Collective, size: float) -> list[Bound]:
-    seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
-    return [Bound(seconds, "program", "the linear program of ForestColl's App. B.7")]
 
 
 def lower_bounds(

@@ -1,7 +1,8 @@
 """Candidates of a size and degree: constructions with predicted costs, and the bases among them.
 
 A construction is a base and the expansions made of it. Its cost follows from the theorems of Table
-3.3, so that thousands are compared and a few are built.
+3.3, so that thousands are compared and a few are built. Of 5 ranks and degree 4, say, the base is
+K_5, in one step; of degree 2 the ring, in two.
 
 Here also is the search for connections of Cayley digraphs with good BFB all_gathers.
 ``python -m jaxcoll.finder.candidates`` prints ``cayley.json`` of ``generative``, in about five
@@ -36,7 +37,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.progress import Progress, reporting
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
-from jaxcoll.topologies.generative import Digraph
+from jaxcoll.topologies.generative import FAMILIES, Digraph
 from jaxcoll.topologies.generative.cayley_digraphs import (
     VERSION,
     CayleySet,
@@ -117,12 +118,10 @@ def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidat
     Args:
         measure: whether to compute costs that are not packaged by BFB.
     """
-    yield from _complete_ones(size, degree)
-    yield from _rings(size, degree)
+    yield from _by_formula(size, degree)
     yield from _optimal_undirected(size, degree)
     yield from _twisted(size, degree)
     yield from _searched(size, degree)
-    yield from _cayley(size, degree)
     if degree > 1 and size == degree:
         yield _made(
             "de_bruijn", (degree, 1), 1, Has.NO_PARALLEL | Has.REVERSAL | Has.BFB, Fraction(1)
@@ -149,7 +148,8 @@ def _made(name: str, arguments: tuple, steps: int, has: int, bandwidth: Fraction
     return Candidate(steps, bandwidth, int(has), Construction(name, arguments))
 
 
-def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
+def _by_formula(n: int, d: int) -> Iterator[Candidate]:
+    """Complete ones, rings and circulants: bandwidth-optimal, in as many steps as the diameter."""
     optimum = bandwidth_optimum(n)
     if n == d + 1:
         yield _made("complete", (n,), 1, UNDIRECTED, optimum)
@@ -157,10 +157,6 @@ def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
         yield _made("complete_bipartite", (d,), 2, UNDIRECTED, optimum)
     if n == d + 2 and d > 1:
         yield _made("dense_circulant", (d,), 2, _DIRECTED, optimum)
-
-
-def _rings(n: int, d: int) -> Iterator[Candidate]:
-    optimum = bandwidth_optimum(n)
     if d == 1 and n > 2:  # of two vertices it is K2
         yield _made("unidirectional_ring", (1, n), n - 1, _DIRECTED, optimum)
     if d == 2 and n > 3:
@@ -187,10 +183,8 @@ def _optimal_undirected(n: int, d: int) -> Iterator[Candidate]:
         yield graph("crown", 3, d)
     if d > 2 and n == math.comb(2 * d - 1, d - 1) and d <= 6:
         yield graph("odd_graph", d - 1, d)
-    for k in range(2, d // 2 + 1):
-        letters = d // k + k
-        if d % k == 0 and 2 * k <= letters and math.comb(letters, k) == n:
-            yield graph("johnson", k, letters, k)
+    for letters, k in FAMILIES["Johnson"].find(n, d):
+        yield graph("johnson", k, letters, k)  # type: ignore[arg-type]
     if d > 2 and n == 2 * ((d - 1) ** 2 + d) and is_field_order(d - 1):
         yield graph("projective_plane", 3, d - 1)
     if d > 2 and n == 2 * d * d and is_field_order(d):
@@ -205,22 +199,23 @@ def _optimal_undirected(n: int, d: int) -> Iterator[Candidate]:
 
 def _twisted(n: int, d: int) -> Iterator[Candidate]:
     """Twisted tori and hypercubes, whose BFB all_gathers are measured."""
-    if d >= 3 and n == 2**d:
-        yield _measured_once("twisted_hypercube", d)
-    for shape in {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ()):
-        short = round((n / math.prod(shape)) ** (1 / len(shape)))
-        if short > 1 and math.prod(shape) * short ** len(shape) == n:
-            yield _measured_once("twisted_torus", tuple(short * ratio for ratio in shape))
+    for (dimensions,) in FAMILIES["twisted hypercube"].find(n, d):
+        yield _measured_once("twisted_hypercube", dimensions)
+    for sides in FAMILIES["twisted torus"].find(n, d):
+        yield _measured_once("twisted_torus", sides)
 
 
 @functools.cache
-def _measured_once(name: str, argument: int | tuple[int, ...]) -> Candidate:
+def _measured_once(name: str, argument: object) -> Candidate:
     construction = Construction(name, (argument,))
     cost = bfb_cost(construction.digraph())
     return Candidate(cost.steps, cost.inverse_bandwidth, int(UNDIRECTED), construction)
 
 
 def _searched(n: int, d: int) -> Iterator[Candidate]:
+    """Those that searches have found, with all_gathers or connections that are packaged."""
+    # Diamond and modified de Bruijn digraphs without BFB: their breadth-first schedules are not
+    # bandwidth-optimal, and no theorem that asks for BFB may take the searched ones.
     if (n, d) == (8, 2):
         yield _made("diamond", (), 3, _SIMPLE, Fraction(7, 8))
     for (degree, letters), steps in _REWIRED.items():
@@ -228,9 +223,6 @@ def _searched(n: int, d: int) -> Iterator[Candidate]:
             reversal = Has.REVERSAL if (degree, letters) == (2, 3) else 0
             has = _SIMPLE | reversal
             yield _made("modified_de_bruijn", (d, letters), steps, has, bandwidth_optimum(n))
-
-
-def _cayley(n: int, d: int) -> Iterator[Candidate]:
     for found in cayley_sets().get((n, d), ()):
         has = UNDIRECTED if found.both_ways else _DIRECTED
         yield _made("cayley", found.arguments, found.steps, has, found.bandwidth)
@@ -291,6 +283,8 @@ def _by_steps(size: int, degree: int, both_ways: bool) -> Iterator[CayleySet]:
         _distances(group.k, group.powers, group.m, sets, reach)
         rows = zip(reach.tolist(), sets.tolist(), strict=True)
         found += [(steps, total, group, tuple(row)) for (steps, total), row in rows if steps > 0]
+    # A set of a larger diameter may have the better T_B, hence several diameters. BFB takes long:
+    # of each only the sets whose distances are the shortest in all are measured.
     found.sort(key=lambda each: each[:2])
     least = found[0][0] if found else 0
     for steps in range(least, least + _MORE_STEPS + 1):
@@ -326,6 +320,8 @@ def _connections(
     """Sets of distinct connections, rising, int64 of shape (sets, degree)."""
     elements = np.arange(1, group.size)
     rules = list(group.automorphisms(elements))
+    # The first automorphism is the identity: with it an element's partner is its own inverse, so
+    # that links go both ways.
     every = np.concatenate(rules)[:1] if both_ways else np.concatenate(rules)
     partner = group.inverse(every)  # of each element, that the automorphism asks for
     own = np.take_along_axis(partner, partner - 1, axis=1)

@@ -58,12 +58,6 @@ from jaxcoll.topologies.generative import (
 )
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
-
-def _of_sides(build: Callable[..., Digraph]) -> Callable[[tuple[int, ...]], Digraph]:
-    """A constructor that takes sides as one argument."""
-    return lambda sides: build(*checks.integers(sides, "sides", TopologyError))
-
-
 # Constructors of bases, and how their arguments are written (Table A.3).
 BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "complete": (generative.complete, "K{0}"),
@@ -89,18 +83,23 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "generalized_hexagon": (distance_regular_graphs.generalized_hexagon, "GH({0},{0})"),
     "doubled_odd_graph": (distance_regular_graphs.doubled_odd_graph, "D(O{0})"),
     "cayley": (generative.cayley, "Cay({0},{1},{2};{3})"),
-    "twisted_torus": (_of_sides(generative.twisted_torus), "twisted torus({0})"),
+    "twisted_torus": (
+        lambda sides: generative.twisted_torus(*checks.integers(sides, "sides", TopologyError)),
+        "twisted torus({0})",
+    ),
     "twisted_hypercube": (generative.twisted_hypercube, "twisted hypercube({0})"),
     "shifted_ring": (generative.shifted_ring, "ShiftedRing({0})"),
     "double_binary_tree": (generative.double_binary_tree, "DBT({0})"),
 }
 
-# Operations of one operand, by how they are written.
+# Operations of one operand, by how they are written. An operand that is itself compound stands in
+# parentheses (``_operand``).
 _WRITTEN = {"degree": "{0}*{1}", "power": "{0}^{1}", "parallel": "{1} x arcs of {0}"}
 # Operations whose result BFB schedules, whatever the schedules of the operands.
 _SCHEDULED_WHOLE = ("product", "parallel")
 # Operations by another word than a base's, and the least and most parts that they have.
 _PARTS = {"line_graph": (1, 1), "bidirectional": (1, 1), "product": (2, 64)}
+# Files are untrusted: constructions nested without end, or of any size, are refused.
 _MOST_DEPTH, _MOST_TIMES = 32, 256
 
 
@@ -156,8 +155,7 @@ class Construction:
         """The digraph and its all_gather, built up from the bases' schedules.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
 
         def of_part(digraph: Digraph) -> Schedule:
@@ -172,8 +170,7 @@ class Construction:
         isomorphic to its transpose, ``scatter_of`` derives one from the all_gather.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
 
         def of_part(digraph: Digraph) -> Schedule:
@@ -183,6 +180,8 @@ class Construction:
 
     def _built_up(self, of_part, expand) -> tuple[Digraph, Schedule]:
         """The digraph and a schedule: ``of_part`` of a part scheduled whole, then expanded."""
+        # Bases and products are scheduled as they are; all other operations expand a schedule, from
+        # the inside out, without looking at the network again.
         if not self.parts or self.operation in _SCHEDULED_WHOLE:
             digraph = self.digraph()
             return digraph, of_part(digraph)
@@ -210,8 +209,8 @@ class Construction:
             return [LineGraph()] * self.arguments[0]
         if self.operation == "bidirectional":
             return [Bidirectional()]
-        make = {"degree": DegreeExpansion, "power": CartesianPower}[self.operation]
-        return [make(self.arguments[0])]
+        expansion = DegreeExpansion if self.operation == "degree" else CartesianPower
+        return [expansion(self.arguments[0])]
 
     def to_json(self) -> list:
         """As lists, numbers and strings that JSON can hold."""
@@ -282,6 +281,7 @@ def product(first: Construction, second: Construction) -> Construction:
     factors: list[Construction] = []
     for part in (first, second):
         factors += part.parts if part.operation == "product" else (part,)
+    # Sorted, so that products of the same factors are equal.
     return Construction("product", (), tuple(sorted(factors, key=str)))
 
 
@@ -318,6 +318,8 @@ def rate_bounds(construction: Construction) -> RateBounds:
         return RateBounds(times * found.lower, times * found.upper)
     if operation == "generalized_kautz" and construction.arguments[1] > FOLLOWED:
         return kautz_flow_bounds(*construction.arguments)
+    # All others are measured on the digraph itself. A bound from the base or by formula is proved
+    # as well, so that the closer of the two is taken.
     digraph = construction.digraph()
     if digraph.size <= SOLVED:
         found = digraph_flow(digraph.size, digraph.tails, digraph.heads)
@@ -335,6 +337,8 @@ def rate_bounds(construction: Construction) -> RateBounds:
 
 
 def _of_product(parts: Sequence[Construction]) -> RateBounds:
+    # A line of a dimension carries, between two of its ranks, the data of as many pairs of ranks as
+    # the dimension has lines.
     sizes, found = [_built(part).size for part in parts], list(map(rate_bounds, parts))
     lines = [math.prod(sizes) // size for size in sizes]
     return RateBounds(
@@ -438,6 +442,7 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     reached[0] = True
     frontier: np.ndarray = np.zeros(1, np.int64)
     steps = 0
+    # Breadth first: a step goes on from the numbers that the last one reached for the first time.
     moves = np.asarray([*offsets, *(-x for x in offsets)])
     while len(frontier):
         ahead = np.zeros(size, bool)

@@ -27,7 +27,7 @@ from jaxcoll.progress import Progress, Wanted, reporting
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
 MOST_RANKS = 2**15
-# The search goes through all degrees up to one, in time as its square.
+# The search goes through all degrees up to one, and its time grows as their square.
 MOST_DEGREE = 256
 _COLUMNS: tuple[str, ...] = (
     "n", "degree", "topology", "T_L", "T_B", "diameter", "rate", "rate at most", "exact"
@@ -73,26 +73,27 @@ def find(
     executors.checked(executor, TopologyError)
     # Expansions multiply sizes, so all sizes on the way to n divide it.
     sizes = [m for m in range(2, n + 1) if n % m == 0]
+    # Predicted costs may be too high: a line graph may be faster than its theorem says. So all
+    # candidates are measured (``with_bfb_cost``) before the frontier is taken.
     with reporting(progress, "searching", TopologyError) as report:
         cells = search(sizes, degree, measure=True, executor=executor, report=report)
         candidates = cells.get((n, degree), [])
         if n <= MOST_MEASURED:
             candidates = list(executors.ordered(with_bfb_cost, candidates, executor))
         tied = _points(n, degree, candidates, links, parallel)
-        choose = _preferred if rates else _first
-        points = tuple(executors.ordered(choose, tied, executor if rates else None))
+        points = tuple(equal[0] for equal in tied)
+        if rates:
+            points = tuple(executors.ordered(_preferred, tied, executor))
     if not points:
-        near = _nearest_degree(n, degree, cells, links, parallel)
+        # The search has filled all lower degrees on its way; it knows nothing of higher ones.
+        lower = ((d, cells.get((n, d), ())) for d in range(degree - 1, 0, -1))
+        near = next((d for d, kept in lower if _points(n, d, kept, links, parallel)), None)
         advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
         raise TopologyError(
             f"no construction has {n} ranks of degree {degree} with links={links!r}, "
             f"parallel={parallel}; {advice}"
         )
     return Found(n, degree, points, rates)
-
-
-def _first(tied: list[FoundTopology]) -> FoundTopology:
-    return tied[0]
 
 
 def _preferred(tied: list[FoundTopology]) -> FoundTopology:
@@ -108,24 +109,17 @@ def _preferred(tied: list[FoundTopology]) -> FoundTopology:
 def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:
     """Topologies of equal cost for each point of the frontier."""
     checks.choice(links, LINKS, "links", TopologyError)
+    # Of the properties that expansions ask for, these two are asked for by people.
     wanted = 0 if checks.flag(parallel, "parallel", TopologyError) else Has.NO_PARALLEL
     wanted |= Has.BOTH_WAYS if links == "both_ways" else 0
     found = frontier(candidates, int(wanted))
     return [[FoundTopology(n, degree, c) for c in equal] for equal in found]
 
 
-def _nearest_degree(n, degree, cells, links, parallel) -> int | None:
-    for away in range(1, degree):
-        for near in (degree - away, degree + away):
-            if _points(n, near, cells.get((n, near), ()), links, parallel):
-                return near
-    return None
-
-
 class MissingSizeError(TopologyError, KeyError):
     """A size of which ``Frontiers`` hold nothing; a ``KeyError``, as mappings have to raise."""
 
-    __str__ = Exception.__str__
+    __str__ = Exception.__str__  # a KeyError would print its message in quotes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -208,6 +202,7 @@ class Frontiers(Mapping):
             OSError: the file cannot be read or written.
         """
         executors.checked(executor, TopologyError)
+        # Keys are text, as a table that is taken up again has them.
         jobs = {
             (str(size), str(self.degree)): (self.degree, size, self.cells[size])
             for size in self
@@ -254,6 +249,8 @@ class Frontiers(Mapping):
         Raises:
             FormatError: other content, or another version.
         """
+        # A file is untrusted: every number has limits, and a construction is read word by word and
+        # built only when somebody asks for it (``FoundTopology.digraph`` then counts again).
         said = readers.Fields(readers.parse(text), "the file")
         said.take("format", readers.exactly(FORMAT))
         said.take("version", readers.whole(VERSION, VERSION))
@@ -271,6 +268,7 @@ def _rows(job: tuple[int, int, tuple[Candidate, ...]]) -> list[dict[str, object]
     """The rows of a degree, a size and its candidates."""
     degree, size, candidates = job
     rows: list[dict[str, object]] = []
+    # Of equal costs the first: to find the one of the highest rate takes the rates of all.
     for tied in _points(size, degree, candidates, "one_way", True):
         point = tied[0]
         cost, rate = point.cost, point.rate_bounds
@@ -318,6 +316,7 @@ def frontiers(
         cells = search(
             range(2, largest + 1), degree, measure=measure, executor=executor, report=report
         )
+    # Smaller degrees were only on the way.
     kept = {n: tuple(c) for (n, d), c in cells.items() if d == degree}
     return Frontiers(largest, degree, kept)
 
@@ -327,6 +326,7 @@ def _heard(row: object, largest: int, where: str) -> tuple[int, Candidate]:
     entries = readers.items(row, where)
     if len(entries) != 6:
         raise FormatError(f"{where} must have 6 entries, got {len(entries)}")
+    # In the order of the row; the last is all properties at once.
     limits = (
         (2, largest),
         (1, MOST_RANKS),

@@ -83,6 +83,7 @@ class FoundTopology:
         Raises:
             TopologyError: a construction of another size or degree, as a file may say.
         """
+        # Predicted numbers, or those of a file, are not believed where the digraph itself is used.
         digraph = self.construction.digraph()
         if (digraph.size, digraph.degree) != (self.size, self.degree):
             raise TopologyError(
@@ -94,6 +95,7 @@ class FoundTopology:
     @functools.cached_property
     def diameter(self) -> int:
         """D(G): as many as a BFB all_gather has steps, else from the parts or the digraph."""
+        # BFB sends every shard along shortest paths, so that the farthest takes all steps.
         if self.candidate.has & Has.BFB:
             return self.cost.steps
         return diameter(self.construction)
@@ -119,6 +121,8 @@ class FoundTopology:
         Those of its all_gather where the digraph is isomorphic to its transpose (Theorem 2); else
         predicted for the transpose (Corollary 1.2), as upper bounds for line graphs.
         """
+        # An isomorphism to the transpose turns the all_gather into one of the transpose, which run
+        # backwards is a reduce_scatter here.
         if self.candidate.has & Has.REVERSAL:
             return self.cost
         return self.construction.reduce_scatter_cost()
@@ -147,8 +151,7 @@ class FoundTopology:
 
         Args:
             kind: all_gather, reduce_scatter, all_reduce or all_to_all.
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
 
         Raises:
             TopologyError: an unknown kind.
@@ -159,28 +162,22 @@ class FoundTopology:
             topology = self.digraph.topology(alpha, link_bandwidth)
             synthesizer = REGISTRY["time_stepped"]()
             schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
-        else:
-            schedule = self._all_gather(alpha, link_bandwidth)
-            if kind != "all_gather":
-                scatter = self._reduce_scatter(schedule, alpha, link_bandwidth)
-                together = kind == "all_reduce"
-                schedule = all_reduce_of(scatter, schedule) if together else scatter
-        verify(schedule)
-        return schedule
-
-    def _all_gather(self, alpha, link_bandwidth) -> Schedule:
+            verify(schedule)
+            return schedule
         digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
         # What BFB finds on a line graph itself may be cheaper than the expanded schedule, and the
         # candidate has that cost then (``with_bfb_cost``).
         if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
-            return bfb_all_gather(digraph, alpha, link_bandwidth)
+            schedule = bfb_all_gather(digraph, alpha, link_bandwidth)
+        if kind != "all_gather":
+            # By the isomorphism to the transpose (Theorem 2), else built up by itself (Cor. 1.2).
+            if self.candidate.has & Has.REVERSAL:
+                scatter = scatter_of(self.digraph, schedule)
+            else:
+                scatter = self.construction.reduce_scatter(alpha, link_bandwidth)[1]
+            schedule = all_reduce_of(scatter, schedule) if kind == "all_reduce" else scatter
+        verify(schedule)
         return schedule
-
-    def _reduce_scatter(self, gather: Schedule, alpha, link_bandwidth) -> Schedule:
-        """By the isomorphism to the transpose (Theorem 2), else built up by itself (Cor. 1.2)."""
-        if self.candidate.has & Has.REVERSAL:
-            return scatter_of(self.digraph, gather)
-        return self.construction.reduce_scatter(alpha, link_bandwidth)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,12 +232,14 @@ class Found:
                 the cost of every topology.
         """
         seconds = _seconds(alpha, bandwidth, all_reduce, all_to_all)
+        # Without a budget cables do not count, for which alone ``choices`` looks at tori.
         if budget is None:
             return min(self.points, key=seconds)
         budget = float(checks.positive(budget, "budget", TopologyError))
         if prices is None:
             raise TopologyError("a budget needs prices=Prices(...)")
         choices = self.choices(prices, alpha, bandwidth, all_reduce, all_to_all)
+        # Choices stand by rising cost and falling time: the last that is affordable is the fastest.
         within = [choice for choice in choices if choice.fixed.total <= budget]
         if not within:
             least = choices[0]
@@ -291,6 +290,7 @@ class Found:
         rate = _rate_bound(self.size, self.degree)
         steps = str(bound.steps)
         rows.append(("bound", steps, f"{float(bound.inverse_bandwidth):.3f}", steps, rate))
+        # The paper's rows stand below ours, in the same columns.
         paper = paper_rows(self.size, self.degree)
         rows += [("paper:", "", "", "", ""), *paper] if paper else []
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -170,12 +170,10 @@ class _Table:
                         steps = first.steps + second.steps
                         # All products of a cell cost the same T_B, the optimum, so that steps and
                         # properties decide. Most are beaten, and are not made.
-                        if not self._has_factor(n, d, steps, has):
+                        known = self.factors.get((n, d), ())
+                        if not any(c.steps <= steps and has & ~c.has == 0 for c in known):
                             made = product(first.construction, second.construction)
                             yield Candidate(steps, optimum, has, made)
-
-    def _has_factor(self, n: int, d: int, steps: int, has: int) -> bool:
-        return any(c.steps <= steps and has & ~c.has == 0 for c in self.factors.get((n, d), ()))
 
     def _degree_expansions(self, n: int, d: int, k: int) -> Iterator[Candidate]:
         """T_L + 1, T_B + (k - 1)/(kN) (Theorem 11)."""
@@ -272,7 +270,12 @@ class Prices:
         up = np.bincount(pair, weights=tails < heads, minlength=len(pairs))
         down = np.bincount(pair, weights=tails > heads, minlength=len(pairs))
         cables = np.maximum(up, down).astype(np.int64)
-        lengths = self._metres(pairs // digraph.size, pairs % digraph.size, digraph.size)
+        # Racks fill a square, row by row; a cable runs along rows and columns of it.
+        racks = -(-digraph.size // self.ranks_per_rack)
+        row = math.isqrt(racks - 1) + 1
+        a, b = (end // self.ranks_per_rack for end in np.divmod(pairs, digraph.size))
+        away = np.abs(a // row - b // row) + np.abs(a % row - b % row)
+        lengths = away * float(self.rack_metres) + float(self.spare_metres)
         count, metres = int(cables.sum()), float(cables @ lengths)
         total = (
             float(self.port) * digraph.num_arcs
@@ -281,14 +284,6 @@ class Prices:
             + float(self.metre) * metres
         )
         return FixedCost(digraph.num_arcs, len(links), count, metres, total)
-
-    def _metres(self, a: np.ndarray, b: np.ndarray, size: int) -> np.ndarray:
-        """Of a cable between ranks a and b."""
-        racks = -(-size // self.ranks_per_rack)
-        row = math.isqrt(racks - 1) + 1
-        a, b = a // self.ranks_per_rack, b // self.ranks_per_rack
-        away = np.abs(a // row - b // row) + np.abs(a % row - b % row)
-        return away * float(self.rack_metres) + float(self.spare_metres)
 
 
 def tori(size: int, degree: int) -> Iterator[Candidate]:

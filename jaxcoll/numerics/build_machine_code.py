@@ -49,10 +49,12 @@ def build(folder: Path) -> Path:
             try:
                 types = tuple(numba_types(iter(signature.split())))
             except ValueError as changed:
+                # One signature that is out of date costs its own kernel a wait, and no other.
                 print(f"{name} is left out: {changed}", file=sys.stderr)
                 continue
             symbol = machine_code.symbol(name, kernel.source_hash, signature)
             library.export(symbol, types)(kernel.__wrapped__)
+    # The compiler ahead of time takes no options per function: they are put into its flags.
     compile_one = ahead.compile_extra
 
     def compile_as_declared(

@@ -20,7 +20,9 @@ from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 
+# Of a range, which is a few bytes however long, and would be written out: half a gigabyte.
 _MOST_ITEMS = 2**26
+# Digits are limited, since a number of a million of them takes minutes to read.
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
 _UNITS = {
     "b": 1,
@@ -44,6 +46,7 @@ def integer(
 ) -> int:
     """An integer between two limits; integers of NumPy are integers, booleans are not."""
     try:
+        # To Python True is 1; as a number of ranks it is a mistake.
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         number = operator.index(value)
@@ -123,6 +126,7 @@ def column(values, dtype: type, what: str, error: Error) -> np.ndarray:
         raise error(f"{what} must be one column of integers: {wrong}") from None
     if given.ndim != 1:
         raise error(f"{what} must be one column of integers, got shape {given.shape}")
+    # Compared after the cast, which rounds and wraps in silence.
     if given.dtype != found.dtype and not np.array_equal(given, found):
         bad = given[np.flatnonzero(given != found)[0]]
         raise error(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
@@ -135,6 +139,7 @@ def flags(values, what: str, error: Error) -> np.ndarray:
         given = np.asarray(bounded(values, what, error))
     except ValueError:
         given = np.zeros((), object)
+    # 0 and 1 will do, as columns of files have them.
     is_known = given.dtype.kind == "b" or not given.size
     if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
         raise error(f"{what} must hold True and False, got {shown(values)}")
@@ -167,6 +172,7 @@ def rational(value, what: str, error: Error) -> Fraction:
 
 def positive(value, what: str, error: Error) -> Number:
     """A finite number above 0, of which a float is neither 0 nor infinite."""
+    # A Fraction may be above 0 and still a float of 0, with which others divide.
     exact = _as_rational(value)
     if exact is None or exact <= 0 or float(exact) == 0:
         raise error(f"{what} must be a finite number above 0, got {shown(value)}")
@@ -214,6 +220,7 @@ def _as_rational(value) -> Fraction | None:
 
 
 def _plain(value, exact: Fraction) -> Number:
+    # A plain number of the same kind, without NumPy's types: files and certificates hold it.
     if isinstance(value, (int, np.integer)):
         return int(value)
     return float(value) if isinstance(value, (float, np.floating)) else exact
@@ -246,6 +253,7 @@ def memory(value, what: str, error: Error) -> Number:
             f'{what} must be a number of bytes above 0 or a text such as "80GB" or "1.5 GiB", got '
             f"{shown(value)}"
         )
+    # An exact decimal times an exact unit; rounded once, at the end.
     exact = Fraction(match[1]) * _UNITS[match[2].lower()]
     return int(exact) if exact.denominator == 1 else float(exact)
 

@@ -107,8 +107,11 @@ class Kernel:
             self._is_settled = True
             log.debug("%s is compiled, or loaded from the cache", self.__name__)
         result = self._dispatcher(*args)
+        # Named tuples among the results are refused once per compiled version.
         if self._checked < len(self._dispatcher.overloads):
-            self._check_results()
+            self._checked = len(self._dispatcher.overloads)
+            for version in self._dispatcher.overloads.values():
+                check_result(self.__name__, version.signature.return_type)
         return result
 
     def _in_library(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -135,7 +138,7 @@ class Kernel:
             return 0.0
         if "numba" not in sys.modules and Kernel._seconds_in_all <= _IMPORT:
             return _IMPORT
-        if self._is_cached:
+        if self._index is not None and self._index.exists():
             return _LOAD
         return _COMPILE + _PER_INSTRUCTION * self._instructions - self._earlier
 
@@ -221,10 +224,6 @@ class Kernel:
             return 0.0
         return kept if 0 <= kept < float("inf") else 0.0
 
-    @property
-    def _is_cached(self) -> bool:
-        return self._index is not None and self._index.exists()
-
     @functools.cached_property
     def _index(self) -> Path | None:
         """The file in which Numba lists the versions on disk; it has no public way to ask.
@@ -253,12 +252,6 @@ class Kernel:
     def _numba_type_(self) -> Any:
         """Under this name Numba looks up how other kernels call this one."""
         return numba().typeof(self._dispatcher)
-
-    def _check_results(self) -> None:
-        """Refuse named tuples among the results, once per compiled version."""
-        self._checked = len(self._dispatcher.overloads)
-        for version in self._dispatcher.overloads.values():
-            check_result(self.__name__, version.signature.return_type)
 
     def __getattr__(self, name: str) -> Any:
         """What Numba asks of its own objects, such as whether to inline them."""

@@ -32,6 +32,14 @@ def components(num_vertices: int, src, dst) -> np.ndarray:
     return np.unique(label, return_index=True)[1][label]
 
 
+def orbits(images: np.ndarray) -> np.ndarray:
+    """The orbit of each point under permutations of shape (permutations, points), from 0; int32."""
+    generators, size = images.shape
+    ends = np.tile(np.arange(size), generators), images.ravel()
+    moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
+    return sp.csgraph.connected_components(moves, directed=False)[1]
+
+
 def hops_to(nearest: np.ndarray, num_vertices: int, src, dst) -> np.ndarray:
     """Fewest links between each vertex and any of some, whichever way they point; -1 if none."""
     joined = sp.csr_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))

@@ -12,6 +12,7 @@ from jaxcoll.numerics.compiled import kernel
 @kernel(cache=True, nogil=True)
 def push(key, item, first, size, value, number):
     """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
+    # The hole moves up, and the pair is written once: half the writes of exchanges.
     i = size
     while i > 0:
         parent = (i - 1) >> 1
@@ -27,7 +28,7 @@ def push(key, item, first, size, value, number):
 @kernel(cache=True, nogil=True)
 def pop(key, item, first, size):
     """Take the least from the heap that starts at ``first``; its new size."""
-    size -= 1
+    size -= 1  # the last pair takes the place of the first
     replace(key, item, first, size, key[first + size], item[first + size])
     return size
 
@@ -35,6 +36,7 @@ def pop(key, item, first, size):
 @kernel(cache=True, nogil=True)
 def replace(key, item, first, size, value, number):
     """Put (value, number) in the place of the least of the heap that starts at ``first``."""
+    # The lesser child moves up into the hole for as long as it comes before the pair.
     i = 0
     while True:
         child = 2 * i + 1

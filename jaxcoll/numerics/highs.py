@@ -24,6 +24,7 @@ def linear_program(
     Raises:
         RuntimeError: no optimum, or the solver refuses the program.
     """
+    # Columns of at least 0, by the matrix in compressed columns.
     matrix = sp.csc_matrix(rows)
     model = highspy.HighsLp()
     model.num_row_, model.num_col_ = len(low), len(cost)
@@ -34,8 +35,10 @@ def linear_program(
     model.a_matrix_.start_ = np.asarray(matrix.indptr, np.int32)
     model.a_matrix_.index_ = np.asarray(matrix.indices, np.int32)
     model.a_matrix_.value_ = matrix.data
+    # Threads would race, and of equal optima the seed decides which is found.
     solver = solver_for(model, {"threads": 1, "random_seed": 0})
     run(solver)
+    # Unbounded, infeasible or given up: callers have other ways, and must not take floats of none.
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise RuntimeError(f"HiGHS ended with {solver.getModelStatus()}")
     solution = solver.getSolution()
@@ -58,7 +61,7 @@ def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> hi
     number of threads. So the pool is reset before every solve; solvers that run in other Python
     threads keep their own pools.
     """
-    highspy.Highs.resetGlobalScheduler(True)
+    highspy.Highs.resetGlobalScheduler(True)  # and wait until its threads have ended
     solver = _Silent()
     for name, value in options.items():
         solver.setOptionValue(name, value)

@@ -61,20 +61,15 @@ def tokens(argument: Any) -> list[str]:
         opening = "(" if of is tuple else f"{of.__module__}:{of.__qualname__}("
         return [opening, *(token for each in argument for token in tokens(each)), ")"]
     if type(argument) is np.ndarray:
-        layout = _layout(argument.flags.num)
-        if argument.dtype.str not in _NUMBERS or layout is None:
+        flags = argument.flags.num
+        if argument.dtype.str not in _NUMBERS or not flags & _ALIGNED:
             return ["?"]
+        layout = "C" if flags & _C else "F" if flags & _FORTRAN else "A"
         is_kept = "" if argument.flags.writeable else "r"
         return [f"{is_kept}{argument.dtype.str}:{argument.ndim}{layout}"]
     is_number = isinstance(argument, bool | int | float | np.generic) and kind(argument) is not None
     number = np.asarray(argument).dtype.str if is_number else "?"
     return [number if number in _NUMBERS else "?"]
-
-
-def _layout(flags: int) -> str | None:
-    if not flags & _ALIGNED:
-        return None
-    return "C" if flags & _C else "F" if flags & _FORTRAN else "A"
 
 
 def is_version_for(listed: Sequence[str], given: Sequence[str]) -> bool:
@@ -122,6 +117,8 @@ def symbol(name: str, source: str, signature: str) -> str:
         signature: the types of its arguments.
     """
     made_from = hashlib.sha256(f"{name} {source} {signature}".encode()).hexdigest()
+    # A name that linkers take: the kernel's own for whoever reads it, 96 bits of the hash to find
+    # it.
     return f"{name.rpartition('.')[2]}_{made_from[:24]}"
 
 
@@ -134,6 +131,8 @@ def find(name: str, source: str, arguments: Iterable[Any]) -> Any:
 
 def source_hash(functions: Iterable[types.FunctionType], values: Iterable[Any]) -> str:
     """The hash of functions, and of the constants among the values that they read."""
+    # What compiled code depends on: globals that are neither numbers nor tables, such as modules
+    # and other kernels, are read by their own code.
     made_from = hashlib.sha256()
     for function in functions:
         _add_code(made_from, function.__code__, function.__doc__)

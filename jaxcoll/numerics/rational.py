@@ -24,6 +24,7 @@ def as_fraction(value: Number) -> Fraction:
     """
     if isinstance(value, Fraction):
         return value
+    # Before integers, since to Python a boolean is one.
     if isinstance(value, (bool, np.bool_)):
         raise ValueError(f"expected a number, got {value} of type {type(value).__name__}")
     if isinstance(value, (int, np.integer)):
@@ -31,7 +32,7 @@ def as_fraction(value: Number) -> Fraction:
     if isinstance(value, (float, np.floating)):
         if not math.isfinite(value):
             raise ValueError(f"expected a finite number, got {value}")
-        return Fraction(repr(float(value)))
+        return Fraction(repr(float(value)))  # the shortest decimal that reads back as this float
     if isinstance(value, Rational):
         return Fraction(value.numerator, value.denominator)
     raise ValueError(f"expected a number, got {value!r} of type {type(value).__name__}")
@@ -47,6 +48,7 @@ def fits_float(value: Fraction) -> bool:
 
 def coprime(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
     """Values as coprime integers, and the unit that these count; not all values are 0."""
+    # Of the distinct ones: a network has many links and few speeds, and fractions are slow.
     different = set(values)
     denominator = common_denominator(different)
     unit = Fraction(math.gcd(*(int(v * denominator) for v in different)), denominator)

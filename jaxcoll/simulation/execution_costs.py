@@ -86,11 +86,8 @@ class ExecutionCosts:
 
     def __post_init__(self) -> None:
         checks.choice(self.backend, BACKENDS, "backend of execution costs", TuneError)
-        _put_prices(
-            self,
-            ("permute", "step", "copied", "added", "swapped"),
-            f"execution costs of {self.backend}",
-        )
+        prices = ("permute", "step", "copied", "added", "swapped")
+        _put_prices(self, prices, f"execution costs of {self.backend}")
         checks.put(self, native=checks.members(self.native, "native", TuneError))
         for cost in self.native:
             checks.instance(cost, NativeCost, "a native cost", TuneError)
@@ -127,8 +124,13 @@ class ExecutionCosts:
         """
         times = self._times(schedule.topology.num_ranks)
         steps = rounds_of_steps(schedule)
-        received, added = _busiest(schedule, self.shared)
-        total = common_parts(schedule.collective)[1]
+        # Bytes that the busiest rank receives and adds, or all of them where they share a host, in
+        # parts of a buffer: whole numbers far below 2**53, which floats hold exactly.
+        weight, total = common_parts(schedule.collective)
+        size, n = weight[schedule.chunk], schedule.topology.num_ranks
+        pick = np.sum if self.shared else np.max
+        received = round(float(pick(np.bincount(schedule.dst, size, n))))
+        added = round(float(pick(np.bincount(schedule.dst, size * schedule.reduce, n))))
         per_byte = received * as_fraction(self.copied) + added * as_fraction(self.added)
         if schedule.collective.kind == "all_to_all":
             per_byte += times * total * int(steps.sum()) * as_fraction(self.swapped)
@@ -172,18 +174,6 @@ def rounds_of_steps(schedule: Schedule) -> np.ndarray:
         at, count = np.unique(pairs // (n * n) * n + rank, return_counts=True)
         np.maximum.at(rounds, at // n, count)
     return rounds
-
-
-def _busiest(schedule: Schedule, shared: bool) -> tuple[int, int]:
-    """Bytes received and bytes added by the busiest rank, or by all, in parts of a buffer."""
-    weight, _ = common_parts(schedule.collective)
-    n = schedule.topology.num_ranks
-    size = weight[schedule.chunk]
-    # Whole numbers far below 2**53, which floats hold exactly.
-    received = np.bincount(schedule.dst, size, minlength=n)
-    added = np.bincount(schedule.dst, size * schedule.reduce, minlength=n)
-    pick = np.sum if shared else np.max
-    return round(float(pick(received))), round(float(pick(added)))
 
 
 # ---------------------------------------------------------------------- shipped

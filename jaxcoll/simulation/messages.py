@@ -70,7 +70,6 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
             )
     capable = np.zeros(topology.num_vertices, bool)
     capable[chosen] = True
-    # One row per tree and link: loads may be beyond what a machine integer holds.
     # Where a tree leaves a capable switch by several links, the data comes to the switch once: each
     # tree edge is cut at the last capable switch that an earlier edge of the tree has brought it
     # to, and only the rest of its path counts.
@@ -83,6 +82,7 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     hops = end - start
     offset = np.arange(hops.sum()) - np.repeat(np.cumsum(hops) - hops, hops)
     link = flow.edges.path_link[np.repeat(start, hops) + offset]
+    # Python's integers: loads may be beyond what a machine integer holds.
     tree_edges = np.diff(flow.tree_ptr)
     weight = np.repeat(np.repeat(flow.weight.astype(object), tree_edges), hops)
     load = np.zeros(topology.num_links, object)
@@ -341,8 +341,8 @@ def simulate_multicast(
     unit = size / flow.topology.num_ranks / flow.k / pieces
     shares = [unit * int(weight) for weight in flow.weight]
     messages: list[Message] = []
-    # By segment and tree: the messages that bring the root its sum.
-    # A window of segments in flight, as bounded buffers have it.
+    # By segment and tree: the messages that bring the root its sum, which the segment of the next
+    # window of bounded buffers waits for.
     summed: list[list[tuple[int, ...]]] = []
     for segment in range(pieces):
         waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(trees)

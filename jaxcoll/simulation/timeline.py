@@ -45,6 +45,8 @@ class Clock:
         Exact if the common denominator leaves room for the total below 2**62 ticks, otherwise the
         finest power of two that does, with a bit to spare for rounding up.
         """
+        # Exact wherever it can be: sums of rounded times depend on their order, so that two runs of
+        # one schedule could differ, and a bound could seem to be beaten.
         denominator = common_denominator(durations)
         if total * denominator < _HORIZON:
             return cls(Fraction(1, denominator), True)
@@ -152,7 +154,7 @@ class Timeline:
     @functools.cached_property
     def finish(self) -> int:
         """When the last message arrives, in ticks."""
-        return int((self.hop_start + self.hops.delay[self.hops.case]).max(initial=0))
+        return int((self.hop_start + self.hop_delay).max(initial=0))
 
     @property
     def exact_time(self) -> Fraction:
@@ -209,6 +211,7 @@ class Timeline:
         if bins is None:
             busy = np.bincount(self.hop_link, weights=self.hop_busy, minlength=links)
             return busy / self.finish
+        # In floats, other than all times: shares of intervals are drawn, and compared by nobody.
         busy = np.zeros((links, bins))
         _fill(self.hop_link, self.hop_start, self.hop_busy, self.finish / bins, busy)
         return busy / (self.finish / bins)
@@ -219,6 +222,7 @@ class Timeline:
         return float(share.mean()) if share.size else 0.0
 
     def __repr__(self) -> str:
+        # A time that was rounded up may be above a bound that the schedule meets.
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
         framing = f" in {self.framing}" if self.framing else ""
         framing += " with execution costs" if self.charge else ""
@@ -247,6 +251,8 @@ class Timeline:
 def _fill(link, start, busy, width, out):
     """Add the time each hop occupies its link to the intervals it overlaps."""
     bins = out.shape[1]
+    # Bins by division, which may round down to the bin before: that one gets nothing, and the loop
+    # goes on.
     for h in range(len(link)):
         begin, end = float(start[h]), float(start[h] + busy[h])
         b = min(int(begin / width), bins - 1)

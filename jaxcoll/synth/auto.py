@@ -61,11 +61,6 @@ class _Climb:
         self.tried: list[tuple[int, float]] = []
 
     @property
-    def least(self) -> float:
-        """The least seconds so far."""
-        return min(seconds for _, seconds in self.tried)
-
-    @property
     def next(self) -> float:
         """Seconds that the next count may take, by the same law as ``prospect``; not if untried."""
         if len(self.tried) == 1:
@@ -310,15 +305,14 @@ class _Race:
             if not climbs:
                 break
             climb = min(climbs, key=self._price)
-            if climb.tried or climb in self.aside or self._is_wanted(climb.synthesizer):
+            # Bounds may say that a first try is not worth its work, but a synthesizer that was
+            # asked for by name is tried all the same.
+            is_known = bool(climb.tried) or climb in self.aside or bool(self.portfolio.names)
+            if is_known or climb.synthesizer.may_win(self.problem):
                 self.run(climb, ignore_work_limit)
             else:
                 self.aside.append(climb)
                 climbs.remove(climb)
-
-    def _is_wanted(self, synthesizer: Synthesizer) -> bool:
-        """Whether bounds say so; a synthesizer that was asked for by name may."""
-        return bool(self.portfolio.names) or synthesizer.may_win(self.problem)
 
     def _may_win(self, climb: _Climb, enough: float) -> bool:
         """Whether the climb has counts left that may take less than ``enough`` seconds."""

@@ -94,15 +94,18 @@ def synthesize(
         topology, collective, chunks, groups, root, nbytes=nbytes, seed=seed, execution=execution
     )
     maker = synthesizer_named(synthesizer)
+    # A synthesizer that comes as an object has its bytes already, unless they are given here too.
     if nbytes is not None or isinstance(synthesizer, str):
         maker = maker.with_nbytes(BUCKET_BYTES if nbytes is None else nbytes)
     if isinstance(maker, Portfolio):
         if problem.execution is not None:
             maker = dataclasses.replace(maker, execution=problem.execution)
+        # Of all in the registry one takes unequal shards: nothing to choose from.
         if problem.collective.shares is not None and not maker.names:
             maker = ForestColl()
     with reporting(progress, "synthesizing", CollectiveError) as report:
         schedule = fastest(maker, problem, report)
+    # Proved once, whoever made it: candidates that lost need no proof.
     verify(schedule)
     what = schedule.collective
     log.info(

@@ -10,6 +10,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import MAX_VERTICES, check_size, count, latency, speed
 from jaxcoll.numerics import checks
+from jaxcoll.topologies.grids import both_ways
 from jaxcoll.topology import Topology
 
 ALPHA_INSIDE = 0.7e-6  # seconds per link; the TACOS paper's model of a DGX (Sec. VI-B.5)
@@ -96,8 +97,7 @@ def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> T
         switches = 16 + 2 * plane + np.arange(2)
         up += [*zip(ranks, switches[board], strict=True)]
         down.append(tuple(switches))
-    pairs = np.asarray([*up, *down])
-    pairs = np.concatenate([pairs, pairs[:, ::-1]])
+    pairs = both_ways(np.asarray([*up, *down]))
     widths = np.tile([1] * len(up) + [8] * len(down), 2)
     turn = [*((ranks + 1) % 8 + 8 * board), *range(16, 16 + 2 * planes)]
     swap = [*((ranks + 8) % 16), *(16 + (np.arange(2 * planes) ^ 1))]

@@ -1,13 +1,19 @@
 """Fully connected networks, stars and switches; grids of ranks; products of networks of any kind.
 
 The hub of a star is a rank, which computes; that of a switch only forwards. Rings, meshes, tori and
-hypercubes are grids. A product is a grid of ranks with a network of its own along every dimension.
+hypercubes are grids. A product is a grid of ranks with a network of its own along every dimension:
+``product(switch(2), ring(3))`` is two rings of 3 ranks, and a switch between equal places of both.
+
+Every construction states its symmetries (``generators``), so that synthesizers and bounds look at
+one rank or line of each kind; ``Topology`` checks them, and puts the links in canonical order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,28 +36,39 @@ ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)
 BANDWIDTH = 50e9  # bytes per second; likewise
 
 
+def uniform(ends: np.ndarray, alpha, bandwidth) -> Any:
+    """The columns of a ``Topology`` whose links are all of one speed.
+
+    Args:
+        ends: source and destination of each link, int64 of shape (links, 2).
+        alpha, bandwidth: seconds and bytes per second of every link, checked.
+    """
+    links = len(ends)
+    return ends[:, 0], ends[:, 1], np.full(links, alpha, float), [bandwidth] * links
+
+
+def both_ways(pairs: np.ndarray) -> np.ndarray:
+    """Links from the first to the second of each pair of vertices, then those back."""
+    return np.concatenate([pairs, pairs[:, ::-1]])
+
+
+def turn(n: int, *still: int) -> tuple[tuple[int, ...], ...]:
+    """The symmetry that moves every rank on to the next, and no other vertex; none of one rank."""
+    return ((*((r + 1) % n for r in range(n)), *still),) if n > 1 else ()
+
+
 def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topology:
     """n ranks, a link from every one to every other.
 
     Args:
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     name, links = f"fully connected {n}", n * (n - 1)
     check_size(name, n, links)
-    src, dst = np.divmod(np.arange(n * n), n)
-    apart = src != dst
-    turn = tuple((r + 1) % n for r in range(n))
-    return Topology(
-        n,
-        src[apart],
-        dst[apart],
-        np.full(links, alpha, float),
-        [bandwidth] * links,  # type: ignore[arg-type]
-        name=name,
-        generators=(turn,) if n > 1 else (),
-    )
+    ends = np.stack(np.divmod(np.arange(n * n), n), axis=1)
+    ends = ends[ends[:, 0] != ends[:, 1]]
+    return Topology(n, *uniform(ends, alpha, bandwidth), name=name, generators=turn(n))
 
 
 def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topology:
@@ -60,18 +77,10 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
     The middle is a rank that computes; for a hub that only forwards see ``switch``.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
-    leaves = np.arange(1, n)
-    hub = np.zeros(n - 1, np.int64)
-    turn = (0, *(1 + r % (n - 1) for r in range(1, n))) if n > 2 else ()
-    return Topology(
-        n,
-        np.concatenate([hub, leaves]),
-        np.concatenate([leaves, hub]),
-        np.full(2 * (n - 1), alpha, float),
-        [bandwidth] * (2 * (n - 1)),  # type: ignore[arg-type]
-        name=f"star {n}",
-        generators=(turn,) if turn else (),
-    )
+    ends = both_ways(np.stack([np.zeros(n - 1, np.int64), np.arange(1, n)], axis=1))
+    # The middle stays, the leaves turn.
+    turned = ((0, *(1 + r % (n - 1) for r in range(1, n))),) if n > 2 else ()
+    return Topology(n, *uniform(ends, alpha, bandwidth), name=f"star {n}", generators=turned)
 
 
 def switch(
@@ -89,34 +98,22 @@ def switch(
         bandwidth: bytes per second that each rank can send, and receive.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
-    ranks = np.arange(n)
-    turn = tuple((r + 1) % n for r in range(n))
-    if n == 1:
-        return Topology(1, [], [], [], [], name="switch 1")  # type: ignore[arg-type]
+    ranks, name = np.arange(n), f"switch {n}"
+    if n == 1:  # nobody to send to: the switch would only be a vertex that nothing crosses
+        return Topology(1, *uniform(np.zeros((0, 2), np.int64), alpha, bandwidth), name=name)
     if degree is None:
-        hub = np.full(n, n)
-        return Topology(
-            n,
-            np.concatenate([ranks, hub]),
-            np.concatenate([hub, ranks]),
-            np.full(2 * n, alpha, float),
-            [bandwidth] * (2 * n),  # type: ignore[arg-type]
-            num_vertices=n + 1,
-            name=f"switch {n}",
-            generators=((*turn, n),),
-        )
+        ends = both_ways(np.stack([ranks, np.full(n, n)], axis=1))
+        columns = uniform(ends, alpha, bandwidth)
+        return Topology(n, *columns, num_vertices=n + 1, name=name, generators=turn(n, n))
     what = f"degree, by which a switch of {n} ranks unwinds,"
     degree = checks.integer(degree, what, TopologyError, least=1, most=n - 1)
     check_size(f"a switch of {n} ranks unwound by {degree}", n, n * degree)
+    src = np.repeat(ranks, degree)
+    ends = np.stack([src, (src + np.tile(np.arange(1, degree + 1), n)) % n], axis=1)
+    # The rank's port is shared by its links, exactly: a third of a float is not a float.
     share = as_fraction(bandwidth) / degree
     return Topology(
-        n,
-        np.repeat(ranks, degree),
-        (np.repeat(ranks, degree) + np.tile(np.arange(1, degree + 1), n)) % n,
-        np.full(n * degree, alpha, float),
-        [share] * (n * degree),  # type: ignore[arg-type]
-        name=f"switch {n} unwound by {degree}",
-        generators=(turn,),
+        n, *uniform(ends, alpha, share), name=f"{name} unwound by {degree}", generators=turn(n)
     )
 
 
@@ -146,10 +143,13 @@ def product(*factors: Topology, name: str = "") -> Topology:
     checks.text(name, "name", TopologyError)
     shape = tuple(factor.num_ranks for factor in factors)
     size = math.prod(shape)
-    vertices = size + sum(size // f.num_ranks * (f.num_vertices - f.num_ranks) for f in factors)
-    check_size("a product", vertices, sum(size // f.num_ranks * f.num_links for f in factors))
+    # Switches stand after the ranks, dimension by dimension and in each line by line; so the last
+    # entry is the number of all vertices.
+    added = [size // f.num_ranks * (f.num_vertices - f.num_ranks) for f in factors]
+    first_switch = [*itertools.accumulate(added, initial=size)]
+    links = sum(size // f.num_ranks * f.num_links for f in factors)
+    check_size("a product", first_switch[-1], links)
     ranks = np.arange(size).reshape(shape)
-    first_switch = _first_switches(factors, shape)
     src, dst, alpha, bandwidth = [], [], [], []
     for dimension, factor in enumerate(factors):
         vertices = _lines(ranks, dimension, factor, first_switch[dimension])
@@ -173,15 +173,6 @@ def product(*factors: Topology, name: str = "") -> Topology:
         grid=_grid(factors),
         generators=tuple(generators),
     )
-
-
-def _first_switches(factors: tuple[Topology, ...], shape: tuple[int, ...]) -> list[int]:
-    """The first switch of each dimension, and the number of vertices."""
-    size = math.prod(shape)
-    first = [size]
-    for factor, side in zip(factors, shape, strict=True):
-        first.append(first[-1] + size // side * (factor.num_vertices - factor.num_ranks))
-    return first
 
 
 def _lines(ranks: np.ndarray, dimension: int, factor: Topology, first_switch: int) -> np.ndarray:
@@ -212,6 +203,9 @@ def _lifted(
         if d == dimension:
             goes_to = np.take(switches, image[side:] - side, axis=-1)
         else:
+            # Switches of another dimension move with the lines that they join, one of whose
+            # coordinates is the factor's. Their array lacks dimension d, so that axes behind it
+            # stand one earlier.
             axis = dimension - (d < dimension)
             goes_to = np.take(switches, image[:side], axis=axis)
         moved[switches.ravel()] = goes_to.ravel()
@@ -219,19 +213,19 @@ def _lifted(
 
 
 def _grid(factors: tuple[Topology, ...]) -> Grid | None:
-    grids = [factor.grid or _closed_line(factor) for factor in factors]
+    # Also where a factor has no grid of its own, if its ranks stand in a circle of links, as those
+    # of a fully connected one do: patterns for grids run on it, though it has more links than they
+    # use.
+    grids = []
+    for factor in factors:
+        circle = Grid((factor.num_ranks,), (True,))
+        joined = set(zip(factor.src.tolist(), factor.dst.tolist(), strict=True))
+        is_joined = joined.issuperset(map(tuple, circle.neighbour_pairs(0).tolist()))
+        grids.append(factor.grid or (circle if is_joined else None))
     if None in grids:
         return None
     shape = tuple(side for grid in grids if grid for side in grid.shape)
     return Grid(shape, tuple(wrap for grid in grids if grid for wrap in grid.wrap))
-
-
-def _closed_line(factor: Topology) -> Grid | None:
-    """The ranks in order as a circle, if all neighbours on it are joined both ways."""
-    circle = Grid((factor.num_ranks,), (True,))
-    joined = set(zip(factor.src.tolist(), factor.dst.tolist(), strict=True))
-    pairs = circle.neighbour_pairs(0).tolist()
-    return circle if all((u, v) in joined for u, v in pairs) else None
 
 
 def ring(
@@ -242,22 +236,15 @@ def ring(
     A bidirectional ring of two ranks has one link each way, as has a one-way ring of two.
 
     Args:
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     if checks.flag(bidirectional, "bidirectional", TopologyError):
         return grid((n,), True, alpha=alpha, bandwidth=bandwidth, name=f"ring {n}")
-    src = np.arange(n) if n > 1 else np.zeros(0, np.int64)
-    turn = tuple((r + 1) % n for r in range(n))
+    src = np.arange(n if n > 1 else 0)  # one rank has no link to itself
+    ends = np.stack([src, (src + 1) % n], axis=1)
     return Topology(
-        n,
-        src,
-        (src + 1) % n,
-        np.full(len(src), alpha, float),
-        [bandwidth] * len(src),  # type: ignore[arg-type]
-        name=f"one-way ring {n}",
-        generators=(turn,) if n > 1 else (),
+        n, *uniform(ends, alpha, bandwidth), name=f"one-way ring {n}", generators=turn(n)
     )
 
 
@@ -270,8 +257,8 @@ def mesh(
 
     Args:
         sides: ranks along each dimension; the last dimension's ranks are consecutive.
-        alpha: seconds per link, one for all or one for each dimension.
-        bandwidth: bytes per second per link, one for all or one for each dimension.
+        alpha, bandwidth: seconds, and bytes per second, of each link; one for all or one for each
+            dimension.
     """
     name = f"mesh {'x'.join(map(str, network_sides(sides)))}"
     return grid(sides, False, alpha=alpha, bandwidth=bandwidth, name=name)
@@ -316,8 +303,8 @@ def grid(
     Args:
         sides: ranks along each dimension.
         wrap: which dimensions close, one for all or one for each.
-        alpha: seconds per link, one for all or one for each dimension.
-        bandwidth: bytes per second per link, one for all or one for each dimension.
+        alpha, bandwidth: seconds, and bytes per second, of each link; one for all or one for each
+            dimension.
     """
     shape = network_sides(sides)
     dimensions = len(shape)

@@ -1,13 +1,9 @@
 """Ranks below switches and routers: tiers, levels of clusters, butterflies and DragonFly.
 
-Ranks below tiers of switches: k-ary n-trees, leaf and spine, BiGraph.
-
-In a fat tree every tier has the bandwidth of the one below it; a leaf-and-spine network may have
-less above its leaves than below them; a BiGraph has ranks at both of its tiers.
-
-Clusters in levels: 2D Switch, 3D-RFS and rails, innermost level first.
-
-Networks of routers with ranks behind them: the flattened butterfly, and DragonFly.
+- Tiers of switches: in a k-ary n-tree every tier has the bandwidth of the one below it; a
+  leaf-and-spine network may have less above its leaves; a BiGraph has ranks at both of its tiers.
+- Clusters in levels, innermost first: 2D Switch, 3D-RFS and rails.
+- Networks of routers with ranks behind them: the flattened butterfly, and DragonFly.
 """
 
 from __future__ import annotations
@@ -31,7 +27,16 @@ from jaxcoll.links import (
 )
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, fully_connected, product, ring, switch
+from jaxcoll.topologies.grids import (
+    ALPHA,
+    BANDWIDTH,
+    both_ways,
+    fully_connected,
+    product,
+    ring,
+    switch,
+    uniform,
+)
 from jaxcoll.topology import Topology
 
 
@@ -49,8 +54,7 @@ def fat_tree(
     Args:
         arity: k, links of a switch downwards.
         levels: n, levels of switches.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
         TopologyError: an arity below 2, or no levels.
@@ -64,22 +68,17 @@ def fat_tree(
     switch = ranks + np.arange(levels * row).reshape(levels, row)  # by level, lowest first
     pairs = [np.stack([np.arange(ranks), switch[0][np.arange(ranks) // arity]], axis=1)]
     for level in range(levels - 1):
+        # A switch and those of the next level over it differ in this digit alone: there is one way
+        # up from a rank to each switch above it, and one way back down.
         place = arity**level
         here = np.repeat(np.arange(row), arity)
         digit = here // place % arity
         there = here + (np.tile(np.arange(arity), row) - digit) * place
         pairs.append(np.stack([switch[level][here], switch[level + 1][there]], axis=1))
-    up = np.concatenate(pairs)
-    links = np.concatenate([up, up[:, ::-1]])
+    generators = tuple(_rotation(arity, levels, digit) for digit in reversed(range(levels)))
+    columns = uniform(both_ways(np.concatenate(pairs)), alpha, bandwidth)
     return Topology(
-        ranks,
-        links[:, 0],
-        links[:, 1],
-        np.full(len(links), alpha, float),
-        [bandwidth] * len(links),  # type: ignore[arg-type]
-        num_vertices=ranks + levels * row,
-        name=name,
-        generators=tuple(_rotation(arity, levels, digit) for digit in reversed(range(levels))),
+        ranks, *columns, num_vertices=ranks + levels * row, name=name, generators=generators
     )
 
 
@@ -91,6 +90,8 @@ def _rotation(arity: int, levels: int, digit: int) -> tuple[int, ...]:
         old = numbers // place % arity
         return numbers + ((old + 1) % arity - old) * place
 
+    # Switches have the digits of the ranks below the lowest of them but the last, so that the last
+    # digit of a rank moves no switch.
     moved = np.arange(row) if digit == 0 else add_one(np.arange(row), arity ** (digit - 1))
     switches = [ranks + level * row + moved for level in range(levels)]
     image = np.concatenate([add_one(np.arange(ranks), arity**digit), *switches])
@@ -131,7 +132,7 @@ def leaf_spine(
     leaf, spine = np.divmod(np.arange(leaves * spines), spines)
     low = np.concatenate([rank, n + leaf])
     high = np.concatenate([n + rank // ranks, n + leaves + spine])
-    above = below * ranks / (ratio * spines)
+    above = below * ranks / (ratio * spines)  # exact: below x ranks over the ratio, in equal shares
     speeds = [below] * n + [above] * len(leaf)
     return Topology(
         n,
@@ -157,8 +158,7 @@ def bigraph(
     Args:
         ranks: ranks of a switch.
         switches: switches, an even number.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
 
     Raises:
         TopologyError: no ranks, or an odd number of switches.
@@ -176,27 +176,20 @@ def bigraph(
     rank, switch = np.arange(n), n + np.arange(switches)
     access = np.stack([rank, switch[rank // ranks]], axis=1)
     across = np.stack([np.repeat(switch[:half], half), np.tile(switch[half:], half)], axis=1)
-    pairs = np.concatenate([access, across])
-    pairs = np.concatenate([pairs, pairs[:, ::-1]])
+    # Either half may turn by itself, the halves may be exchanged, and the ranks of all switches may
+    # turn: with these every rank goes to every other. Moves of single switches or ranks are none.
     place = np.arange(switches)
     upper = np.where(place < half, (place + 1) % half, place)
     lower = np.where(place < half, place, half + (place + 1) % half)
     still, next_port = np.arange(ranks), (np.arange(ranks) + 1) % ranks
     moves = [(upper, still), (lower, still), ((place + half) % switches, still), (place, next_port)]
-    return Topology(
-        n,
-        pairs[:, 0],
-        pairs[:, 1],
-        np.full(len(pairs), alpha, float),
-        [bandwidth] * len(pairs),  # type: ignore[arg-type]
-        num_vertices=n + switches,
-        name=name,
-        generators=tuple(
-            tuple(int(v) for v in [*(moved[:, None] * ranks + port).ravel(), *(n + moved)])
-            for moved, port in moves
-            if not (np.array_equal(moved, place) and np.array_equal(port, still))
-        ),
+    generators = tuple(
+        tuple(int(v) for v in [*(moved[:, None] * ranks + port).ravel(), *(n + moved)])
+        for moved, port in moves
+        if not (np.array_equal(moved, place) and np.array_equal(port, still))
     )
+    columns = uniform(both_ways(np.concatenate([access, across])), alpha, bandwidth)
+    return Topology(n, *columns, num_vertices=n + switches, name=name, generators=generators)
 
 
 def switch_2d(
@@ -326,6 +319,8 @@ def behind_routers(
     rank = np.arange(n)
     router = n + rank // terminals
     port = np.arange(terminals)
+    # The network's own symmetries take routers along with their ranks; and the ranks of all routers
+    # may turn.
     images = [_image(np.asarray(move), routers, port) for move in network.generators]
     if terminals > 1:
         images.append(_image(np.arange(network.num_vertices), routers, (port + 1) % terminals))
@@ -359,8 +354,7 @@ def flattened_butterfly(
     Args:
         sides: routers along each dimension.
         terminals: ranks of a router; 0 if the routers are the ranks.
-        alpha: seconds per link.
-        bandwidth: bytes per second per link.
+        alpha, bandwidth: seconds, and bytes per second, of each link.
     """
     sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
     name = f"flattened butterfly {'x'.join(map(str, sides))}"
@@ -409,6 +403,7 @@ def dragonfly(
         for v in range(routers)
         if u != v
     ]
+    # Seen from both ends: group j is the (j - i - 1)-th after i, and i the (i - j - 1)-th after j.
     between = [
         (i * routers + (j - i - 1) % groups % routers, j * routers + (i - j - 1) % groups % routers)
         for i in range(groups)
@@ -418,6 +413,7 @@ def dragonfly(
     pairs = np.asarray(inside + between, np.int64).reshape(-1, 2)
     counts = (len(inside), len(between))
     ranks = groups * routers
+    # Groups may turn: which router has a link depends on how far the groups are apart alone.
     turn = tuple((rank + routers) % ranks for rank in range(ranks))
     return Topology(
         ranks,

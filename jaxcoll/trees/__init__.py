@@ -21,7 +21,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
-from jaxcoll.trees.stream import stream_order, stream_steps
+from jaxcoll.trees.stream import steps_in_order, stream_order, stream_steps
 
 __all__ = ["TreeFlow"]
 
@@ -190,14 +190,9 @@ class TreeFlow:
                 f"rank {bad} is the root of {total[bad]} trees, not {self.shard[bad]}"
             )
         bad = _grow(
-            self.root,
-            self.tree_ptr,
-            self.edge,
-            self.edges.src,
-            self.edges.dst,
-            np.zeros(len(self.edge), np.int32),
-            np.full(n, -1, np.int32),
-        )
+            self.root, self.tree_ptr, self.edge, self.edges.src, self.edges.dst,
+            np.zeros(len(self.edge), np.int32), np.full(n, -1, np.int32),
+        )  # fmt: skip
         if bad >= 0:
             tree, e = bad // (n - 1), int(self.edge[bad])
             raise ScheduleError(
@@ -304,7 +299,8 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
         begin = stream_order(*network, before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link
-        step = stream_steps(sequence, before, flow.edge, first_link, len(flow.load), pieces)
+        links = flow.topology.num_links
+        step = steps_in_order(stream_steps, sequence, flow.edge, first_link, links, before, pieces)
     sizes = (last - first)[sequence]
     message = np.repeat(sequence, sizes)
     offset = np.arange(len(message)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -136,7 +136,6 @@ def _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending):
     return pending
 
 
-@kernel(cache=True, nogil=True)
 def queue_starts(edge, path_ptr, path_link, links):
     """First place of each link in a column with a place for every (send, link of its path).
 
@@ -145,21 +144,10 @@ def queue_starts(edge, path_ptr, path_link, links):
         path_ptr, path_link: links of each edge.
         links: how many links there are.
     """
-    ptr = np.zeros(links + 1, np.int64)
-    for e in edge:
-        for h in range(path_ptr[e], path_ptr[e + 1]):
-            ptr[path_link[h] + 1] += 1
-    for link in range(links):
-        ptr[link + 1] += ptr[link]
-    return ptr
-
-
-def stream_steps(sequence, before, edge, first_link, links, pieces):
-    """The step of each message: after what brings its piece, in sequence on its first link.
-
-    Messages of one edge get steps of their own, so that they stay apart.
-    """
-    return steps_in_order(_stream_steps, sequence, edge, first_link, links, before, pieces)
+    crossings = np.repeat(np.bincount(edge, minlength=len(path_ptr) - 1), np.diff(path_ptr))
+    # Counts are far below 2**53, which floats hold exactly.
+    counts = np.bincount(path_link, crossings, links).astype(np.int64)
+    return np.append(0, np.cumsum(counts))
 
 
 def steps_in_order(assign, order, edge, first_link, links, *waits):
@@ -191,7 +179,8 @@ def take_step(ready, edge, first_link, on_link, on_edge):
 
 
 @kernel(cache=True, nogil=True)
-def _stream_steps(sequence, edge, first_link, on_link, on_edge, step, before, pieces):
+def stream_steps(sequence, edge, first_link, on_link, on_edge, step, before, pieces):
+    """The step of each message: after what brings its piece, in sequence on its first link."""
     for message in sequence:
         j, p = message // pieces, message % pieces
         ready = step[before[j] * pieces + p] + 1 if before[j] >= 0 else 0

@@ -353,3 +353,9 @@ def test_frontiers_of_all_sizes_print_diameters_and_rates_when_asked():
 def test_a_size_has_the_bases_of_table_a_3():
     names = {str(c.construction) for c in bases(8, 2)}
     assert {"BiRing(2,8)", "Diamond", "DBJMod(2,3)", "Pi(2,8)"} <= names
+
+
+def test_bases_of_many_letters_are_left_out_since_they_cannot_be_built():
+    # J(21,2) would have 210 vertices of degree 38, but subsets are of 20 letters at most.
+    assert [c.construction.digraph().size for c in bases(190, 36)] == [190]
+    assert not [c.construction.digraph().size for c in bases(210, 38)]

@@ -1,15 +1,11 @@
 """Problems, and what every synthesizer says of itself when it meets one.
 
-A problem: a collective on a network, for a size; checked once, where it enters.
-
-Everything below the two doors (``synthesize``, and ``Synthesizer.synthesize`` of one synthesizer)
-takes a ``Problem`` and relies on it.
-
-The base of all synthesizers: the one method that each writes, and its statements to auto.
+A problem is a collective on a network, for a size. It is checked once, at the two doors
+``synthesize`` and ``Synthesizer.synthesize``; everything below them relies on it.
 
 The way from a problem to a schedule is the same for all: ``solve`` the kind, or ``derive`` it from
-a kind that ``solve`` knows, and note the provenance (``made``). Each states in its own file which
-variants are worth trying, with how many chunks, and the work that takes: ``variants``,
+a kind that ``solve`` knows, and note the provenance (``made``). Each synthesizer states in its own
+file which variants are worth trying, with how many chunks, and the work that takes: ``variants``,
 ``chunk_counts``, ``work``.
 """
 
@@ -161,6 +157,8 @@ IN_BLOCKS = 0.25
 _MOST_CHUNKS = 4096
 
 Counts = tuple[int, ...]
+# The series of an algorithm that more chunks than one only make slower.
+ONE_CHUNK: tuple[Counts, ...] = ((1,),)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -182,8 +180,11 @@ class Synthesizer(abc.ABC):
         has_nbytes: whether its field ``nbytes`` is the bytes of a rank's buffer to be fast for.
         tried_by_auto: whether auto tries it unasked; not where the search may take minutes, or
             another is known to be as fast.
+        series: of chunk counts worth trying, where these are the same for all problems.
         send_work: work of a send, in units of one of a plain synthesizer: ``IN_BLOCKS`` where
             blocks of many shards are one message, so that most of it is done once a message.
+        hop_work: instead, work per link crossed, where chunks go between any ranks and each is
+            simulated on every link of its path.
         put_off: by how much its work counts more than it is in the order in which auto tries.
         counts_are_costly: whether auto tries every second of its counts of chunks alone.
     """
@@ -193,7 +194,9 @@ class Synthesizer(abc.ABC):
     takes_shares: ClassVar[bool] = False
     has_nbytes: ClassVar[bool] = False
     tried_by_auto: ClassVar[bool] = True
+    series: ClassVar[tuple[Counts, ...]] = ((1, 2, 4, 8),)
     send_work: ClassVar[float] = 1.0
+    hop_work: ClassVar[float | None] = None
     put_off: ClassVar[float] = 1.0
     counts_are_costly: ClassVar[bool] = False
 
@@ -230,7 +233,7 @@ class Synthesizer(abc.ABC):
         Raises:
             CollectiveError, TopologyError: it is not defined for the problem.
         """
-        return ((1, 2, 4, 8),)
+        return self.series
 
     def may_win(self, problem: Problem) -> bool:
         """Whether it can be faster than what others reach; auto asks when its turn has come."""
@@ -238,6 +241,8 @@ class Synthesizer(abc.ABC):
 
     def work(self, problem: Problem) -> float:
         """About what finding and timing the schedule costs, in units of a send of a plain one."""
+        if self.hop_work is not None:
+            return self.hop_work * problem.hops
         return self.send_work * problem.sends
 
     @final
@@ -251,9 +256,9 @@ class Synthesizer(abc.ABC):
         try:
             series = self.chunk_counts(problem)
         except (CollectiveError, TopologyError):
-            return ((1,),)
+            return ONE_CHUNK
         few = (tuple(count for count in counts if count <= _MOST_CHUNKS) for counts in series)
-        return tuple(counts for counts in few if counts) or ((1,),)
+        return tuple(counts for counts in few if counts) or ONE_CHUNK
 
     # ------------------------------------------------------------------ the way to a schedule
 
@@ -270,9 +275,8 @@ class Synthesizer(abc.ABC):
         It is not proved: ``jc.synthesize`` does that, or ``jc.verify``.
 
         Args:
-            nbytes: bytes of a rank's buffer for which a schedule that is run backwards through
-                switches is put in order (see ``derive``); when omitted those of the algorithm's
-                own field, or 25 MiB.
+            nbytes: bytes of a rank's buffer for which ``derive`` puts a reversed schedule in
+                order; when omitted those of the algorithm's own field, or 25 MiB.
 
         Raises:
             CollectiveError: the algorithm is not defined for the collective, or bytes not above 0.
@@ -305,7 +309,9 @@ class Synthesizer(abc.ABC):
         if kind == "all_reduce" and (self.solves("all_gather") or self.solves("reduce_scatter")):
             return self.two_phases(problem)
         if not self.solves(DUALS[kind]):
-            offered = ", ".join(sorted(self.kinds | _derived(self.kinds)))
+            derived = {DUALS[solved] for solved in self.kinds & {"all_gather", "broadcast"}}
+            derived |= {"all_reduce"} if self.solves("all_gather") else set()
+            offered = ", ".join(sorted(self.kinds | derived))
             raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
         dual = self.solve(problem.topology.transpose(), problem.collective.dual(), problem.seed)
         return derive(dual, kind, self._order_for(problem))
@@ -315,7 +321,9 @@ class Synthesizer(abc.ABC):
         """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
         collective, topology = problem.collective, problem.topology
         gather, scatter = self.answer(problem.of(collective.with_kind("all_gather")), None), None
-        if topology != topology.transpose():  # links differ from those back: sums have their own
+        # Sums run over the links backwards: where those are other links, they need a schedule of
+        # their own; elsewhere one solution serves both phases.
+        if topology != topology.transpose():
             scatter = self.answer(problem.of(collective.with_kind("reduce_scatter")), None)
         return derive(gather, "all_reduce", self._order_for(problem), scatter)
 
@@ -325,16 +333,16 @@ class Synthesizer(abc.ABC):
 
     @final
     def parameters(self) -> dict[str, object]:
-        """The hyperparameters by name, except fields that cannot change a schedule.
+        """The hyperparameters by name; a synthesizer among them as its name and parameters.
 
-        Those are the fields that equality leaves out. A synthesizer among them stands as its name
-        and parameters.
+        Fields that equality leaves out cannot change a schedule, and are left out here as well.
         """
         return {
             f.name: _named(getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare
         }
 
     def _order_for(self, problem: Problem) -> Number:
+        # The bytes asked for, else those of the algorithm's own field, else the usual bucket.
         own: Number | None = getattr(self, "nbytes", None)
         return problem.nbytes or own or BUCKET_BYTES
 
@@ -345,12 +353,6 @@ def _named(value: object) -> object:
     if isinstance(value, ExecutionCosts):
         return dataclasses.asdict(value)
     return tuple(map(_named, value)) if isinstance(value, tuple) else value
-
-
-def _derived(kinds: frozenset[str]) -> set[str]:
-    pairs = {"all_gather": "reduce_scatter", "broadcast": "reduce"}
-    found = {dual for kind, dual in pairs.items() if kind in kinds}
-    return found | ({"all_reduce"} if "all_gather" in kinds else set())
 
 
 def in_pieces(pieces: int | None) -> tuple[Counts, ...]:
@@ -379,7 +381,6 @@ class InPieces(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         cut = (cls(pieces=ALL_PIECES),)
         return (*cut, cls()) if fixed else cut
 

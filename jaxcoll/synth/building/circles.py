@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 from scipy import sparse
@@ -75,9 +75,20 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
     Returns:
         Orders of the indices of ``ranks``.
     """
+    index = np.full(topology.num_vertices, -1, np.int64)
+    index[list(ranks)] = np.arange(len(ranks))
+    src, dst = index[topology.src], index[topology.dst]
+    inside = (src >= 0) & (dst >= 0)
+    speeds = np.unique(topology.bandwidth[inside])[::-1]
     best: tuple[Circle, ...] = ()
     most = 0.0
-    for speed, room in _rooms(topology, ranks):
+    for speed in speeds[np.linspace(0, len(speeds) - 1, min(_SPEEDS, len(speeds)), dtype=int)]:
+        # From rank to rank, how many circles of this speed the links hold. A bandwidth that is a
+        # multiple of it but for rounding counts as the whole multiple.
+        times = topology.bandwidth[inside] / speed * (1 + 1e-9)
+        room = np.zeros((len(ranks), len(ranks)), np.int64)
+        number = np.minimum(times, _MOST_CIRCLES).astype(np.int64)
+        np.add.at(room, (src[inside], dst[inside]), number)
         found = _both_ways(topology, ranks, room)
         if not found and not both_ways:
             found = _one_way(room)
@@ -86,24 +97,6 @@ def link_circles(topology: Topology, ranks: Circle, both_ways: bool) -> tuple[Ci
         if len(found) * speed > _WORTH * most:
             best, most = tuple(found), len(found) * speed
     return best
-
-
-def _rooms(topology: Topology, ranks: Circle) -> Iterator[tuple[float, np.ndarray]]:
-    """Thresholds of speed, the fastest first, and how many circles the links then hold.
-
-    Those are int64 of shape (ranks, ranks), from rank to rank.
-    """
-    index = np.full(topology.num_vertices, -1, np.int64)
-    index[list(ranks)] = np.arange(len(ranks))
-    src, dst = index[topology.src], index[topology.dst]
-    inside = (src >= 0) & (dst >= 0)
-    speeds = np.unique(topology.bandwidth[inside])[::-1]
-    for speed in speeds[np.linspace(0, len(speeds) - 1, min(_SPEEDS, len(speeds)), dtype=int)]:
-        times = topology.bandwidth[inside] / speed * (1 + 1e-9)
-        room = np.zeros((len(ranks), len(ranks)), np.int64)
-        number = np.minimum(times, _MOST_CIRCLES).astype(np.int64)
-        np.add.at(room, (src[inside], dst[inside]), number)
-        yield float(speed), room
 
 
 def _both_ways(topology: Topology, ranks: Circle, room: np.ndarray) -> list[Circle]:
@@ -199,20 +192,39 @@ def _one_way(room: np.ndarray) -> list[Circle]:
     # Ranks with few links into them are tried first: later on they could not be entered any more.
     behind = (room > 0).sum(axis=0)
     near = [[int(v) for v in np.argsort(behind, kind="stable") if row[v]] for row in room]
-    path, on_path, choices = [0], {0}, [iter(near[0])]
-    for _ in range(_ROTATIONS * n):
+    found = _through_all(0, n, near.__getitem__, lambda end: bool(room[end, 0]), _ROTATIONS * n)
+    return [tuple(found)] if found else []
+
+
+def _through_all(
+    start: int,
+    n: int,
+    near: Callable[[int], list[int]],
+    may_end: Callable[[int], bool],
+    tries: int,
+) -> list[int]:
+    """The first path through n vertices that ends where it may, depth first; empty if none.
+
+    Args:
+        near: from a vertex to those that it leads to, in the order in which they are tried.
+        tries: vertices that are added or taken off before the search is given up.
+    """
+    path, on_path, choices = [start], {start}, [iter(near(start))]
+    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
+    # that hosts are, hence a bound on the tries and not on the time.
+    for _ in range(tries):
+        if len(path) == n and may_end(path[-1]):
+            return path
         following = next((v for v in choices[-1] if v not in on_path), None)
         if following is not None:
             path.append(following)
             on_path.add(following)
-            choices.append(iter(near[following]))
-        elif len(path) == n and room[path[-1], 0]:
-            return [tuple(path)]
-        else:
-            on_path.discard(path.pop())
-            choices.pop()
-            if not path:
-                break
+            choices.append(iter(near(following)))
+            continue
+        on_path.discard(path.pop())
+        choices.pop()
+        if not path:
+            break
     return []
 
 
@@ -226,15 +238,12 @@ def _on_grid(placement: Placement, mutual: np.ndarray) -> list[Circle]:
     if not mutual[tuple(ranks[there].T)].all():
         return []
     squares = _Squares(grid)
-    if squares.count:
-        found = squares.joined()
-    else:
-        found = [circle for circle in [_back_and_forth(grid)] if circle is not None]
-    return [tuple(ranks[list(circle)].tolist()) for circle in found]
+    found = squares.joined() if squares.count else _back_and_forth(grid)
+    return [tuple(ranks[circle].tolist()) for circle in found]
 
 
-def _back_and_forth(grid: Grid) -> Circle | None:
-    """A circle through all positions of a mesh of two dimensions or more, if a side is even.
+def _back_and_forth(grid: Grid) -> list[list[int]]:
+    """The circle through all positions of a mesh of two dimensions or more, if a side is even.
 
     Out along the first places of all rows, back and forth through what is left of each row; a row
     is all that is at one place along the even side, itself gone through back and forth.
@@ -242,7 +251,7 @@ def _back_and_forth(grid: Grid) -> Circle | None:
     sides = [side for side in grid.shape if side > 1]
     even = next((d for d, side in enumerate(sides) if side % 2 == 0), None)
     if even is None or len(sides) < 2:
-        return None
+        return []
     rows = np.moveaxis(np.arange(grid.size).reshape(sides), even, 0)
     while rows.ndim > 2:
         lines = rows.copy()
@@ -250,7 +259,7 @@ def _back_and_forth(grid: Grid) -> Circle | None:
         rows = lines.reshape(*rows.shape[:-2], -1)
     back = rows[::-1, 1:].copy()
     back[1::2] = back[1::2, ::-1]
-    return (*rows[:, 0].tolist(), *back.ravel().tolist())
+    return [[*rows[:, 0].tolist(), *back.ravel().tolist()]]
 
 
 class _Squares:
@@ -292,7 +301,7 @@ class _Squares:
         ]
         self.corner = np.array(corners, np.int64).reshape(-1, 3).T
 
-    def joined(self) -> list[Circle]:
+    def joined(self) -> list[list[int]]:
         """One circle per colour; those of colours that exchanges do not make one are left out."""
         n = len(self.ahead)
         walks = [self._walk(colour) for colour in range(self.count)]
@@ -309,7 +318,7 @@ class _Squares:
             best = rng.permutation(np.flatnonzero(gain == gain.min()))
             for colour in self._exchange(best if gain.min() < 0 else best[:1]):
                 walks[colour] = self._walk(colour)
-        return [tuple(walk) for walk in walks if len(walk) == n]
+        return [walk for walk in walks if len(walk) == n]
 
     def _links(self, square: np.ndarray | int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """Both links along the one dimension of squares, and both along the other."""
@@ -421,8 +430,14 @@ def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
     inside = (topology.src < inner) & (topology.dst < inner)
     np.add.at(wide, (topology.src[inside], topology.dst[inside]), topology.bandwidth[inside])
     used, ends, chains = np.zeros_like(wide), set(), []
+
+    def least_used(u: int) -> list[int]:
+        near = np.flatnonzero(wide[u])
+        return near[np.argsort((used[u, near] + 1) / wide[u, near], kind="stable")].tolist()
+
     for start in range(inner):
-        chain = _chain(wide, used, start, ends) or _chain(wide, used, start, set())
+        chain = _through_all(start, inner, least_used, lambda end: end not in ends, _MOST_TRIES)
+        chain = chain or _through_all(start, inner, least_used, lambda _: True, _MOST_TRIES)
         if not chain:
             index = np.arange(inner)
             return tuple(tuple(np.roll(index, -first).tolist()) for first in range(inner))
@@ -430,32 +445,6 @@ def host_chains(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
         ends.add(chain[-1])
         chains.append(tuple(chain))
     return tuple(chains)
-
-
-def _chain(wide: np.ndarray, used: np.ndarray, start: int, ends: set[int]) -> list[int]:
-    """The first chain found that ends elsewhere, links least in use tried first; empty if none."""
-    n = len(wide)
-    chain, choices = [start], [iter(_least_used(wide, used, start))]
-    # A Hamiltonian path, by backtracking: hard in general, found at once on the cliques and rings
-    # that hosts are, hence a bound on the tries and not on the time.
-    for _ in range(_MOST_TRIES):
-        if len(chain) == n and chain[-1] not in ends:
-            return chain
-        following = next((v for v in choices[-1] if v not in chain), None)
-        if following is not None:
-            chain.append(following)
-            choices.append(iter(_least_used(wide, used, following)))
-            continue
-        chain.pop()
-        choices.pop()
-        if not chain:
-            break
-    return []
-
-
-def _least_used(wide: np.ndarray, used: np.ndarray, u: int) -> list[int]:
-    near = np.flatnonzero(wide[u])
-    return near[np.argsort((used[u, near] + 1) / wide[u, near], kind="stable")].tolist()
 
 
 def host_circles(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:

@@ -54,9 +54,7 @@ def derive(
         raise ScheduleError(
             f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
         )
-    # An all_gather run backwards on the reversed network is a reduce_scatter: where a chunk was
-    # copied to a rank, that rank's partial sum goes back the same way. An all_reduce is both, one
-    # after the other; on a network that is its own transpose both come from one solution.
+    # Where a chunk was copied to a rank, that rank's partial sum goes back the same way.
     if scatter is not None:
         found = concatenate(scatter, schedule)
     else:
@@ -78,9 +76,8 @@ def reverse_in_time(schedule: Schedule, nbytes: Number) -> Schedule:
             network without switches.
     """
     backward = schedule.reverse()
-    # Between neighbours the reversed order of steps is the reversed run. Through switches it is
-    # not: messages that queued at a switch on their way would queue at its other side, in another
-    # order, and the reversed run would be slower than the run.
+    # Through switches, messages that queued at one on their way would queue at its other side, in
+    # the order of the reversed steps: the reversed run would be slower than the run.
     if (schedule.edges.hops <= 1).all():
         return backward
     run = simulate(schedule, nbytes)

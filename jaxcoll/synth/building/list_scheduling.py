@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.collective import Collective, common_parts
+from jaxcoll.links import group_by
 from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
@@ -62,8 +63,9 @@ class LinkedSends:
     def at(self, begin: np.ndarray, topology: Topology, collective: Collective) -> Schedule:
         """The schedule in which they start in the order of some times, in the fewest steps."""
         order = np.argsort(begin, kind="stable")
+        waits = (self.next_ptr, self.following)
         first_link, links = self.edges.first_link, topology.num_links
-        step = steps_of(order, self.next_ptr, self.following, self.edge, first_link, links)
+        step = steps_in_order(_steps_of, order, self.edge, first_link, links, *waits)
         return Schedule.from_sends(
             topology,
             collective,
@@ -126,9 +128,8 @@ def improved(
     edges = sends.edges
     # Backwards every send waits for those that wait for it, and crosses its path from the end.
     size = np.diff(sends.next_ptr)
-    order = np.argsort(sends.following, kind="stable")
+    ptr, order = group_by(sends.following, len(sends.edge))
     before = np.repeat(np.arange(len(sends.edge)), size)[order]
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(sends.following, minlength=len(sends.edge)))])
     hop = np.arange(len(edges.path_link)) - np.repeat(edges.path_ptr[:-1], edges.hops)
     path = edges.path_link[np.repeat(edges.path_ptr[1:], edges.hops) - 1 - hop]
     mirrored = dataclasses.replace(
@@ -248,6 +249,7 @@ def served(urgency, next_ptr, following, edge, path_ptr, path_link, busy, delay)
         busy: how long a send occupies each link, in ticks, at least 1.
         delay: how long it takes to the end of each link, in ticks, at least as long.
     """
+    # At any time a send has one event ahead of it at most, and so has a link.
     sends, links = len(edge), len(busy)
     heap_ptr = queue_starts(edge, path_ptr, path_link, links)
     now = _Queues(
@@ -344,20 +346,9 @@ def time_left(next_ptr, following, edge, path_ptr, path_link, delay):
     return left
 
 
-def steps_of(order, next_ptr, following, edge, first_link, links):
-    """The least step of each send: after all that it waits for, in order on its first link.
-
-    Sends of one edge get steps of their own, so that they stay apart.
-
-    Args:
-        order: the sends, each after all that it waits for.
-        first_link: of each edge.
-    """
-    return steps_in_order(_steps_of, order, edge, first_link, links, next_ptr, following)
-
-
 @kernel(cache=True, nogil=True)
 def _steps_of(order, edge, first_link, on_link, on_edge, step, next_ptr, following):
+    """The least step of each send: after all that it waits for, in order on its first link."""
     for i in order:
         t = step[i] = take_step(step[i], edge[i], first_link, on_link, on_edge)
         for k in range(next_ptr[i], next_ptr[i + 1]):

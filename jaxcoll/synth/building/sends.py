@@ -73,12 +73,10 @@ def gather_by_dimension(
 ) -> Sends:
     """Rotated dimension-wise all-gather with aggregated messages.
 
-    Every shard's chunks are dealt to as many parts as there are dimensions; the first gathers along
-    the last dimension first, then along the one before, so that its blocks are runs of indices;
-    each further part starts one dimension earlier, so that all dimensions are busy at once. Along a
-    closed dimension blocks go both ways to the rank opposite, along an open one to both
-    borders. A message is everything a rank has received in the step before and passes on: it pays
-    alpha once.
+    The first part gathers along the last dimension first, then along the one before, so that its
+    blocks are runs of indices. Along a closed dimension blocks go both ways to the rank opposite,
+    along an open one to both borders. A message is everything a rank has received in the step
+    before and passes on: it pays alpha once.
 
     Args:
         grid: the grid.
@@ -91,6 +89,18 @@ def gather_by_dimension(
         d: circle(grid.shape[d], both_ways=both_ways) if grid.wrap[d] else line(grid.shape[d])
         for d in dims
     }
+    return gather_rotated(grid, dims, patterns, chunks)
+
+
+def gather_rotated(
+    grid: Grid, dims: tuple[int, ...], patterns: Mapping[int, Pattern], chunks: int
+) -> Sends:
+    """All-gather whose chunks are dealt to a part per dimension, each with another one first.
+
+    Args:
+        patterns: the pattern along each dimension.
+        chunks: chunks in a shard.
+    """
     parts = []
     # Rotations keep all dimensions busy at once: with one order of dimensions the links of all but
     # one would idle in every phase.
@@ -169,19 +179,14 @@ def gather_along(
         if move.half < 0:
             sends.append(Sends(*(column.ravel() for column in columns)))
         else:
-            keep = _halves(shape, turn + coordinates.sum(axis=1)[owner[:, 0]]) == move.half
+            # The chunks of a message in two halves, each one run; of an odd number the one in the
+            # middle is in either, by turns, so that both ways carry as much.
+            position, count = np.arange(len(block) * len(index)), len(block) * len(index)
+            odd = (turn + coordinates.sum(axis=1)[owner[:, 0]]) % 2
+            is_second = (2 * position + odd[:, None] >= count).reshape(shape)
+            keep = is_second == bool(move.half)
             sends.append(Sends(*(column[keep] for column in columns)))
     return Sends.joined(sends)
-
-
-def _halves(shape: tuple[int, int, int], turn: np.ndarray) -> np.ndarray:
-    """Which half each chunk of a message is in: the first, 0, or the second, 1, in one run each.
-
-    The chunk in the middle of an odd number is in either, by ``turn`` of the message, an integer.
-    """
-    _, block, index = shape
-    position = np.arange(block * index)
-    return (2 * position + turn[:, None] % 2 >= block * index).astype(np.int64).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -221,6 +226,7 @@ def circle(side: int, *, both_ways: bool) -> Pattern:
     moves = []
     for way in (1, -1) if both_ways else (1,):
         for s in range(side // 2 if both_ways else side - 1):
+            # In the last step of an even side both ways lead to one index: half a block by each.
             opposite = both_ways and side % 2 == 0 and s == side // 2 - 1
             half = (0 if way == 1 else 1) if opposite else -1
             moves.append(Move(s, (here + way) % side, (here - way * s) % side, half))
@@ -233,6 +239,7 @@ def line(side: int) -> Pattern:
     moves = []
     for way in (1, -1):
         for s in range(side - 1):
+            # Whose block has come this far, and to whom it goes on; both may be beyond the ends.
             origin, beyond = here - way * s, here + way
             goes = (origin >= 0) & (origin < side) & (beyond >= 0) & (beyond < side)
             moves.append(Move(s, np.where(goes, beyond, -1), origin))

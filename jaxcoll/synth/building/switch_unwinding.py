@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -121,20 +121,9 @@ class _Wires:
         return tuple(taken)
 
 
-def _levels(topology: Topology) -> np.ndarray:
-    """Links from each vertex to the nearest rank, either way; 0 for ranks."""
-    level = np.where(np.arange(topology.num_vertices) < topology.num_ranks, 0, -1)
-    while True:
-        ends, others = np.append(topology.src, topology.dst), np.append(topology.dst, topology.src)
-        reached = others[(level[ends] == level.max()) & (level[others] < 0)]
-        if not len(reached):
-            return level
-        level[reached] = level.max() + 1
-
-
 def _ports(topology: Topology) -> dict[int, list[list[int]]]:
     """For every switch with two ports or more, the ranks behind each; from ranks upwards."""
-    level = _levels(topology)
+    level = topology.hops_to_rank
     below: dict[int, set[int]] = defaultdict(set)
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
         for switch, other in ((u, v), (v, u)):
@@ -151,14 +140,18 @@ def _ports(topology: Topology) -> dict[int, list[list[int]]]:
 
 
 def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
-    level = _levels(topology)
+    level = topology.hops_to_rank
     paths: dict[_Path, None] = {}
     back = defaultdict(list)
     for u, v in wires.between:
         back[v].append(u)
+
+    def is_down(u: int, v: int) -> bool:
+        return bool(level[v] == level[u] - 1)
+
     for switch, ports in _ports(topology).items():
-        up = _descend(switch, level, back)
-        down = _descend(switch, level, wires.out)
+        up = _ways(switch, back, is_down)
+        down = _ways(switch, wires.out, is_down)
         for turn in range(1, min(degree, len(ports) - 1) + 1):
             for p, senders in enumerate(ports):
                 receivers = ports[(p + turn) % len(ports)]
@@ -170,18 +163,17 @@ def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path
     return paths
 
 
-def _descend(top: int, level: np.ndarray, near: dict[int, list[int]]) -> dict[int, list[int]]:
-    """The vertices from ``top`` to every rank below it, through ever lower switches."""
-    way, layer = {top: [top]}, [top]
-    while layer:
-        following = []
-        for u in layer:
-            for v in near[u]:
-                if v not in way and level[v] == level[u] - 1:
-                    way[v] = [*way[u], v]
-                    following.append(v)
-        layer = following
-    return {v: path for v, path in way.items() if level[v] == 0}
+def _ways(
+    start: int, near: dict[int, list[int]], goes: Callable[[int, int], bool]
+) -> dict[int, list[int]]:
+    """The vertices on the way from ``start`` to each that allowed links lead to, breadth first."""
+    way, queue = {start: [start]}, [start]
+    for u in queue:  # which grows meanwhile
+        for v in near[u]:
+            if v not in way and goes(u, v):
+                way[v] = [*way[u], v]
+                queue.append(v)
+    return way
 
 
 def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
@@ -189,17 +181,12 @@ def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, 
     n = topology.num_ranks
     paths: dict[_Path, None] = {}
     for u in range(n):
-        way, layer = {u: [u]}, [u]
-        while layer:
-            following = []
-            for w in layer:
-                for v in wires.out[w]:
-                    if v not in way and (v >= n or w >= n):
-                        way[v] = [*way[w], v]
-                        # Ranks end a path: beyond them another link of the unwound network begins.
-                        if v >= n:
-                            following.append(v)
-            layer = following
+
+        def goes(w: int, v: int, first: int = u) -> bool:
+            # Ranks end a path: beyond them another link of the unwound network begins.
+            return w >= n or (w == first and v >= n)
+
+        way = _ways(u, wires.out, goes)
         nearest = sorted((v for v in way if v < n and v != u), key=lambda v: (v - u) % n)
         for v in nearest[:degree]:
             paths[wires.along(way[v])] = None
@@ -229,7 +216,10 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     share += _fair_shares(topology, through)
     src = np.asarray([topology.src[path[0]] for path in every], np.int32)
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
-    latency = _latencies(topology, every)
+    # The exact sum of a path's latencies, rounded once for all paths of the same.
+    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in every]
+    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
+    latency = [total[each] for each in alphas]
     # A ``Topology`` sorts its links; the edges must stand in the same order.
     order = canonical_order(src, dst, np.asarray(latency), np.asarray(share, float), share)
     return Unwound(
@@ -241,13 +231,6 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
             np.asarray([link for i in order for link in every[i]], np.int32),
         ),
     )
-
-
-def _latencies(topology: Topology, paths: list[_Path]) -> list[float]:
-    """Latency of every path: the exact sum, rounded once for all with the same links' latencies."""
-    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in paths]
-    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
-    return [total[each] for each in alphas]
 
 
 def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:

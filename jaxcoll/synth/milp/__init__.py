@@ -24,7 +24,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import ONE_CHUNK, Counts, Synthesizer
 from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,
@@ -85,16 +85,13 @@ class StepMilp(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False
+    series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def __post_init__(self) -> None:
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(self, nbytes=nbytes)
         checks.integer_fields(self, CollectiveError, "ticks", "most_ranks")
         checks.put(self, seconds=time_limit(self.seconds))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk: more gain nothing."""
-        return ((1,),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -231,16 +228,13 @@ def _connections(topology: Topology) -> Edges:
     n = topology.num_ranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     routes = shortest_routes(topology, src, dst)
-    through = [
-        routes.path(e) for e in range(len(routes)) if _only_switches(topology, routes.path(e))
-    ]
+    through = []
+    for path in map(routes.path, range(len(routes))):
+        between = topology.dst[list(path[:-1])]
+        if len(between) and (between >= n).all():
+            through.append(path)
     links = np.flatnonzero(np.maximum(topology.src, topology.dst) < n).tolist()
     return Edges.from_paths(topology, [*((link,) for link in links), *through])
-
-
-def _only_switches(topology: Topology, path: tuple[int, ...]) -> bool:
-    between = topology.dst[list(path[:-1])]
-    return len(between) > 0 and bool((between >= topology.num_ranks).all())
 
 
 def _search(
@@ -257,7 +251,10 @@ def _search(
     )
     add_causes(program, moves, collective, edges)
     serving: dict[tuple[int, int], list[int]] = {}
-    ahead = _ticks_ahead(edges, clock)
+    # From the start of a send to its start on each link of its path.
+    takes = (clock.busy + clock.delay)[edges.path_link]
+    before = np.cumsum(takes) - takes
+    ahead = before - np.repeat(before[edges.path_ptr[:-1]], edges.hops)
     for m, (e, start) in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
         for h in range(edges.path_ptr[e], edges.path_ptr[e + 1]):
             link, begin = int(edges.path_link[h]), start + int(ahead[h])
@@ -270,13 +267,6 @@ def _search(
             program.row(columns, [1] * len(columns), high=1)
     none, all_ = np.zeros(len(moves)), np.ones(len(moves))
     return program.minimize(none, none, all_, (ends - time.perf_counter()) / 2)
-
-
-def _ticks_ahead(edges: Edges, clock: Clock) -> np.ndarray:
-    """Ticks from the start of a send to its start on each link of its path, int64."""
-    takes = (clock.busy + clock.delay)[edges.path_link]
-    before = np.cumsum(takes) - takes
-    return before - np.repeat(before[edges.path_ptr[:-1]], edges.hops)
 
 
 # Units that the slowest link is of: at most so many if they divide all bandwidths, and else the
@@ -319,15 +309,12 @@ class Sccl(Synthesizer):
     name: ClassVar[str] = "sccl"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
     tried_by_auto: ClassVar[bool] = False
+    series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "steps", "rounds", or_none=True)
         checks.integer_fields(self, CollectiveError, "most_ranks")
         checks.put(self, seconds=time_limit(self.seconds))
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk: more gain nothing."""
-        return ((1,),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -344,8 +331,11 @@ class Sccl(Synthesizer):
         exact, widths = _widths(topology)
         takes = np.ones(len(edges), np.int64)
         apart = distances(edges, takes, topology.num_ranks)
-        least = self._least_steps(topology, collective, widths, apart)
-        steps = self.steps or least
+        steps = int(first_arrivals(collective, apart)[collective.postcondition().T].max())
+        # With one round per step, over links of one width, ports count as well as distances.
+        if self.rounds == 1 and set(widths) == {1}:
+            steps = max(steps, step_bound(topology, collective))
+        steps = self.steps or steps
         while True:
             moves = useful_moves(collective, edges, takes, steps, apart)
             answer = self._search(moves, collective, edges, widths, steps)
@@ -386,17 +376,8 @@ class Sccl(Synthesizer):
         cost = np.concatenate([np.zeros(len(moves)), np.ones(steps)])
         most = self.rounds or collective.num_chunks
         high = np.concatenate([np.ones(len(moves)), np.full(steps, most)])
-        return program.minimize(
-            cost, np.append(np.zeros(len(moves)), np.ones(steps)), high, self.seconds
-        )
-
-    def _least_steps(
-        self, topology: Topology, collective: Collective, widths: list[int], apart: np.ndarray
-    ) -> int:
-        far = int(first_arrivals(collective, apart)[collective.postcondition().T].max())
-        if self.rounds == 1 and set(widths) == {1}:
-            return max(far, step_bound(topology, collective))
-        return far
+        # A step has one round at least, and costs as many as it has: bounds and costs are equal.
+        return program.minimize(cost, cost, high, self.seconds)
 
 
 def _widths(topology: Topology) -> tuple[bool, list[int]]:

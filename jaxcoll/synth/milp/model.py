@@ -61,6 +61,7 @@ def distances(edges: Edges, takes: np.ndarray, num_ranks: int) -> np.ndarray:
     Args:
         takes: ticks from a send's start to its arrival, by edge; at least 1.
     """
+    # SciPy takes 0 for a missing edge; edges that exist take a tick or more.
     least = np.full((num_ranks, num_ranks), np.inf)
     np.minimum.at(least, (edges.src, edges.dst), takes)
     return sp.csgraph.shortest_path(np.where(np.isinf(least), 0, least))
@@ -149,6 +150,7 @@ class Program:
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == _IMPOSSIBLE:
             return Answer(None, np.inf)
+        # Costs are whole, so that a bound may be rounded up, less the error of the solver's floats.
         bound = float(np.ceil(info.mip_dual_bound - 1e-6))
         if status != _SOLVED and info.primal_solution_status != 2:
             return Answer(None, bound)

@@ -107,7 +107,9 @@ class Cascade(Synthesizer):
         scatter = gather if topology == back else self._gather(back, gather.collective)
         # Reversed, the chunk that gathers last is summed first. Counted backwards, the chunk that
         # the all_gather starts with is the first that is complete, and the phases overlap.
-        return concatenate(_last_chunk_first(scatter).reverse(), gather)
+        chunks, chunk = collective.chunks_per_shard, scatter.chunk
+        renamed = dataclasses.replace(scatter, chunk=chunk + chunks - 1 - 2 * (chunk % chunks))
+        return concatenate(renamed.reverse(), gather)
 
     def _gather(self, topology: Topology, collective: Collective) -> Schedule:
         rank_grid = rank_grid_of(topology, self.name, self.shape)
@@ -118,9 +120,16 @@ class Cascade(Synthesizer):
         orders = least_load_orders(side, seconds, collective.chunks_per_shard)
         sends = on_ranks(Sends.joined(list(_phases(rank_grid, orders, patterns))), rank_grid.ranks)
         chunk = first_chunk(collective)[sends.owner] + sends.index
-        return _over_shortest_routes(
-            topology, collective, sends.src, sends.dst, chunk, as_fraction(self.nbytes)
-        )
+        n = topology.num_ranks
+        pair, edge = np.unique(sends.src * n + sends.dst, return_inverse=True)
+        edges = shortest_routes(topology, pair // n, pair % n)
+        # In an all_gather every rank receives a chunk once, so the send that brought it is one
+        # number. Phases are given up here: every send waits for the one that brought its chunk, and
+        # for nothing else of its phase.
+        brought = np.full((n, collective.num_chunks), -1, np.int64)
+        brought[sends.dst, chunk] = np.arange(len(chunk))
+        before, nbytes = brought[sends.src, chunk], as_fraction(self.nbytes)
+        return as_they_arrive(topology, collective, edges, edge, chunk, before, nbytes)
 
 
 def least_load_orders(
@@ -136,8 +145,10 @@ def least_load_orders(
         seconds: time of each dimension for blocks of one byte.
         chunks: how many.
     """
-    load = dict.fromkeys(side, Fraction(0))
-    choice = _orders(tuple(side))
+    load, dims = dict.fromkeys(side, Fraction(0)), tuple(side)
+    # Of many dimensions only the orders that start somewhere and go round, either way.
+    around = [way[i:] + way[:i] for way in (dims, dims[::-1]) for i in range(len(dims))]
+    choice = around if len(dims) > _MOST_PERMUTED else list(itertools.permutations(dims))
     orders = []
     for _ in range(chunks):
         # A chunk that gathers along a dimension late moves larger blocks there. So the orders of
@@ -151,13 +162,6 @@ def least_load_orders(
         load = loads[least]
         orders.append(choice[least])
     return orders
-
-
-def _orders(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All orders of dimensions; of many dimensions only those that start somewhere and go round."""
-    if len(dims) <= _MOST_PERMUTED:
-        return list(itertools.permutations(dims))
-    return [way[i:] + way[:i] for way in (dims, dims[::-1]) for i in range(len(dims))]
 
 
 def _loaded(
@@ -193,46 +197,12 @@ def _phases(
         taken[order] += 1
 
 
-def _over_shortest_routes(
-    topology: Topology,
-    collective: Collective,
-    src: np.ndarray,
-    dst: np.ndarray,
-    chunk: np.ndarray,
-    nbytes: Fraction,
-) -> Schedule:
-    """The all_gather in which every send starts as early as links serve it, longest way first.
-
-    Args:
-        src, dst, chunk: sends between ranks, each after that which brings what it carries on.
-        nbytes: bytes of a rank's buffer.
-    """
-    n = topology.num_ranks
-    pair, edge = np.unique(src * n + dst, return_inverse=True)
-    edges = shortest_routes(topology, pair // n, pair % n)
-    # In an all_gather every rank receives a chunk once, so the send that brought it is one number.
-    # Phases are given up here: every send waits for the one that brought its chunk, and for nothing
-    # else of its phase.
-    brought = np.full((n, collective.num_chunks), -1, np.int64)
-    brought[dst, chunk] = np.arange(len(chunk))
-    before = brought[src, chunk]
-    return as_they_arrive(topology, collective, edges, edge, chunk, before, nbytes)
-
-
-def _last_chunk_first(schedule: Schedule) -> Schedule:
-    """The schedule with the chunks of every shard counted backwards."""
-    chunks = schedule.collective.chunks_per_shard
-    within = schedule.chunk % chunks
-    return dataclasses.replace(schedule, chunk=schedule.chunk + chunks - 1 - 2 * within)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Phases(Synthesizer):
     """A chunk takes one dimension of a grid after another; each phase moves whole blocks."""
 
     shape: tuple[int, ...] | None = None
 
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
@@ -281,7 +251,6 @@ class BlueConnect(_Phases):
     name: ClassVar[str] = "blueconnect"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
         # All phases take a slot of the longest pattern, so that chunks never meet in a dimension.
         # BlueConnect's pipeline: chunk c is in dimension p during slot c + p.
@@ -321,14 +290,17 @@ class Themis(_Phases):
     name: ClassVar[str] = "themis"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer`` and ``_laid_out``."""
         rank_grid, dims, patterns = self._laid_out(topology, collective)
         side = {d: rank_grid.grid.shape[d] for d in dims}
         rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}
         orders = balanced_orders(side, rate, collective.chunks_per_shard)
         phases = served(orders, side, rate)
-        # A step for every moment at which some chunk takes one.
-        moments = {phase: _moments(phase, steps(patterns[phase.dim])) for phase in phases}
+        # The steps of a phase begin at even distances; a step of the schedule is a moment at which
+        # some chunk takes one.
+        moments: dict[Phase, list[Fraction]] = {}
+        for phase in phases:
+            count, span = steps(patterns[phase.dim]), phase.end - phase.start
+            moments[phase] = [phase.start + span * s / count for s in range(count)]
         step_of = {t: i for i, t in enumerate(sorted({t for m in moments.values() for t in m}))}
         sends = []
         for phase in phases:
@@ -398,8 +370,3 @@ def served(
         free[dim] = ready[chunk] = start + seconds
         phases.append(Phase(chunk, dim, start, start + seconds))
     return phases
-
-
-def _moments(phase: Phase, count: int) -> list[Fraction]:
-    """When the steps of a phase begin, at even distances."""
-    return [phase.start + (phase.end - phase.start) * s / count for s in range(count)]

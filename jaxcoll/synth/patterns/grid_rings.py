@@ -19,7 +19,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import IN_BLOCKS, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import IN_BLOCKS, LATER, ONE_CHUNK, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.circles import ranks_per_host
 from jaxcoll.synth.building.grids import RankGrid, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.sends import (
@@ -35,8 +35,22 @@ from jaxcoll.synth.building.sends import (
 from jaxcoll.topology import Topology
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Blocks(Synthesizer):
+    """An all_gather in which a message is a block of many shards along a dimension of a grid."""
+
+    send_work: ClassVar[float] = IN_BLOCKS
+    put_off: ClassVar[float] = LATER
+
+    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
+        """One chunk, or as many as load all links of a grid equally (``Bucket.granularity``)."""
+        if problem.topology.placement is None:
+            return ONE_CHUNK
+        return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
+
+
 @dataclasses.dataclass(frozen=True)
-class Ring2D(Synthesizer):
+class Ring2D(_Blocks):
     """Half of every shard goes round the rows and then the columns, half the other way round.
 
     Ying et al., "Image classification at supercomputer scale" (2018), Sec. 3.3. On an open border
@@ -49,13 +63,6 @@ class Ring2D(Synthesizer):
     """
 
     name: ClassVar[str] = "ring_2d"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    send_work: ClassVar[float] = IN_BLOCKS
-    put_off: ClassVar[float] = LATER
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or as many as load all links of a grid equally."""
-        return _counts(problem)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -99,16 +106,12 @@ class HierarchicalRing(Synthesizer):
     inner: int | None = None
 
     name: ClassVar[str] = "hierarchical_ring"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    series: ClassVar[tuple[Counts, ...]] = ((1, 2),)  # one for each way round
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or one for each way round."""
-        return ((1, 2),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -136,7 +139,7 @@ class HierarchicalRing(Synthesizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket(Synthesizer):
+class Bucket(_Blocks):
     """Gather along one dimension after another, each part of the data starting with another one.
 
     Steps are as many as the diameter of the grid. On homogeneous grids with equal sides the time of
@@ -149,9 +152,6 @@ class Bucket(Synthesizer):
     """
 
     name: ClassVar[str] = "bucket"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
-    send_work: ClassVar[float] = IN_BLOCKS
-    put_off: ClassVar[float] = LATER
 
     @staticmethod
     def granularity(topology: Topology) -> int:
@@ -159,22 +159,20 @@ class Bucket(Synthesizer):
 
         One part a dimension, and two where a closed even side is reached both ways.
         """
+        # A closed even side is reached half a block each way, so that a shard must have halves.
         grid = _rank_grid(topology).grid
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
         return max(1, len(sides)) * (2 if halves else 1)
 
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk, or as many as load all links of a grid equally."""
-        return _counts(problem)
-
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         rank_grid = _rank_grid(topology)
         dims = group_dimensions(rank_grid, collective, self.name)
         sends = gather_by_dimension(
             rank_grid.grid, dims, collective.chunks_per_shard, both_ways=True
         )
+        # Neighbours of a grid are joined by links, so that no routes are looked for: a pair without
+        # one means that the grid is wrong.
         return Schedule.from_sends(
             topology,
             collective,
@@ -182,13 +180,6 @@ class Bucket(Synthesizer):
             _links(topology, rank_grid.ranks[sends.src], rank_grid.ranks[sends.dst]),
             first_chunk(collective)[rank_grid.ranks[sends.owner]] + sends.index,
         )
-
-
-def _counts(problem: Problem) -> tuple[Counts, ...]:
-    """One chunk, or as many as load all links of a grid equally (``Bucket.granularity``)."""
-    if problem.topology.placement is None:
-        return ((1,),)
-    return (tuple(sorted({1, Bucket.granularity(problem.topology)})),)
 
 
 def _rank_grid(topology: Topology) -> RankGrid:

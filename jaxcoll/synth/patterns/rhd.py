@@ -32,6 +32,7 @@ from jaxcoll.synth.building.base import (
     DOUBLINGS,
     LAST,
     LATER,
+    ONE_CHUNK,
     Counts,
     InPieces,
     Problem,
@@ -45,6 +46,7 @@ from jaxcoll.synth.building.sends import (
     doubling,
     exchanges,
     gather_in_order,
+    gather_rotated,
     gathered,
     is_power_of_two,
     on_ranks,
@@ -77,7 +79,6 @@ class Rhd(Synthesizer):
     pieces: int = 1
 
     name: ClassVar[str] = "rhd"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     put_off: ClassVar[float] = LAST
 
     def __post_init__(self) -> None:
@@ -86,7 +87,6 @@ class Rhd(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         cut = (cls(pieces=ALL_PIECES), cls(far_first=True, pieces=ALL_PIECES))
         return (*cut, cls(), cls(far_first=True)) if fixed else cut
 
@@ -100,7 +100,12 @@ class Rhd(Synthesizer):
         Raises:
             CollectiveError: a group's size is not a power of two.
         """
-        check_powers_of_two(collective, self.name)
+        for group in collective.groups:
+            if not is_power_of_two(len(group)):
+                raise CollectiveError(
+                    f"{self.name} halves and doubles: it needs a power of two ranks in every "
+                    f"group, got {len(group)}; bruck, ring and direct take any number"
+                )
         index = np.arange(collective.chunks_per_shard)
 
         def pairwise(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -108,20 +113,6 @@ class Rhd(Synthesizer):
             return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
 
         return gathered(topology, collective, pairwise, self.pieces)
-
-
-def check_powers_of_two(collective: Collective, who: str) -> None:
-    """Refuse groups whose size is not a power of two.
-
-    Raises:
-        CollectiveError: naming the size.
-    """
-    for group in collective.groups:
-        if not is_power_of_two(len(group)):
-            raise CollectiveError(
-                f"{who} halves and doubles: it needs a power of two ranks in every group, got "
-                f"{len(group)}; bruck, ring and direct take any number"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +129,6 @@ class Bruck(InPieces):
     name: ClassVar[str] = "bruck"
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         index = np.arange(collective.chunks_per_shard)
 
         def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -246,12 +236,9 @@ class Halving(Synthesizer):
 
     name: ClassVar[str] = "halving"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
-    tried_by_auto: ClassVar[bool] = False
-
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk: more gain nothing."""
-        return ((1,),)
+    tried_by_auto: ClassVar[bool] = False
+    series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -263,7 +250,7 @@ class Halving(Synthesizer):
         gather = collective.with_kind("all_gather")
         if collective.kind == "all_gather":
             return self._gathered(topology, gather)
-        # Of the transposed network, so that the reversed sends run over links that there are.
+        # On the transposed network, so that the reversed sends run over links that there are.
         scatter = self._gathered(topology.transpose(), gather).reverse()
         if collective.kind == "reduce_scatter":
             return scatter
@@ -271,6 +258,8 @@ class Halving(Synthesizer):
 
     @staticmethod
     def _gathered(topology: Topology, collective: Collective) -> Schedule:
+        # One send per shard first, then as many as it has chunks: all take the same way, or sums of
+        # one shard's elements would differ in their order.
         index = np.arange(collective.chunks_per_shard)
 
         def write(group: np.ndarray) -> tuple[np.ndarray, Sends]:
@@ -280,13 +269,11 @@ class Halving(Synthesizer):
                 for step, src, dst in _exchanges(owner, 0, len(group), 0)
             ]
             sends = Sends.joined(parts)
-            every = {f.name: np.repeat(getattr(sends, f.name), len(index)) for f in _COLUMNS}
+            names = [field.name for field in dataclasses.fields(sends)]
+            every = {name: np.repeat(getattr(sends, name), len(index)) for name in names}
             return group, Sends(**every | {"index": np.tile(index, len(sends.step))})
 
         return gathered(topology, collective, write)
-
-
-_COLUMNS = dataclasses.fields(Sends)
 
 
 def _exchanges(
@@ -333,10 +320,10 @@ class Swing(InPieces):
     """
 
     name: ClassVar[str] = "swing"
+    hop_work: ClassVar[float | None] = 1.0
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(pieces=ALL_PIECES))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -346,10 +333,6 @@ class Swing(InPieces):
         if self.pieces == 1:
             return ((1, parts),)
         return (tuple(parts * pieces for pieces in DOUBLINGS),)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks go between any ranks: each is simulated on every link of its path."""
-        return problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -375,6 +358,7 @@ class Swing(InPieces):
 
 
 def _torus(topology: Topology) -> Grid:
+    # A side of 2 is closed by its only link.
     grid = topology.grid
     if grid is None or not all(w or s <= 2 for w, s in zip(grid.wrap, grid.shape, strict=True)):
         raise TopologyError(f"swing needs a torus; {topology} has no grid, or one with a border")
@@ -440,7 +424,7 @@ class Trivance(Synthesizer):
     pieces: int = 1
 
     name: ClassVar[str] = "trivance"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    hop_work: ClassVar[float | None] = 1.0
     put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
@@ -449,19 +433,13 @@ class Trivance(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(near_first=True))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
         return dimension_counts(problem.topology)
 
-    def work(self, problem: Problem) -> float:
-        """Chunks go between any ranks: each is simulated on every link of its path."""
-        return problem.hops
-
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         chunks = collective.chunks_per_shard
         if topology.placement is not None and not collective.is_grouped:
             sends = self._over(topology.placement.grid, chunks).in_pieces(chunks, self.pieces)
@@ -474,10 +452,6 @@ class Trivance(Synthesizer):
         return gathered(topology, collective, along, self.pieces)
 
     def _over(self, grid: Grid, chunks: int) -> Sends:
-        dims = [d for d, side in enumerate(grid.shape) if side > 1]
+        dims = tuple(d for d, side in enumerate(grid.shape) if side > 1)
         rings = {d: tripling(grid.shape[d], far_first=not self.near_first) for d in dims}
-        parts = []
-        for part in range(min(len(dims), chunks)):
-            index = np.arange(part, chunks, len(dims))
-            parts.append(gather_in_order(grid, dims[part:] + dims[:part], rings, index))
-        return Sends.joined(parts)
+        return gather_rotated(grid, dims, rings, chunks)

@@ -12,6 +12,7 @@ every link carries 2 shards, as few as a rank must receive. A circle is only as 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,15 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, LAST, LATER, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import (
+    DOUBLINGS,
+    LAST,
+    LATER,
+    ONE_CHUNK,
+    Counts,
+    Problem,
+    Synthesizer,
+)
 from jaxcoll.synth.building.circles import circles_of
 from jaxcoll.synth.building.sends import (
     Sends,
@@ -70,7 +79,6 @@ class Ring(Synthesizer):
     circles: tuple[tuple[int, ...], ...] | None = None
 
     name: ClassVar[str] = "ring"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
     put_off: ClassVar[float] = LATER
 
     def __post_init__(self) -> None:
@@ -96,13 +104,12 @@ class Ring(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(bidirectional=False))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
         if problem.collective.kind in ROOTED:
-            return ((1,),)
+            return ONE_CHUNK
         circles = self.granularity(problem.topology, problem.collective)
         return ((circles, 2 * circles),)
 
@@ -112,14 +119,13 @@ class Ring(Synthesizer):
         Raises:
             CollectiveError: circles of another number of ranks than a group has.
         """
-
-        def circles(group: np.ndarray) -> list[np.ndarray]:
-            return self._circles(topology, group)
-
+        circles = functools.partial(self._circles, topology)
         return gather_around(topology, collective, circles, both_ways=self.bidirectional)
 
     def _circles(self, topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
         """The ranks of a group in the order of every circle."""
+        # Two ranks are a circle whatever the links are, and so is one order where no other is
+        # found.
         circles = self.circles
         if circles is None and self.order == "links" and len(ranks) > 2:
             circles = circles_of(topology, ranks, self.bidirectional)
@@ -167,6 +173,7 @@ def gather_around(
             lane[ends] += 1
             lane[ends[::-1]] += 1
     sends = Sends.joined(parts)
+    # Neighbours on a circle that no link joins are routed, over switches or the ranks between.
     chunk = first_chunk(collective)[sends.owner] + sends.index
     columns = (sends.step, sends.src, sends.dst, chunk)
     return routed(topology, collective, *columns, lane=np.concatenate(lanes))
@@ -227,13 +234,9 @@ class NcclRing(Synthesizer):
         return (tuple(channels * pieces for pieces in DOUBLINGS),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
-
-        def channels(group: np.ndarray) -> list[np.ndarray]:
-            return _channels(topology, group)
-
         if collective.kind == "broadcast":
             return self._broadcast(topology, collective)
+        channels = functools.partial(_channels, topology)
         each = -(-collective.chunks_per_shard // self.granularity(topology, collective))
         pieces = each if self.pieces is None else min(self.pieces, each)
         return gather_around(topology, collective, channels, both_ways=False, pieces=pieces)
@@ -294,20 +297,21 @@ class Direct(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(
         {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
     )
+    series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
+    hop_work: ClassVar[float | None] = 1.0
     put_off: ClassVar[float] = LAST
 
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk: more gain nothing."""
-        return ((1,),)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks go between any ranks: each is simulated on every link of its path."""
-        return problem.hops
-
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         n = topology.num_ranks
-        chunk, dst = _deliveries(collective)
+        chunks, ranks = [], []
+        for g, group in enumerate(collective.groups):
+            members = np.asarray(group)
+            listed = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+            wants = collective.wants(members, listed[:, None])
+            i, j = np.nonzero(wants & ~collective.holds(members, listed[:, None]))
+            chunks.append(listed[i])
+            ranks.append(members[j])
+        chunk, dst = np.concatenate(chunks), np.concatenate(ranks)
         holder = collective.target if collective.kind == "scatter" else collective.owner
         src = holder[chunk].astype(np.int64)
         # Sends of a step are served in order on a link. By distance first, so that at any time
@@ -315,18 +319,3 @@ class Direct(Synthesizer):
         order = np.lexsort((chunk, src, (dst - src) % n))
         src, dst, chunk = src[order], dst[order], chunk[order]
         return routed(topology, collective, np.zeros(len(chunk), np.int64), src, dst, chunk)
-
-
-def _deliveries(collective: Collective) -> tuple[np.ndarray, np.ndarray]:
-    """Every (chunk, rank) that wants a chunk it does not hold."""
-    chunks, ranks = [], []
-    for g, group in enumerate(collective.groups):
-        members = np.asarray(group)
-        chunk = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
-        lacks = collective.wants(members, chunk[:, None]) & ~collective.holds(
-            members, chunk[:, None]
-        )
-        i, j = np.nonzero(lacks)
-        chunks.append(chunk[i])
-        ranks.append(members[j])
-    return np.concatenate(chunks), np.concatenate(ranks)

@@ -33,7 +33,6 @@ class FlowClasses:
         at_source: pair classes whose vertex is the source itself, bool.
         leaves, enters, over: of each flow class, int64.
         flow_size: flows (source, arc) in each class, int64.
-        flow_class: of each flow that starts at one of ``sources``, int64 of (sources, arcs).
         key: the colour of each flow class, uint64, ascending.
         pair_colour, arc_colour: colours that flow colours are computed from, uint64.
     """
@@ -48,7 +47,6 @@ class FlowClasses:
     enters: np.ndarray
     over: np.ndarray
     flow_size: np.ndarray
-    flow_class: np.ndarray
     key: np.ndarray
     pair_colour: np.ndarray
     arc_colour: np.ndarray
@@ -87,6 +85,7 @@ def flow_classes(
 
 def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     """Number the colours of a stable colouring."""
+    # Only one source of each class is looked at; ``weight`` counts the others with it.
     vertex = np.unique(pair.diagonal(), return_inverse=True)[1]
     weight = np.bincount(vertex)
     pair_of, pair_id, pair_count = _counted(pair[sources], weight)
@@ -109,7 +108,6 @@ def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
         enters=pair_id[row, heads[e]],
         over=arc_class[0][e],
         flow_size=flow_size,
-        flow_class=flow_class,
         key=key,
         pair_colour=pair,
         arc_colour=arc,

@@ -5,23 +5,16 @@
 Chunk after chunk takes the path that is cheapest at the loads so far, and a link costs more the
 nearer it is to being the fullest. Then every chunk is taken out and routed again, as the first ones
 saw nothing of the later ones. Then the order on links is chosen: the chunk with the longest way to
-go leaves first, since a run is as long as its slowest chunk.
+go leaves first, since a run is as long as its slowest chunk. On a ring of 3 ranks each pair is
+joined by a link, and nobody forwards. Without the link from 0 to 1, chunks from 0 to 1 go over 2,
+on one link with those from 0 to 2 and on one with those from 2 to 1.
 
-On a ring of 3 ranks each pair is joined by a link, and nobody forwards. Without the link from 0 to
-1, chunks from 0 to 1 go over 2, on one link with those from 0 to 2 and on one with those from 2
-to 1.
-
-Kernels: ``route`` finds the paths, ``sends_along`` cuts them at the ranks that they pass.
-
-**Van de Geijn's broadcast**: a scatter, and an all_gather of the shards.
-
-Down a tree of whole messages every byte leaves the root once per child, and links outside the tree
-stay idle. Here the root sends every rank another share, and then all ranks pass their shares on,
-each over all of its links.
-
-With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from 0 and
-exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it again, nor
-anything to a rank that a share crossed on its way.
+Van de Geijn's broadcast is a scatter, and an all_gather of the shards. Down a tree of whole
+messages every byte leaves the root once per child, and links outside the tree stay idle. Here the
+root sends every rank another share, and then all ranks pass their shares on, each over all of its
+links. With ranks 0, 1, 2 and root 0 the buffer is dealt in three: 1 and 2 receive their shares from
+0 and exchange them, while 0 sends both its own. What 0 holds from the start is not sent to it
+again, nor anything to a rank that a share crossed on its way.
 """
 
 from __future__ import annotations
@@ -54,10 +47,9 @@ class MinCongestion(Synthesizer):
 
     Minimum-congestion routing by dual variables (Raghavan and Thompson, "Randomized rounding",
     1987, state the problem; Basu et al., "Efficient all-to-all collective communication schedules
-    for direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank
-    after rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and more the nearer
-    it is to being the fullest by the chunks routed so far, so small data take the paths of least
-    latency and large data spread. Every further pass routes each chunk again, given all others.
+    for direct-connect topologies", HPDC 2024, route all_to_all that way). A link costs
+    alpha + bytes / bandwidth, and more the nearer it is to being the fullest by the chunks routed
+    so far, so small data take the paths of least latency and large data spread.
 
     A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
     several wait, the one with the longest way to go leaves first. The chunks of a shard may take
@@ -81,6 +73,8 @@ class MinCongestion(Synthesizer):
     name: ClassVar[str] = "min_congestion"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
     has_nbytes: ClassVar[bool] = True
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks share the load more evenly
+    hop_work: ClassVar[float | None] = 2.0  # every link of a path is searched and simulated
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
@@ -93,16 +87,7 @@ class MinCongestion(Synthesizer):
         """Both powers that were best somewhere."""
         return cls(), cls(power=0)
 
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks share the load more evenly."""
-        return (DOUBLINGS,)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks take paths of several links, each of which is searched and simulated."""
-        return 2 * problem.hops
-
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         order, source, target, batch_ptr = _batches(collective)
         nbytes = as_fraction(self.nbytes)
         hops = 4 * len(order) * topology.num_vertices
@@ -190,8 +175,6 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
             # reroute, as wires of circuits are routed).
             if number > 0:
                 _add(into[b], link_src, busy, source[b], target[first:last], -1, load)
-            # Links are priced by their part of the fullest one's load, which is what a run waits
-            # for.
             most = float(max(1, load.max()))
             _cheapest(
                 ptr, link, link_dst, delay, load, most, power, source[b], into[b], cost, key, item
@@ -291,12 +274,8 @@ class VanDeGeijn(Synthesizer):
 
     Barnett, Shuler, van de Geijn, Gupta, Payne and Watts, "Interprocessor collective communication
     library (InterCom)" (1994), known from MPICH (Thakur, Rabenseifner and Gropp, 2005, Sec. 4.2).
-    For buffers too long for a tree of whole messages and too short for a pipeline: the root sends
-    each byte once, and every rank helps to spread it. The reduce that follows from it is a
-    reduce_scatter and a gather.
-
-    A chunk is not gathered where it is already: at the root, and at ranks that it crossed on its
-    way to its own.
+    For buffers too long for a tree of whole messages and too short for a pipeline. The reduce that
+    follows from it is a reduce_scatter and a gather.
 
     Attributes:
         scatter, gather: the algorithms of both parts.
@@ -323,7 +302,6 @@ class VanDeGeijn(Synthesizer):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return tuple(cls(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct()))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -351,13 +329,14 @@ class VanDeGeijn(Synthesizer):
         ranks, groups = topology.num_ranks, collective.groups
         sizes = [len(group) for group in groups]
         each = -(-collective.chunks_per_shard // min(size for size in sizes if size > 1))
-        parts = [
-            self._sized(synthesizer).synthesize(topology, part, seed, self.nbytes)
-            for synthesizer, part in (
-                (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
-                (self.gather, Collective("all_gather", ranks, each, groups)),
-            )
-        ]
+        parts = []
+        for algorithm, part in (
+            (self.scatter, Collective("scatter", ranks, each, groups, collective.root)),
+            (self.gather, Collective("all_gather", ranks, each, groups)),
+        ):
+            if self.nbytes is not None and hasattr(algorithm, "nbytes"):
+                algorithm = dataclasses.replace(algorithm, nbytes=self.nbytes)
+            parts.append(algorithm.synthesize(topology, part, seed, self.nbytes))
         scatter, gather = parts
         renamed = _dealt(collective, each)
         there = np.zeros((ranks, collective.num_chunks + 1), bool)  # the last for chunks left out
@@ -388,12 +367,6 @@ class VanDeGeijn(Synthesizer):
             ),
         )
 
-    def _sized(self, synthesizer: Synthesizer) -> Synthesizer:
-        """The algorithm of a part, for as many bytes if it has a field for them."""
-        if self.nbytes is None or not hasattr(synthesizer, "nbytes"):
-            return synthesizer
-        return dataclasses.replace(synthesizer, nbytes=self.nbytes)
-
 
 def _dealt(collective: Collective, each: int) -> np.ndarray:
     """The chunk of the broadcast that each chunk of the parts is, dealt to the ranks in turn.
@@ -401,6 +374,7 @@ def _dealt(collective: Collective, each: int) -> np.ndarray:
     Args:
         each: chunks per shard of the parts; those beyond the chunks of a group are -1.
     """
+    # In turn, so that shares differ by one chunk at most.
     renamed = []
     for first, group in zip(collective.chunk_ptr, collective.groups, strict=False):
         place = np.arange(each) * len(group) + np.arange(len(group))[:, None]

@@ -1,6 +1,6 @@
-"""Flows of an all-to-all by formula: along shortest paths, and on Kautz graphs.
+"""Bounds of the all-to-all rate at once, by flows that need no solver; all proved.
 
-Bounds of the all-to-all rate at once: every pair of ranks sends over its shortest paths.
+**Shortest paths** (``shortest_flow_bounds``): every pair of ranks sends over its shortest paths.
 
 The links over the sum of all distances are an upper bound; the busiest link of any flow gives a
 lower one. A flow over shortest paths meets it where the links are equally loaded. Sources that
@@ -10,7 +10,7 @@ load, paths over the busiest are given less, a few times over, and the upper bou
 more with lengths of the links: long where the load is high. All numbers are whole: the bounds are
 proved.
 
-Bounds of the all-to-all rate of a generalized Kautz digraph, without following single links.
+**Generalized Kautz digraphs** (``kautz_flow_bounds``), without following single links.
 
 In Pi(d, m) arcs lead from x to -d x - a for a = 1 .. d. So the ends of all walks of k arcs from x
 are the consecutive numbers (-d)^k x + o for the offsets o of an interval of d^k, and an offset o is
@@ -28,12 +28,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import count, group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.connectivity import orbits
 from jaxcoll.synth.routing.concurrent_flow import RateBounds
 from jaxcoll.synth.routing.soft_distances import total_distance
 from jaxcoll.topologies.generative.digraph import Digraph
@@ -63,9 +63,11 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
     links, size = digraph.links, digraph.size
     tails, heads = digraph.tails[links], digraph.heads[links]
     images = np.asarray(digraph.generators, np.int64).reshape(-1, size)
-    vertex_orbit = _orbits(images)
-    _, sources, weights = np.unique(vertex_orbit, return_index=True, return_counts=True)
-    link_class = _link_orbits(images, tails, heads, size)
+    _, sources, weights = np.unique(orbits(images), return_index=True, return_counts=True)
+    # Parallel links are of one orbit: symmetries move pairs of vertices, and links with them.
+    pairs, pair = np.unique(tails * size + heads, return_inverse=True)
+    moved = images[:, pairs // size] * size + images[:, pairs % size]
+    link_class = orbits(np.searchsorted(pairs, moved))[pair]
     members = np.bincount(link_class)
     unit = next(unit for unit in _UNITS if unit * size**3 < 2**62 or unit == 1)
     columns = (*group_by(tails, size), heads, *group_by(heads, size), tails)
@@ -91,21 +93,6 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
             if away > 0:
                 upper = min(upper, Fraction(int(each.sum()), int(away)))
     return RateBounds(best, upper)
-
-
-def _orbits(images: np.ndarray) -> np.ndarray:
-    """The orbit of each point under permutations, int32."""
-    generators, size = images.shape
-    ends = np.tile(np.arange(size), generators), images.ravel()
-    moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
-    return sp.csgraph.connected_components(moves, directed=False)[1]
-
-
-def _link_orbits(images: np.ndarray, tails: np.ndarray, heads: np.ndarray, size: int) -> np.ndarray:
-    """The orbit of each link; parallel links are of one orbit."""
-    pairs, pair = np.unique(tails * size + heads, return_inverse=True)
-    moved = images[:, pairs // size] * size + images[:, pairs % size]
-    return _orbits(np.searchsorted(pairs, moved))[pair]
 
 
 @kernel(cache=True, nogil=True)

@@ -28,7 +28,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import DOUBLINGS, Counts, Synthesizer
 from jaxcoll.synth.building.sends import check_everyone
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
 from jaxcoll.topology import Topology
@@ -44,11 +44,9 @@ class TimeStepped(Synthesizer):
     """The maximum concurrent flow, rounded to a path per chunk and run in time steps.
 
     The time-stepped schedule of Basu et al., "Efficient all-to-all collective communication
-    schedules for direct-connect topologies" (HPDC 2024), by rounding: LP (A.1) says how much of
-    every source's data crosses each link; chunks follow it, one path each; those on overloaded
-    links are rerouted; and in every step each link sends the same number of chunks, those with
-    the longest way to go first. A message is all that a link sends in one step. More chunks per
-    shard come nearer to the rate.
+    schedules for direct-connect topologies" (HPDC 2024), by rounding LP (A.1). A message is all
+    that a link sends in one step, the chunks with the longest way to go. More chunks per shard come
+    nearer to the rate.
 
     Attributes:
         width: chunks per step on the slowest links, and more on faster ones in proportion; the
@@ -68,6 +66,8 @@ class TimeStepped(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all"})
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks come nearer to the rate
+    hop_work: ClassVar[float | None] = 2.0  # every link of a path is searched and simulated
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "width", or_none=True)
@@ -77,16 +77,7 @@ class TimeStepped(Synthesizer):
             tolerance=checks.positive(self.tolerance, "tolerance", CollectiveError),
         )
 
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks come nearer to the rate."""
-        return (DOUBLINGS,)
-
-    def work(self, problem: Problem) -> float:
-        """Chunks take paths of several links, each of which is searched and simulated."""
-        return 2 * problem.hops
-
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         check_everyone(collective, self.name)
         if not topology.is_direct:
             raise TopologyError(
@@ -102,7 +93,9 @@ class TimeStepped(Synthesizer):
             topology, collective, step[order], path[order], chunk[order],
             edges=Edges.from_links(topology),
         )  # fmt: skip
-        return schedule.with_provenance(Provenance(certificate=_certificate(rate)))
+        # Shards per pair of ranks in the time in which the slowest link carries one.
+        certificate = {"rate": rate.lower, "rate_bound": rate.upper}
+        return schedule.with_provenance(Provenance(certificate=certificate))
 
     def _steps(self, topology, collective, ptr, path) -> np.ndarray:
         """The step of each send, at the width given or the one that takes the least time."""
@@ -153,11 +146,6 @@ def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.nda
     longest = np.zeros(int(step.max()) + 1)
     np.maximum.at(longest, used // len(alpha), alpha[link] + count * seconds[link])
     return float(longest.sum())
-
-
-def _certificate(rate: FlowRate) -> dict[str, object]:
-    """Shards per pair of ranks in the time in which the slowest link carries one."""
-    return {"rate": rate.lower, "rate_bound": rate.upper}
 
 
 _FAR = np.int64(2**62)

@@ -25,7 +25,14 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.building.base import DOUBLINGS, Counts, Problem, Synthesizer, in_pieces
+from jaxcoll.synth.building.base import (
+    DOUBLINGS,
+    ONE_CHUNK,
+    Counts,
+    Problem,
+    Synthesizer,
+    in_pieces,
+)
 from jaxcoll.synth.building.circles import host_chains, ranks_per_host
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
@@ -90,7 +97,7 @@ class Blink(Synthesizer):
         """Multiples of the trees from the root, where finding the root is little work."""
         is_much = _work_of_roots(problem.topology) > _MOST_ROOTS
         if problem.collective.kind not in self.kinds or is_much:
-            return ((1,),)
+            return ONE_CHUNK
         k = self.granularity(problem.topology)
         return (tuple(k * pieces for pieces in DOUBLINGS),)
 
@@ -208,6 +215,8 @@ def _fastest_root(topology: Topology) -> int:
 
 def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:
     """From chunks tree by tree to chunks piece by piece, dealt to the trees in turn."""
+    # The pieces of all trees stand together, piece by piece: a run of the buffer is ready at a
+    # time.
     share = flow.weight // (flow.k // flow.granularity)
     first = np.cumsum(share) - share
     tree = np.repeat(np.arange(len(share)), share * (chunks // flow.granularity))
@@ -290,6 +299,8 @@ class HierarchicalTree(Synthesizer):
 
     name: ClassVar[str] = "hierarchical_tree"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    # Pieces are put in the order of a simulated run of all channels.
+    hop_work: ClassVar[float | None] = 16.0
     has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -302,10 +313,6 @@ class HierarchicalTree(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
         return in_pieces(self.pieces)
-
-    def work(self, problem: Problem) -> float:
-        """Pieces are put in the order of a simulated run of all channels."""
-        return 16 * problem.hops
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -340,8 +347,13 @@ def hierarchical_trees(hosts: int, chains: Sequence[Sequence[int]]) -> list[Tree
         hosts: number of hosts; ranks of a host are consecutive.
         chains: indices of a host, head first.
     """
+    first, second = (tree.parent for tree in double_binary_trees(hosts))
+    host = np.arange(hosts)
+    # Which hosts are the upper children of their parents. The second tree is the first one mirrored
+    # (an even number of hosts), or shifted by one: it is compared as it was before.
+    is_mirrored = host < second if hosts % 2 == 0 else (host - 1) % hosts > (second - 1) % hosts
     found = []
-    for above, is_upper in _host_trees(hosts):
+    for above, is_upper in ((first, host > first), (second, is_mirrored)):
         for chain in map(np.asarray, chains):
             inner = len(chain)
             parent = np.empty((hosts, inner), np.int64)
@@ -350,16 +362,6 @@ def hierarchical_trees(hosts: int, chains: Sequence[Sequence[int]]) -> list[Tree
             parent[:, chain[0]] = np.where(above >= 0, above * inner + to, -1)
             found.append(Tree.from_parents(parent.ravel()))
     return found
-
-
-def _host_trees(hosts: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Parents in the two trees over hosts, and which hosts are upper children of their parents."""
-    first, second = (tree.parent for tree in double_binary_trees(hosts))
-    host = np.arange(hosts)
-    # The second tree is the first one mirrored, or shifted by one: it is compared as it was before.
-    if hosts % 2 == 0:
-        return [(first, host > first), (second, host < second)]
-    return [(first, host > first), (second, (host - 1) % hosts > (second - 1) % hosts)]
 
 
 def _checked_chains(chains: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -88,9 +88,6 @@ class JointTrees(Synthesizer):
     out-trees alone; reduce_scatter and reduce are theirs backwards. Groups run at the same time,
     and ranks of other groups forward.
 
-    Sources: the optimum by the dissertation on ForestColl, App. B.7; prices exponential in load by
-    Plotkin, Shmoys and Tardos (1995); the order by Li and Willis (1992).
-
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
         tries: roots that are tried for each chunk of an all_reduce.
@@ -152,7 +149,6 @@ class JointTrees(Synthesizer):
         return max(planned, _LOOKS * grown * looks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         sides = 2 if collective.kind == "all_reduce" else 1
         roots = self._roots(collective, seed)
         chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)
@@ -299,25 +295,10 @@ class _Growth:
         block = max(1, _LINKS_AT_ONCE // work)
         for first in range(0, self.chunks, block):
             kernel.replace(
-                first,
-                min(first + block, self.chunks),
-                grown,
-                self.back,
-                self.forth,
-                self.member,
-                self.collective.group_of_chunk,
-                trees,
-                roots,
-                load,
-                self.seconds,
-                fine,
-                rise,
-                level,
-                hop_price,
-                self.most_links,
-                search,
-                spare,
-            )
+                first, min(first + block, self.chunks), grown, self.back, self.forth, self.member,
+                self.collective.group_of_chunk, trees, roots, load, self.seconds, fine, rise, level,
+                hop_price, self.most_links, search, spare,
+            )  # fmt: skip
 
     def _blank(self, chunks: int) -> kernel.Trees:
         shape = (chunks, self.sides)
@@ -346,8 +327,7 @@ def linked(topology: Topology, collective: Collective, trees: kernel.Trees) -> L
     kernel.write_waits(
         trees, size, first, topology.src, topology.dst, topology.num_ranks, before, after
     )
-    order = np.argsort(before, kind="stable")
-    next_ptr = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=sends))])
+    next_ptr, order = group_by(before, sends)
     chunk = np.repeat(np.arange(len(size)), counts)
     is_sum = np.arange(sends) - first[chunk] < (size - 1)[chunk]
     edges, edge = distinct_edges(topology, path_ptr, path)

@@ -25,7 +25,7 @@ from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.building.base import Counts, Problem, Synthesizer
+from jaxcoll.synth.building.base import ONE_CHUNK, Counts, Problem, Synthesizer
 from jaxcoll.synth.building.sends import distinct_edges
 from jaxcoll.topology import Topology
 
@@ -37,10 +37,10 @@ class MultiTree(Synthesizer):
     """All-gather over one tree per rank, built top-down, one level per time step.
 
     Huang, Majumder, Kim, Muzahid, Yum and Kim, "Communication algorithm-architecture co-design for
-    distributed deep learning" (ISCA 2021), Algorithm 1. In each time step every link serves one
-    tree. Trees add one rank each, in rotation: the first of their ranks, in the order in which
-    earlier steps added them, that has a free link to a rank outside the tree. When no tree can add
-    any more, the next step starts with all links free. The reversed schedule is the reduce-scatter.
+    distributed deep learning" (ISCA 2021), Algorithm 1. A tree adds a rank by the first of its own,
+    in the order in which earlier steps added them, that has a free link to a rank outside. When no
+    tree can add any more, the next step starts with all links free. The reversed schedule is the
+    reduce-scatter.
 
     - On grids a rank tries its neighbours dimension by dimension, upwards first, so Y before X
       (Sec. III-C1); elsewhere the next rank in cyclic order first.
@@ -73,16 +73,13 @@ class MultiTree(Synthesizer):
 
     name: ClassVar[str] = "multitree"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def __post_init__(self) -> None:
         checks.choice(self.priority, PRIORITIES, "priority", CollectiveError)
         unit = checks.optional(self.unit, checks.positive, "unit", CollectiveError)
         checks.put(self, unit=unit)
         checks.flag_fields(self, CollectiveError, "nearest_first")
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """One chunk: more gain nothing."""
-        return ((1,),)
 
     def work(self, problem: Problem) -> float:
         """For every rank that it adds, it looks at ranks, or at the ports of a switch."""
@@ -92,7 +89,6 @@ class MultiTree(Synthesizer):
         return looks * added + problem.sends
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         group = np.full(topology.num_vertices, -1, np.int64)
         group[: topology.num_ranks] = collective.group_of_rank
         first = np.arange(0, collective.num_chunks, collective.chunks_per_shard)
@@ -103,20 +99,17 @@ class MultiTree(Synthesizer):
         ends = topology.src, topology.dst
         graph = Graph(ptr, links, *ends, serves, group, hosts(topology), distance)
         wanted = np.bincount(group[group >= 0])[group[roots]]
-        by_height = self._by_height(topology, distance)
+        # Ranks that differ are reached in different numbers of steps: then height decides.
+        ports, heights = np.diff(topology.out_links[0])[: len(distance)], distance.max(axis=1)
+        by_height = self.priority == "height"
+        if self.priority == "auto":
+            by_height = len(np.unique(ports)) > 1 or len(np.unique(heights)) > 1
         step, tree, path_ptr, path = grow(graph, roots, wanted, by_height, self.nearest_first)
         edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard
         chunk = (first[tree][:, None] + np.arange(k)).ravel()
         columns = (np.repeat(step, k), np.repeat(edge, k), chunk)
         return Schedule.from_sends(topology, collective, *columns, edges=edges)
-
-    def _by_height(self, topology: Topology, distance: np.ndarray) -> bool:
-        if self.priority != "auto":
-            return self.priority == "height"
-        ports = np.diff(topology.out_links[0])[: topology.num_ranks]
-        heights = distance.max(axis=1)
-        return len(np.unique(ports)) > 1 or len(np.unique(heights)) > 1
 
 
 def capacities(topology: Topology, unit: float | None, most: int) -> np.ndarray:
@@ -305,11 +298,25 @@ def _add_one_each(
         parent, child = _find_child(graph, trees, now, t, farthest)
         if child < 0:
             continue
-        hops = _way_back(src, came_by, queue, parent, child)
-        _take_links(src, free, idle, queue, path, path_ptr[added], hops)
+        inside[t, child] = entered[t, host[child]] = True  # line 11
+        members[t, listed[t]] = child
+        listed[t] += 1
+        count[t] += 1
+        # Line 12: the links on the way, which the search left behind from the child back to its
+        # parent, are free no longer.
+        hops, v = 0, child
+        while v != parent:
+            queue[hops] = came_by[v]
+            v = src[came_by[v]]
+            hops += 1
+        for i in range(hops):
+            link = queue[hops - 1 - i]
+            free[link] -= 1
+            if free[link] == 0:
+                idle[src[link]] -= 1
+            path[path_ptr[added] + i] = link
         path_ptr[added + 1] = path_ptr[added] + hops
         tree_of[added] = t
-        _add(inside, entered, members, listed, count, t, child, host[child])
         if by_height:
             _lower(graph, trees, t, child)
         added += 1
@@ -350,31 +357,27 @@ def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     """Frees all links, and lets every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
     now.idle[:] = np.diff(graph.ptr)
-    # A rank is surrounded for good, since trees only grow. Striking such ranks out once a step
-    # keeps line 9 from passing over the whole inside of a tree at every addition.
+    ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
+    # A member without a neighbour to add or to search behind is surrounded for good, since trees
+    # only grow. Striking such ranks out once a step keeps line 9 from passing over the whole inside
+    # of a tree at every addition.
     for t in range(len(trees.root)):
-        if trees.count[t] < trees.wanted[t]:
-            _drop_surrounded(graph, trees, t)
+        if trees.count[t] == trees.wanted[t]:
+            continue
+        members, inside = trees.members[t], trees.inside[t]
+        kept = 0
+        for i in range(trees.listed[t]):
+            v = members[i]
+            for j in range(ptr[v], ptr[v + 1]):
+                w = dst[link[j]]
+                if group[w] != group[v] or not inside[w]:
+                    members[kept] = v
+                    kept += 1
+                    break
+        trees.listed[t] = kept
     now.before[:] = trees.listed
     now.cursor[:] = 0
     now.reach[:] = reach
-
-
-@kernel(cache=True)
-def _drop_surrounded(graph: Graph, trees: Trees, t):
-    """Strikes out the members of a tree that have no neighbour to add or to search behind."""
-    ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
-    members, inside = trees.members[t], trees.inside[t]
-    kept = 0
-    for i in range(trees.listed[t]):
-        v = members[i]
-        for j in range(ptr[v], ptr[v + 1]):
-            w = dst[link[j]]
-            if group[w] != group[v] or not inside[w]:
-                members[kept] = v
-                kept += 1
-                break
-    trees.listed[t] = kept
 
 
 @kernel(inline="always")
@@ -450,38 +453,6 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
             return best
         first, last, depth = last, end, depth + 1
     return -1
-
-
-@kernel(inline="always")
-def _way_back(src, came_by, queue, parent, child):
-    """Number of links from parent to child, and in ``queue`` those links, the last first."""
-    hops, v = 0, child
-    while v != parent:
-        queue[hops] = came_by[v]
-        v = src[came_by[v]]
-        hops += 1
-    return hops
-
-
-@kernel(inline="always")
-def _take_links(src, free, idle, queue, path, used, hops):
-    """Writes the links in ``queue`` behind ``used`` ones, no longer free (line 12)."""
-    for i in range(hops):
-        link = queue[hops - 1 - i]
-        free[link] -= 1
-        if free[link] == 0:
-            idle[src[link]] -= 1
-        path[used + i] = link
-
-
-@kernel(inline="always")
-def _add(inside, entered, members, listed, count, t, child, host):
-    """Adds a rank to a tree (line 11)."""
-    inside[t, child] = True
-    entered[t, host] = True
-    members[t, listed[t]] = child
-    listed[t] += 1
-    count[t] += 1
 
 
 @kernel(inline="always")

@@ -226,7 +226,6 @@ class _AnySize(_Trees):
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        """The variants that auto tries; see ``Synthesizer``."""
         return (cls(), cls(pieces=1))
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
@@ -253,11 +252,8 @@ class CCube(_Trees):
     """
 
     name: ClassVar[str] = "c_cube"
+    series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)
     put_off: ClassVar[float] = LAST
-
-    def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """As many chunks as shorten the pipeline."""
-        return (DOUBLINGS,)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
@@ -305,7 +301,6 @@ class DoubleBinaryTree(_AnySize):
     put_off: ClassVar[float] = LAST
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule; see ``Synthesizer``."""
         return all_reduce(topology, collective, double_binary_trees, self.pieces)
 
 

@@ -22,7 +22,6 @@ from jaxcoll.topologies.generative import (
     cayley_digraphs,
     distance_regular_graphs,
     kautz_graphs,
-    tori,
 )
 from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
 from jaxcoll.topologies.generative.digraph import Digraph
@@ -197,31 +196,9 @@ def _only(possible: bool, *arguments: int) -> Iterator[Arguments]:
     return iter([arguments] if possible else [])
 
 
-def _complete(n: int, d: int) -> Iterator[Arguments]:
-    return _only(n == d + 1, n)
-
-
-def _complete_bipartite(n: int, d: int) -> Iterator[Arguments]:
-    return _only(n == 2 * d, d)
-
-
-def _hamming(n: int, d: int) -> Iterator[Arguments]:
-    return ((k, d // k + 1) for k in range(2, d + 1) if d % k == 0 and (d // k + 1) ** k == n)
-
-
-def _kautz(n: int, d: int) -> Iterator[Arguments]:
-    return ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k * (d + 1) == n)
-
-
-def _de_bruijn(n: int, d: int) -> Iterator[Arguments]:
-    return ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k == n)
-
-
-def _shifted_rings(n: int, d: int) -> Iterator[Arguments]:
-    return ((n, p) for p in range(2, (n + 1) // 2) if d == 4 and math.gcd(n, p) == 1)
-
-
 def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
+    # Roots of floats may be off a little: they are rounded, and the size is checked with what
+    # comes.
     ratios = {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ())
     for ratio in ratios:
         k = round((n / math.prod(ratio)) ** (1 / len(ratio)))
@@ -229,35 +206,13 @@ def _twisted_tori(n: int, d: int) -> Iterator[Arguments]:
             yield tuple(k * side for side in ratio)
 
 
-def _twisted_hypercube(n: int, d: int) -> Iterator[Arguments]:
-    return _only(d >= 3 and n == 2 ** min(d, 64), d)
-
-
-def _searched_de_bruijn(n: int, d: int) -> Iterator[Arguments]:
-    return ((d, k) for k in range(2, n.bit_length()) if d**k == n and kautz_graphs.is_known(d, k))
-
-
-def _cayley(n: int, d: int) -> Iterator[Arguments]:
-    return (found.arguments for found in cayley_digraphs.cayley_sets().get((n, d), ()))
-
-
-def _table_a2(n: int, d: int) -> Iterator[Arguments]:
-    return _only(d == 4 and n in distance_regular_graphs.TABLE_A2_SIZES, d, n)
-
-
 def _johnson(n: int, d: int) -> Iterator[Arguments]:
+    # The degree of J(letters, k) is k (letters - k); with 2 k above the letters it is J(letters,
+    # letters - k) again. Subsets of more than 20 letters are not built.
     for k in range(2, d // 2 + 1):
         letters = d // k + k
         if d % k == 0 and 2 * k <= letters <= 20 and math.comb(letters, k) == n:
             yield letters, k
-
-
-def _odd(n: int, d: int) -> Iterator[Arguments]:
-    return _only(3 <= d <= 10 and n == math.comb(2 * d - 1, d - 1), d)
-
-
-def _doubled_odd(n: int, d: int) -> Iterator[Arguments]:
-    return _only(3 <= d <= 10 and n == 2 * math.comb(2 * d - 1, d - 1), d)
 
 
 def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: int = 64):
@@ -271,73 +226,111 @@ def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: in
     return find
 
 
-FAMILIES: Mapping[str, Family] = {
-    entry.name: entry
-    for entry in (
-        Family("complete", kautz_graphs.complete, _complete),
-        Family("complete bipartite", kautz_graphs.complete_bipartite, _complete_bipartite),
-        Family("Hamming", kautz_graphs.hamming, _hamming),
-        Family("Kautz", kautz_graphs.kautz, _kautz),
-        Family(
-            "generalized Kautz",
-            kautz_graphs.generalized_kautz,
-            lambda n, d: _only(d > 1 and n > d, d, n),
+# Families that may have several members of a size and degree are generators, others ``_only``. A
+# large size must not cost a power of it: exponents go up to the bits of n, and are cut at 64.
+_ALL = (
+    Family("complete", complete, lambda n, d: _only(n == d + 1, n)),
+    Family("complete bipartite", complete_bipartite, lambda n, d: _only(n == 2 * d, d)),
+    Family(
+        "Hamming",
+        hamming,
+        # H(k, q) has degree k (q - 1).
+        lambda n, d: (
+            (k, d // k + 1) for k in range(2, d + 1) if d % k == 0 and (d // k + 1) ** k == n
         ),
-        Family(
-            "circulant",
-            tori.least_diameter_circulant,
-            lambda n, d: _only(d >= 4 and d % 2 == 0 and n > 6, n, d),
+    ),
+    Family(
+        "Kautz",
+        kautz,
+        lambda n, d: ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k * (d + 1) == n),
+    ),
+    Family("generalized Kautz", generalized_kautz, lambda n, d: _only(d > 1 and n > d, d, n)),
+    Family(
+        "circulant",
+        least_diameter_circulant,
+        lambda n, d: _only(d >= 4 and d % 2 == 0 and n > 6, n, d),
+    ),
+    Family("directed circulant", dense_circulant, lambda n, d: _only(n == d + 2, d)),
+    Family(
+        "bidirectional ring",
+        bidirectional_ring,
+        lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
+    ),
+    Family("unidirectional ring", unidirectional_ring, lambda n, d: _only(True, d, n)),
+    Family("Diamond", diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False),
+    Family(
+        "de Bruijn",
+        de_bruijn,
+        lambda n, d: ((d, k) for k in range(1, n.bit_length()) if d > 1 and d**k == n),
+    ),
+    Family(
+        "modified de Bruijn",
+        modified_de_bruijn,
+        lambda n, d: (
+            (d, k) for k in range(2, n.bit_length()) if d**k == n and kautz_graphs.is_known(d, k)
         ),
-        Family("directed circulant", tori.dense_circulant, lambda n, d: _only(n == d + 2, d)),
-        Family(
-            "bidirectional ring",
-            tori.bidirectional_ring,
-            lambda n, d: _only(d % 2 == 0 and n >= 3, d, n),
-        ),
-        Family("unidirectional ring", tori.unidirectional_ring, lambda n, d: _only(True, d, n)),
-        Family(
-            "Diamond", kautz_graphs.diamond, lambda n, d: _only((n, d) == (8, 2)), has_bfb=False
-        ),
-        Family("de Bruijn", kautz_graphs.de_bruijn, _de_bruijn),
-        Family(
-            "modified de Bruijn",
-            kautz_graphs.modified_de_bruijn,
-            _searched_de_bruijn,
-            has_bfb=False,
-        ),
-        Family("distance-regular", distance_regular_graphs.distance_regular, _table_a2),
-        Family("Cayley", cayley_digraphs.cayley, _cayley),
-        Family("shifted ring", tori.shifted_ring, _shifted_rings),
-        Family("twisted torus", tori.twisted_torus, _twisted_tori),
-        Family("twisted hypercube", kautz_graphs.twisted_hypercube, _twisted_hypercube),
-        Family("Johnson", distance_regular_graphs.johnson, _johnson),
-        Family("odd", distance_regular_graphs.odd_graph, _odd),
-        Family("doubled odd", distance_regular_graphs.doubled_odd_graph, _doubled_odd),
-        Family(
-            "crown",
-            distance_regular_graphs.crown,
-            lambda n, d: _only(d >= 2 and n == 2 * (d + 1), d),
-        ),
-        Family(
-            "projective plane",
-            distance_regular_graphs.projective_plane,
-            _of_order(lambda q: 2 * (q * q + q + 1), 1),
-        ),
-        Family(
-            "affine plane minus a class",
-            distance_regular_graphs.affine_plane_minus_class,
-            _of_order(lambda q: 2 * q * q, 0),
-        ),
-        Family(
-            "generalized quadrangle",
-            distance_regular_graphs.generalized_quadrangle,
-            _of_order(lambda q: 2 * (q + 1) * (q * q + 1), 1),
-        ),
-        Family(
-            "generalized hexagon",
-            distance_regular_graphs.generalized_hexagon,
-            _of_order(lambda q: 2 * (q**6 - 1) // (q - 1), 1, largest=3),
-        ),
-    )
-}
+        has_bfb=False,
+    ),
+    Family(
+        "distance-regular",
+        distance_regular,
+        lambda n, d: _only(d == 4 and n in distance_regular_graphs.TABLE_A2_SIZES, d, n),
+    ),
+    Family(
+        "Cayley",
+        cayley,
+        lambda n, d: (found.arguments for found in cayley_digraphs.cayley_sets().get((n, d), ())),
+    ),
+    Family(
+        "shifted ring",
+        shifted_ring,
+        # Shifts above n / 2 are rings the other way round.
+        lambda n, d: ((n, p) for p in range(2, (n + 1) // 2) if d == 4 and math.gcd(n, p) == 1),
+    ),
+    Family("twisted torus", twisted_torus, _twisted_tori),
+    Family(
+        "twisted hypercube",
+        twisted_hypercube,
+        lambda n, d: _only(d >= 3 and n == 2 ** min(d, 64), d),
+    ),
+    Family("Johnson", distance_regular_graphs.johnson, _johnson),
+    # Subsets of 2 d - 1 letters, which are 19 at most.
+    Family(
+        "odd",
+        distance_regular_graphs.odd_graph,
+        lambda n, d: _only(3 <= d <= 10 and n == math.comb(2 * d - 1, d - 1), d),
+    ),
+    Family(
+        "doubled odd",
+        distance_regular_graphs.doubled_odd_graph,
+        lambda n, d: _only(3 <= d <= 10 and n == 2 * math.comb(2 * d - 1, d - 1), d),
+    ),
+    Family(
+        "crown",
+        distance_regular_graphs.crown,
+        lambda n, d: _only(d >= 2 and n == 2 * (d + 1), d),
+    ),
+    # Points and lines of geometries over GF(q), joined where they meet.
+    Family(
+        "projective plane",
+        distance_regular_graphs.projective_plane,
+        _of_order(lambda q: 2 * (q * q + q + 1), 1),
+    ),
+    Family(
+        "affine plane minus a class",
+        distance_regular_graphs.affine_plane_minus_class,
+        _of_order(lambda q: 2 * q * q, 0),
+    ),
+    Family(
+        "generalized quadrangle",
+        distance_regular_graphs.generalized_quadrangle,
+        _of_order(lambda q: 2 * (q + 1) * (q * q + 1), 1),
+    ),
+    Family(
+        "generalized hexagon",
+        distance_regular_graphs.generalized_hexagon,
+        _of_order(lambda q: 2 * (q**6 - 1) // (q - 1), 1, largest=3),
+    ),
+)
+FAMILIES: Mapping[str, Family] = {entry.name: entry for entry in _ALL}
 """Every family by name. Tori and their like are products of these: see ``operations``."""

@@ -22,6 +22,7 @@ from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.links import check_size, count
@@ -56,6 +57,7 @@ class SemidirectProduct:
         check_size(f"a Cayley digraph of Z_{m} : Z_{k}", m * k, m * k)
         if m * k < 2:
             raise TopologyError("a Cayley digraph needs a group of two elements or more, got one")
+        # r^0 and r^k act as x = 0 and x = k, which are one element of Z_k: they must be equal.
         if pow(r, k, m) != 1 % m:
             near = (r + sign * away for away in range(m) for sign in (-1, 1))
             fits = next(other for other in near if 0 < other < m and pow(other, k, m) == 1)
@@ -124,6 +126,7 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     """
     group = SemidirectProduct(m, k, r)
     given = checks.members(connections, "connections", TopologyError)
+    # From 1: the identity, 0, would be a self-loop at every vertex.
     chosen = np.asarray(
         checks.integers(given, "connections", TopologyError, least=1, most=group.size - 1),
         np.int64,
@@ -133,26 +136,22 @@ def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
     degree, elements = len(chosen), np.arange(group.size)
     notation = f"Cay({m},{k},{r};{','.join(map(str, chosen.tolist()))})"
     check_size(notation, group.size, group.size * degree)
-    reached = len(_generated(group, chosen))
-    if reached < group.size:
-        raise TopologyError(
-            f"the connections of {notation} generate {reached} of {group.size} elements; add one "
-            f"outside of those"
-        )
     # Multiplied from the right, so that multiplying from the left by any element is an
     # automorphism: every vertex is equal to every other.
     heads = group.times(elements[:, None], chosen)
+    # What products of connections reach from the identity is a subgroup: that which they generate.
+    ptr = np.arange(group.size + 1) * degree
+    arcs = sp.csr_matrix((np.ones(heads.size, np.int8), heads.ravel(), ptr))
+    order = sp.csgraph.breadth_first_order(arcs, 0, return_predecessors=False)
+    if len(order) < group.size:
+        raise TopologyError(
+            f"the connections of {notation} generate {len(order)} of {group.size} elements; add "
+            f"one outside of those"
+        )
     # By (0, 1) and (1, 0), which generate the group.
-    translations = {1 % group.size, k % group.size} - {0}
-    return Digraph(
-        group.size,
-        degree,
-        np.repeat(elements, degree),
-        heads.ravel(),
-        name=notation,
-        generators=tuple(tuple(group.times(by, elements).tolist()) for by in sorted(translations)),
-        reversal=_reversal(group, chosen),
-    )
+    translations = sorted({1 % group.size, k % group.size} - {0})
+    moved = [group.times(by, elements) for by in translations]
+    return Digraph.from_heads(heads, notation, moved, _reversal(group, chosen))
 
 
 def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
@@ -176,23 +175,11 @@ def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
         a = checks.integer(given[0], "a rotation", TopologyError, least=0, most=m - 1)
         x = checks.integer(given[1], "a reflection", TopologyError, least=0, most=1)
         numbers.append(2 * a + x)
+    # A reflection turns rotations round: r is -1.
     return cayley(m, 2, m - 1, numbers)
 
 
-def _generated(group: SemidirectProduct, chosen: np.ndarray) -> np.ndarray:
-    """The elements that products of some reach."""
-    seen = np.zeros(group.size, bool)
-    seen[0] = True
-    frontier = np.zeros(1, np.int64)
-    while len(frontier):
-        ahead = np.zeros(group.size, bool)
-        ahead[group.times(frontier[:, None], chosen).ravel()] = True
-        frontier = np.flatnonzero(ahead & ~seen)
-        seen[frontier] = True
-    return np.flatnonzero(seen)
-
-
-def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> tuple[int, ...] | None:
+def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> np.ndarray | None:
     """An automorphism that takes connections to their inverses: it reverses every arc.
 
     The arc from g to g c becomes that from f(g c) = f(g) f(c) to f(g), by the connection f(c)^-1.
@@ -202,7 +189,7 @@ def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> tuple[int, ...] |
     for images, all_images in zip(group.automorphisms(chosen), every, strict=True):
         proper = np.flatnonzero((np.sort(images, axis=1) == inverses).all(axis=1))
         if len(proper):
-            return tuple(all_images[proper[0]].tolist())
+            return all_images[proper[0]]
     return None
 
 
@@ -218,9 +205,9 @@ def groups(size: int) -> list[SemidirectProduct]:
             continue
         m, seen = size // k, set()
         for r in multipliers(m, k):
-            powers = frozenset(
-                pow(r, j, m) for j in range(1, k + 1) if math.gcd(j, k) == 1
-            )  # the same group for another generator of Z_k
+            # Multipliers that are such powers of each other give the same group, with another
+            # generator of Z_k.
+            powers = frozenset(pow(r, j, m) for j in range(1, k + 1) if math.gcd(j, k) == 1)
             if powers not in seen:
                 seen.add(powers)
                 found.append(SemidirectProduct(m, k, r))

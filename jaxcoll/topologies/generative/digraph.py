@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,8 @@ import scipy.sparse as sp
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count, latency, speed
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+from jaxcoll.numerics.connectivity import orbits
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, uniform
 from jaxcoll.topology import Topology
 
 if TYPE_CHECKING:  # who has such a graph has the package, and nothing else needs it
@@ -78,25 +79,48 @@ class Digraph:
             column.setflags(write=False)
         checks.put(self, size=size, degree=degree, tails=tails, heads=heads, name=name)
         _check_connected(self)
-        given = checks.members(self.generators, "generators", TopologyError)
-        checks.put(self, generators=tuple(self._checked_generator(image) for image in given))
-        checks.put(self, reversal=self._checked_reversal())
+        generators = []
+        for given in checks.members(self.generators, "generators", TopologyError):
+            image = checks.rank_permutation(given, size, "a generator", TopologyError)
+            if not same_arcs(self, image[tails], image[heads]):
+                raise TopologyError(f"a generator must map the arcs of {self} onto themselves")
+            generators.append(tuple(image.tolist()))
+        reversal = self.reversal
+        if reversal is not None:
+            image = checks.rank_permutation(reversal, size, "reversal", TopologyError)
+            if not same_arcs(self, image[heads], image[tails]):
+                raise TopologyError(
+                    f"reversal must map every arc (u, v) of {self} to an arc (f(v), f(u))"
+                )
+            reversal = tuple(image.tolist())
+        elif self.is_undirected:  # its own transpose
+            reversal = tuple(range(size))
+        checks.put(self, generators=tuple(generators), reversal=reversal)
 
-    def _checked_generator(self, image) -> tuple[int, ...]:
-        image = checks.rank_permutation(image, self.size, "a generator", TopologyError)
-        if not _same_arcs(self, image[self.tails], image[self.heads]):
-            raise TopologyError(f"a generator must map the arcs of {self} onto themselves")
-        return tuple(image.tolist())
+    @classmethod
+    def from_heads(
+        cls,
+        heads: np.ndarray,
+        name: str = "",
+        generators: Iterable[Sequence[int] | np.ndarray] = (),
+        reversal: np.ndarray | None = None,
+    ) -> Digraph:
+        """The digraph whose arcs out of vertex v lead to the vertices ``heads[v]``.
 
-    def _checked_reversal(self) -> tuple[int, ...] | None:
-        if self.reversal is None:
-            return tuple(range(self.size)) if self.is_undirected else None
-        image = checks.rank_permutation(self.reversal, self.size, "reversal", TopologyError)
-        if not _same_arcs(self, image[self.heads], image[self.tails]):
-            raise TopologyError(
-                f"reversal must map every arc (u, v) of {self} to an arc (f(v), f(u))"
-            )
-        return tuple(image.tolist())
+        Args:
+            heads: int64 of shape (vertices, degree).
+            name, generators, reversal: as of the class, permutations as columns.
+        """
+        size, degree = heads.shape
+        return cls(
+            size,
+            degree,
+            np.repeat(np.arange(size), degree),
+            heads.ravel(),
+            name=name,
+            generators=tuple(tuple(np.asarray(image).tolist()) for image in generators),
+            reversal=None if reversal is None else tuple(reversal.tolist()),
+        )
 
     # ------------------------------------------------------------------ facts
 
@@ -124,19 +148,14 @@ class Digraph:
     @functools.cached_property
     def is_undirected(self) -> bool:
         """Whether there are as many arcs from v to u as from u to v, for all u and v."""
-        return _same_arcs(self, self.heads, self.tails)
+        return same_arcs(self, self.heads, self.tails)
 
     @functools.cached_property
     def num_orbits(self) -> int:
         """Sets of vertices that the generators take to one another; N where none are known."""
         if not self.generators:
             return self.size
-        images = np.asarray(self.generators)
-        sources = np.tile(np.arange(self.size), len(images))
-        ones = np.ones(images.size, np.int8)
-        shape = (self.size, self.size)
-        moves = sp.csr_matrix((ones, (sources, images.ravel())), shape=shape)
-        return sp.csgraph.connected_components(moves, directed=False, return_labels=False)
+        return 1 + int(orbits(np.asarray(self.generators)).max())
 
     @property
     def vertex_transitive(self) -> bool | None:
@@ -170,6 +189,8 @@ class Digraph:
         frontier[rows, chosen] = 1
         level = 0
         while frontier.any():
+            # Reached now and not before: those at this distance. By how many walks is of no
+            # interest, and would overflow in the end.
             found[frontier > 0] = level
             frontier = ((frontier @ arcs) > 0) & (found < 0)
             frontier = frontier.astype(np.int32)
@@ -193,24 +214,19 @@ class Digraph:
         """The network whose ranks are the vertices: one link per arc that is not a self-loop.
 
         Args:
-            alpha: seconds per link.
-            link_bandwidth: bytes per second per link, B/d.
+            alpha, link_bandwidth: seconds, and bytes per second (B/d), of each link.
         """
+        # Self-loops keep a port and carry nothing: no link.
         alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
-        links = self.links
-        return Topology(
-            self.size,
-            self.tails[links],
-            self.heads[links],
-            np.full(len(links), alpha, float),
-            [bandwidth] * len(links),  # type: ignore[arg-type]
-            name=self.name,
-            generators=self.generators,
-        )
+        ends = np.stack([self.tails, self.heads], axis=1)[self.links]
+        columns = uniform(ends, alpha, bandwidth)
+        return Topology(self.size, *columns, name=self.name, generators=self.generators)
 
     @functools.cached_property
     def in_arcs(self) -> np.ndarray:
         """The arcs into each vertex, int64 of shape (size, degree)."""
+        # Stable: of the arcs into a vertex the lower tails stand first, so that these columns, too,
+        # are in canonical order.
         return np.argsort(self.heads, kind="stable").reshape(self.size, self.degree)
 
     def transpose(self) -> Digraph:
@@ -283,7 +299,8 @@ def _check_connected(digraph: Digraph) -> None:
         )
 
 
-def _same_arcs(digraph: Digraph, tails: np.ndarray, heads: np.ndarray) -> bool:
+def same_arcs(digraph: Digraph, tails: np.ndarray, heads: np.ndarray) -> bool:
     """Whether arcs, in any order, are those of the digraph."""
+    # Sorted as numbers of pairs: the digraph's own columns are, by their canonical order.
     pairs = np.sort(tails * digraph.size + heads)
     return np.array_equal(pairs, digraph.tails * digraph.size + digraph.heads)

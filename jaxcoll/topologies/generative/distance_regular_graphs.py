@@ -30,6 +30,7 @@ from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.kautz_graphs import hamming, hypercube
 from jaxcoll.topologies.generative.operations import checked
 
+# Tables of a field have q^2 entries; PG(2,64) has 8,322 vertices.
 _LARGEST_FIELD = 64
 
 # Prime powers, and the prime and exponent of each.
@@ -71,6 +72,7 @@ def affine_plane_minus_class(q: int) -> Digraph:
     field = Field.of_order(q)
     check_size(f"AG(2,{q})", 2 * q * q, 2 * q**3)
     first, second = (end.ravel() for end in np.meshgrid(range(q), range(q), indexing="ij"))
+    # Of every point (row) and line (column): m x + b, which is y on the line.
     reached = field.add[field.multiply[first[None, :], first[:, None]], second[None, :]]
     return incidence_graph(reached == second[:, None], f"incidence AG(2,{q}) minus a class")
 
@@ -88,6 +90,7 @@ def generalized_quadrangle(q: int) -> Digraph:
     negated = field.negative[points]
     # The symplectic form of x and y is the plain one of x and this image of y.
     turned = np.stack([points[:, 1], negated[:, 0], points[:, 3], negated[:, 2]], axis=1)
+    # Every pair of different points once.
     first, second = np.nonzero(np.triu(field.form(points, turned) == 0, 1))
     return _point_line_graph(field, points, first, second, f"incidence GQ({q},{q})")
 
@@ -106,6 +109,7 @@ def generalized_hexagon(q: int) -> Digraph:
         raise TopologyError(f"GH({q},{q}) of {size} vertices is not built; the largest is GH(3,3)")
     points = field.projective_points(7)
     square = field.multiply[points[:, 3], points[:, 3]]
+    # The quadric: x0 x4 + x1 x5 + x2 x6 - x3^2 = 0.
     value = field.negative[square]
     for i in range(3):
         value = field.add[value, field.multiply[points[:, i], points[:, i + 4]]]
@@ -120,6 +124,7 @@ def generalized_hexagon(q: int) -> Digraph:
     return _point_line_graph(field, points, first, second, f"incidence GH({q},{q})")
 
 
+# Pairs of Grassmann coordinates that are equal on the lines of H(q).
 _HEXAGON_LINES = (
     ((0, 1), (3, 6)),
     ((1, 2), (3, 4)),
@@ -147,6 +152,8 @@ def incidence_graph(incident: np.ndarray, name: str) -> Digraph:
 
 def _point_line_graph(field: Field, points, first, second, name: str) -> Digraph:
     """The incidence graph of the lines through given pairs of points."""
+    # The line through x and x' has the points x' and x + c x' for all c, brought to the form in
+    # which points are listed. It is found once for every pair of its points.
     code = np.full(field.order ** points.shape[1], -1, np.int64)
     weights = field.order ** np.arange(points.shape[1])
     code[points @ weights] = np.arange(len(points))
@@ -265,6 +272,7 @@ def odd_graph(k: int) -> Digraph:
 def doubled_odd_graph(k: int) -> Digraph:
     """D(O_k): the (k - 1)- and k-subsets of 2k - 1 letters, joined by inclusion; degree k."""
     k = count(k, "k", least=2)
+    # Complements exchange the two sides, and turn inclusion round.
     small, large = _subsets(2 * k - 1, k - 1), _subsets(2 * k - 1, k)
     subsets = np.concatenate([small, large])
     below = small @ large.T == k - 1
@@ -282,6 +290,7 @@ def crown(degree: int) -> Digraph:
     joined = np.zeros((2 * side, 2 * side), bool)
     joined[:side, side:] = joined[side:, :side] = ~np.eye(side, dtype=bool)
     vertices = np.arange(2 * side)
+    # A vertex is not joined with its own partner opposite: both sides turn together.
     step = np.where(vertices < side, (vertices + 1) % side, side + (vertices + 1) % side)
     generators = [step, (vertices + side) % (2 * side)]
     return _from_matrix(joined, f"K{side},{side}-I", generators)
@@ -318,6 +327,7 @@ def undirected_line_graph(digraph: Digraph, name: str) -> Digraph:
     each = digraph.tails < digraph.heads
     ends = np.stack([digraph.tails[each], digraph.heads[each]], axis=1)
     check_size(name, len(ends), len(ends) * 2 * (digraph.degree - 1))
+    # Edges by vertices: the product with its transpose counts common ends, 2 of an edge and itself.
     at = np.zeros((len(ends), digraph.size), np.int64)
     at[np.arange(len(ends))[:, None], ends] = 1
     generators = []
@@ -328,29 +338,21 @@ def undirected_line_graph(digraph: Digraph, name: str) -> Digraph:
     return _from_matrix(at @ at.T == 1, name, generators)
 
 
-def petersen() -> Digraph:
-    """The Petersen graph, O_3."""
-    return odd_graph(3)
-
-
-def heawood() -> Digraph:
-    """The Heawood graph, the incidence graph of PG(2, 2)."""
-    return projective_plane(2)
-
-
+# The Petersen graph is O_3, the Heawood graph the incidence graph of PG(2, 2); Tutte's 8-cage and
+# 12-cage are those of W(2) and of H(2).
 TABLE_A2: Mapping[str, Callable[[], Digraph]] = {
     "Octahedron J(4,2)": lambda: johnson(4, 2),
     "Paley graph P9 = H(2,3)": lambda: hamming(2, 3),
     "K5,5-I": lambda: crown(4),
     "Distance-3 graph of Heawood graph": lambda: distance_graph(
-        heawood(), 3, "distance-3 graph of Heawood graph"
+        projective_plane(2), 3, "distance-3 graph of Heawood graph"
     ),
     "Line graph of Petersen graph": lambda: undirected_line_graph(
-        petersen(), "line graph of Petersen graph"
+        odd_graph(3), "line graph of Petersen graph"
     ),
     "4-cube Q4 = H(4,2)": lambda: hypercube(4),
     "Line graph of Heawood graph": lambda: undirected_line_graph(
-        heawood(), "line graph of Heawood graph"
+        projective_plane(2), "line graph of Heawood graph"
     ),
     "Incidence graph of PG(2,3)": lambda: projective_plane(3),
     "Incidence graph of AG(2,4) minus a parallel class": lambda: affine_plane_minus_class(4),
@@ -412,6 +414,7 @@ def _places(subsets: np.ndarray) -> np.ndarray:
 
 def _renamings(subsets: np.ndarray) -> list[np.ndarray]:
     """Two renamings of the letters that generate all, as permutations of the subsets."""
+    # A turn and an exchange of two neighbours generate all permutations of the letters.
     place, letters = _places(subsets), np.arange(subsets.shape[1])
     exchanged = np.concatenate([letters[1::-1], letters[2:]])
     return [place[_codes(subsets[:, image])] for image in (np.roll(letters, 1), exchanged)]

@@ -1,14 +1,14 @@
 """Kautz and de Bruijn graphs, complete graphs, hypercubes, and pairs of binary trees.
 
-Kautz graphs, generalized Kautz graphs and de Bruijn graphs: the least diameters at any size.
+- Kautz, generalized Kautz and de Bruijn graphs have the least diameters, or nearly, at any size:
+  DBJ(2,3) has 8 vertices of degree 2, the words of 3 bits; 3 steps put any word in place of any.
+- Diamond and modified de Bruijn digraphs, which the dissertation draws or describes, were found by
+  a search. Their breadth-first schedules are not bandwidth-optimal; others are, which a search
+  found as well (``jaxcoll.synth.direct_connect.searched``).
+- Complete, complete bipartite and Hamming graphs, plain and twisted hypercubes.
+- Two binary trees over the same vertices, the leaves of one being inner vertices of the other.
 
-Source: Table A.3, Appendix A.6.2. Diamond and modified de Bruijn digraphs, which the dissertation
-draws or describes, were found by a search. Their breadth-first schedules are not bandwidth-optimal;
-others are, which a search found as well (``jaxcoll.synth.direct_connect.searched``).
-
-Complete, complete bipartite and Hamming graphs, plain and twisted hypercubes (Table A.3).
-
-Two binary trees over the same vertices, the leaves of one being inner vertices of the other.
+Source: Table A.3, Appendix A.6.2.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def kautz(degree: int, n: int) -> Digraph:
         n: line graphs taken; 0 is the complete graph.
     """
     degree, n = count(degree, "degree"), count(n, "n", least=0)
+    # A vertex of L^n(K_{d+1}) is a walk of n arcs: a word of n + 1 letters out of d + 1, no two
+    # equal ones next to each other. So no ports are lost to self-loops, as in de Bruijn graphs.
     base = complete(degree + 1)
     digraph = line_graph(base, n) if n else base
     return dataclasses.replace(digraph, name=f"K({degree},{n})")
@@ -59,30 +61,17 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
             f"{name} joins pairs of vertices only: take 2 vertices, or degree 2 on {m}"
         )
     check_size(name, m, m * degree)
+    # Heads are consecutive numbers, and so are the ends of all walks of two arcs, of three, and so
+    # on: d^k different ones after k arcs, or all m. So the diameter is small at any size.
     tails = np.arange(m)
-    heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
-    return Digraph(
-        m,
-        degree,
-        np.repeat(tails, degree),
-        heads.ravel(),
-        name=name,
-        generators=_kautz_automorphisms(degree, tails),
-    )
-
-
-def _kautz_automorphisms(degree: int, vertices: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """The reflection of x to -1 - x, and the shift by m / gcd(m, d + 1) unless that is m.
-
-    The reflection takes the head -d x - a to that of -1 - x for d + 1 - a; a shift by c takes it to
-    that of x + c for a if m divides (d + 1) c.
-    """
-    m = len(vertices)
-    images = [(-1 - vertices) % m]
+    # The reflection of x to -1 - x takes the head -d x - a to that of -1 - x for d + 1 - a; a shift
+    # by c takes it to that of x + c for a if m divides (d + 1) c.
+    images = [(-1 - tails) % m]
     shared = math.gcd(m, degree + 1)
     if shared > 1:
-        images.append((vertices + m // shared) % m)
-    return tuple(tuple(image.tolist()) for image in images)
+        images.append((tails + m // shared) % m)
+    heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
+    return Digraph.from_heads(heads, name, images)
 
 
 def de_bruijn(degree: int, n: int) -> Digraph:
@@ -96,24 +85,15 @@ def de_bruijn(degree: int, n: int) -> Digraph:
     check_size(name, size, size * degree)
     words = np.arange(size)
     backwards = words.reshape((degree,) * n).T
-    return Digraph(
-        size,
-        degree,
-        np.repeat(words, degree),
-        ((words[:, None] * degree + np.arange(degree)) % size).ravel(),
-        name=name,
-        generators=(_next_letters(degree, n),),
-        reversal=tuple(backwards.ravel().tolist()),
-    )
+    # Every letter replaced by the next, cyclically: dropping and appending letters does not look at
+    # them, so that renaming them is a symmetry.
+    letters = np.stack(np.unravel_index(words, (degree,) * n))
+    renamed = degree ** np.arange(n)[::-1] @ ((letters + 1) % degree)
+    heads = (words[:, None] * degree + np.arange(degree)) % size
+    return Digraph.from_heads(heads, name, [renamed], backwards.ravel())
 
 
-def _next_letters(degree: int, n: int) -> tuple[int, ...]:
-    """Every letter of a word replaced by the next, cyclically."""
-    letters = np.stack(np.unravel_index(np.arange(degree**n), (degree,) * n))
-    weights = degree ** np.arange(n)[::-1]
-    return tuple((weights @ ((letters + 1) % degree)).tolist())
-
-
+# The heads of the arcs of each vertex.
 _DIAMOND = ((1, 2), (2, 3), (4, 5), (0, 6), (0, 6), (3, 7), (5, 7), (1, 4))
 
 # Orders of the words that lose arcs, by degree and length of words.
@@ -138,8 +118,7 @@ def diamond() -> Digraph:
     all-to-all rate 3/20 of the table's Diamond^2 (8 times 1.87e-2), and both have such a schedule.
     This is one of the two. It is not reverse-symmetric.
     """
-    heads = np.asarray(_DIAMOND).ravel()
-    return Digraph(8, 2, np.repeat(np.arange(8), 2), heads, name="Diamond")
+    return Digraph.from_heads(np.asarray(_DIAMOND), "Diamond")
 
 
 def modified_de_bruijn(degree: int, n: int) -> Digraph:
@@ -163,7 +142,9 @@ def modified_de_bruijn(degree: int, n: int) -> Digraph:
         )
     plain = de_bruijn(degree, n)
     pairs = plain.tails * plain.size + plain.heads
-    goes_back = np.isin(plain.heads * plain.size + plain.tails, pairs)  # self-loops and 2-cycles
+    # A word on a self-loop or 2-cycle loses one arc out and one in, and gets one of each by the
+    # cycle: the degree stays.
+    goes_back = np.isin(plain.heads * plain.size + plain.tails, pairs)
     cycle = np.asarray(_CYCLES[degree, n])
     after = np.empty(plain.size, np.int64)
     after[cycle] = np.roll(cycle, -1)
@@ -187,14 +168,9 @@ def complete(m: int) -> Digraph:
     m = count(m, "m", least=2)
     check_size(f"K{m}", m, m * (m - 1))
     vertices = np.arange(m)
-    return Digraph(
-        m,
-        m - 1,
-        np.repeat(vertices, m - 1),
-        ((vertices[:, None] + np.arange(1, m)) % m).ravel(),
-        name=f"K{m}",
-        generators=(tuple(((vertices + 1) % m).tolist()), (1, 0, *range(2, m))),
-    )
+    # The turn and one exchange of neighbours generate all permutations.
+    generators = ((vertices + 1) % m, (1, 0, *range(2, m)))
+    return Digraph.from_heads((vertices[:, None] + np.arange(1, m)) % m, f"K{m}", generators)
 
 
 def complete_bipartite(degree: int) -> Digraph:
@@ -204,6 +180,7 @@ def complete_bipartite(degree: int) -> Digraph:
     check_size(name, 2 * degree, 2 * degree * degree)
     side = np.arange(degree)
     left, right = (end.ravel() for end in np.meshgrid(side, degree + side, indexing="ij"))
+    # One side turns while the other stays, and the sides may be exchanged.
     turned = np.concatenate([(side + 1) % degree, degree + side])
     exchanged = (np.arange(2 * degree) + degree) % (2 * degree)
     return Digraph(
@@ -239,6 +216,7 @@ def twisted_hypercube(dimensions: int) -> Digraph:
         dimensions: d, at least 3.
     """
     cube = hypercube(count(dimensions, "dimensions", least=3))
+    # No symmetry is stated: most of those of the hypercube move the exchanged edges.
     heads = cube.heads.copy()
     for tail, old, new in ((0, 1, 3), (3, 2, 0), (1, 0, 2), (2, 3, 1)):
         heads[(cube.tails == tail) & (cube.heads == old)] = new
@@ -249,15 +227,14 @@ def _named(digraph: Digraph, name: str) -> Digraph:
     return dataclasses.replace(digraph, name=name)
 
 
-_DEGREE = 4
+_DEGREE = 4  # a parent and two children in one tree, a parent in the other
 
 
 def double_binary_tree(n: int) -> Digraph:
     """The edges of both trees of ``tree_parents``; degree 4, the baseline of Section 3.8.2.
 
-    A vertex has a parent and at most two children in one tree, and a parent in the other. Ports
-    that neither tree uses, as those of roots, are self-loops. An edge of both trees is two arcs
-    each way.
+    Ports that neither tree uses, as those of roots, are self-loops. An edge of both trees is two
+    arcs each way.
 
     Args:
         n: vertices, at least 2.
@@ -268,6 +245,7 @@ def double_binary_tree(n: int) -> Digraph:
         children = np.flatnonzero(parents >= 0)
         tails += [children, parents[children]]
         heads += [parents[children], children]
+    # A digraph is regular: ports that no tree uses lead back.
     used = np.bincount(np.concatenate(tails), minlength=n)
     loops = np.repeat(np.arange(n), _DEGREE - used)
     return Digraph(
@@ -289,6 +267,8 @@ def tree_parents(n: int) -> tuple[np.ndarray, np.ndarray]:
     """
     first = np.full(n, -1, np.int64)
     for vertex in range(1, n):
+        # A parent has its lowest set bit one place higher, and differs in no bit above that one.
+        # Where that is beyond n, the bit is left out instead, as in NCCL's ``ncclGetBtree``.
         low = vertex & -vertex
         above = (vertex ^ low) | (low << 1)
         first[vertex] = above if above < n else vertex ^ low

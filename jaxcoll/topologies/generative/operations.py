@@ -17,7 +17,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import check_size, count
 from jaxcoll.numerics import checks
-from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
+from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers, same_arcs
 
 
 def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
@@ -36,45 +36,27 @@ def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
     check_size(f"L^{times}({given.name})", largest, largest * given.degree)
     for _ in range(times):
         digraph = _line_graph(digraph)
-    return dataclasses.replace(digraph, name=_line_graph_name(given.name or "G", times))
-
-
-def _line_graph_name(name: str, times: int) -> str:
-    """L^k(name), or L^(j+k)(inner) for the name L^j(inner)."""
+    # L(L^j(G)) is called L^(j+1)(G). L(G) x L(H) begins and ends like a line graph and is none: in
+    # what lies between, a parenthesis closes that was opened outside.
+    name = given.name or "G"
     taken = re.fullmatch(r"L(?:\^(\d+))?\((.*)\)", name)
-    if taken and _is_balanced(taken[2]):
+    depth = itertools.accumulate((c == "(") - (c == ")") for c in (taken[2] if taken else ""))
+    if taken and min(depth, default=0) >= 0:
         name, times = taken[2], times + int(taken[1] or 1)
-    return f"L{f'^{times}' if times > 1 else ''}({name})"
-
-
-def _is_balanced(text: str) -> bool:
-    """Whether every parenthesis that closes has been opened within the text."""
-    depth = itertools.accumulate((char == "(") - (char == ")") for char in text)
-    return min(depth, default=0) >= 0
+    return dataclasses.replace(digraph, name=f"L{f'^{times}' if times > 1 else ''}({name})")
 
 
 def _line_graph(digraph: Digraph) -> Digraph:
-    arcs, degree = digraph.num_arcs, digraph.degree
-    after = digraph.heads[:, None] * degree + np.arange(degree)
+    after = digraph.heads[:, None] * digraph.degree + np.arange(digraph.degree)
     reversal = None
+    # A symmetry of G moves its arcs, which are the vertices here; one that reverses all arcs of G
+    # reverses all paths of two of them as well.
     if digraph.reversal is not None:
         image = np.asarray(digraph.reversal)
-        reversal = _arc_image(image[digraph.heads], image[digraph.tails])
-    return Digraph(
-        arcs,
-        degree,
-        np.repeat(np.arange(arcs), degree),
-        after.ravel(),
-        generators=tuple(
-            _arc_image(image[digraph.tails], image[digraph.heads])
-            for image in map(np.asarray, digraph.generators)
-        ),
-        reversal=reversal,
-    )
-
-
-def _arc_image(tails: np.ndarray, heads: np.ndarray) -> tuple[int, ...]:
-    return tuple(arc_numbers(tails, heads).tolist())
+        reversal = arc_numbers(image[digraph.heads], image[digraph.tails])
+    images = map(np.asarray, digraph.generators)
+    moved = [arc_numbers(image[digraph.tails], image[digraph.heads]) for image in images]
+    return Digraph.from_heads(after, "", moved, reversal)
 
 
 def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
@@ -98,6 +80,7 @@ def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
     def lifted(image) -> tuple[int, ...]:
         return tuple((np.asarray(image)[:, None] * copies + copy).ravel().tolist())
 
+    # Copies may be exchanged at all vertices at once, since an arc joins all copies of its ends.
     vertices = np.arange(digraph.size)[:, None] * copies
     next_copy = tuple((vertices + (copy + 1) % copies).ravel().tolist())
     return Digraph(
@@ -136,23 +119,31 @@ def cartesian_product(*factors: Digraph) -> Digraph:
     vertices = np.arange(size).reshape(sides)
     tails, heads = product_arcs(factors)
     generators = []
+    # Symmetries of a factor move that coordinate alone; equal factors next to each other may change
+    # places, which generates all their orders.
     for dimension, factor in enumerate(factors):
         for image in factor.generators:
             moved = np.take(vertices, np.asarray(image), axis=dimension)
             generators.append(tuple(moved.ravel().tolist()))
-    generators += _swaps(factors, vertices)
+    for dimension, (factor, after) in enumerate(itertools.pairwise(factors)):
+        if factor is after:
+            swapped = np.swapaxes(vertices, dimension, dimension + 1)
+            generators.append(tuple(swapped.ravel().tolist()))
     reversal = None
+    # An arc of the product is one of a factor: it is reversed if every coordinate moves by the
+    # isomorphism of its own factor.
     if all(factor.reversal is not None for factor in factors):
         image = vertices
         for dimension, factor in enumerate(factors):
             image = np.take(image, np.asarray(factor.reversal), axis=dimension)
         reversal = tuple(image.ravel().tolist())
+    runs = [(_operand(factor), len(list(run))) for factor, run in itertools.groupby(factors)]
     return Digraph(
         size,
         degree,
         tails,
         heads,
-        name=_product_name(factors),
+        name=" x ".join(name + (f"^{times}" if times > 1 else "") for name, times in runs),
         generators=tuple(generators),
         reversal=reversal,
     )
@@ -180,18 +171,6 @@ def cartesian_power(digraph: Digraph, exponent: int) -> Digraph:
     size = checked(digraph).size ** min(exponent, 64)
     check_size(f"{digraph.name}^{exponent}", size, size * digraph.degree * exponent)
     return cartesian_product(*(digraph,) * exponent)
-
-
-def _swaps(factors: tuple[Digraph, ...], vertices: np.ndarray):
-    """Exchanges of coordinates that follow each other and have the same factor."""
-    for dimension, (factor, after) in enumerate(itertools.pairwise(factors)):
-        if factor is after:
-            yield tuple(np.swapaxes(vertices, dimension, dimension + 1).ravel().tolist())
-
-
-def _product_name(factors: tuple[Digraph, ...]) -> str:
-    runs = [(_operand(factor), len(list(run))) for factor, run in itertools.groupby(factors)]
-    return " x ".join(name + (f"^{times}" if times > 1 else "") for name, times in runs)
 
 
 def bidirectional(digraph: Digraph) -> Digraph:
@@ -240,6 +219,7 @@ def _operand(digraph: Digraph) -> str:
     return f"({name})" if " " in name else name
 
 
+# Choices after which the search is given up: very regular digraphs may need all of their orders.
 _MOST_REFINEMENTS = 20_000
 
 
@@ -274,6 +254,7 @@ def find_reversal(digraph: Digraph) -> np.ndarray:
 
 
 def _nearest_kautz(digraph: Digraph) -> str:
+    # K(d, n) has d^n (d + 1) vertices: the last size that is not above, and the one after it.
     degree, n = digraph.degree, 0
     while degree > 1 and degree ** (n + 1) * (degree + 1) <= digraph.size:
         n += 1
@@ -304,7 +285,9 @@ def _search(digraph: Digraph) -> np.ndarray | None:
         if counts.max() == 1:
             image = np.empty(size, np.int64)
             image[np.argsort(left)] = np.argsort(right)
-            if _reverses(digraph, image):
+            # One vertex of each colour on either side, with the same colours around: the
+            # isomorphism, which is checked all the same before anybody relies on it.
+            if same_arcs(digraph, image[digraph.heads], image[digraph.tails]):
                 return image
             continue
         # The smallest class of several vertices: few choices, and each separates the most.
@@ -343,6 +326,7 @@ def _profiles(digraph: Digraph) -> np.ndarray:
 def _refine(colour: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Colours split by those of out- and in-neighbours until no class splits."""
     classes = len(np.unique(colour))
+    # Classes only split, so that as many as before are the same ones.
     while True:
         around = [np.sort(colour[ends], axis=1) for ends in neighbours]
         rows = np.hstack([colour[:, None], *around])
@@ -351,8 +335,3 @@ def _refine(colour: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray]) -> np
         if found == classes:
             return colour
         classes = found
-
-
-def _reverses(digraph: Digraph, image: np.ndarray) -> bool:
-    pairs = np.sort(image[digraph.heads] * digraph.size + image[digraph.tails])
-    return np.array_equal(pairs, digraph.tails * digraph.size + digraph.heads)

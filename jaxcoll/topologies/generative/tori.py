@@ -38,6 +38,7 @@ def torus(*sides: int) -> Digraph:
         raise TopologyError(f"a side of a torus is at least 2, got {sides}; leave sides of 1 out")
     check_size("a torus", math.prod(sides), 2 * len(sides) * math.prod(sides))
     rings = {side: bidirectional_ring(2, side) if side > 2 else complete(2) for side in sides}
+    # One object per side: ``cartesian_product`` exchanges coordinates of the very same factor.
     name = f"torus({'x'.join(map(str, sides))})"
     return dataclasses.replace(cartesian_product(*(rings[side] for side in sides)), name=name)
 
@@ -58,7 +59,8 @@ def twisted_torus(*sides: int) -> Digraph:
     """
     sides = network_sides(sides)
     short = sides[0]
-    if len(sides) not in (2, 3) or short < 2 or not _is_twistable(sides):
+    ratios = tuple(side / short for side in sides)
+    if short < 2 or ratios not in ((1, 2), (1, 1, 2), (1, 2, 2)):
         raise TopologyError(
             f"a twisted torus has sides a x 2a, k x k x 2k or k x 2k x 2k in this order, the short "
             f"ones at least 2, got {'x'.join(map(str, sides))}; the nearest is "
@@ -66,11 +68,6 @@ def twisted_torus(*sides: int) -> Digraph:
         )
     shifts = np.where(np.asarray(sides) == short, 0, short)
     return _twisted(sides, [shifts if side == short else 0 * shifts for side in sides])
-
-
-def _is_twistable(sides: Sequence[int]) -> bool:
-    ratios = tuple(side / sides[0] for side in sides)
-    return ratios in ((1, 2), (1, 1, 2), (1, 2, 2))
 
 
 def _nearest(sides: Sequence[int]) -> tuple[int, ...]:
@@ -94,10 +91,14 @@ def _twisted(sides: Sequence[int], shifts: Sequence[np.ndarray]) -> Digraph:
     for dimension, side in enumerate(sides):
         moved = places.copy()
         moved[:, dimension] += 1
+        # Only what leaves the box is shifted: it comes back half way along the long sides, so that
+        # what is far along a long side is near across a short one.
         wraps = moved[:, dimension] == side
         moved[wraps, dimension] = 0
         moved[wraps] = (moved[wraps] + shifts[dimension]) % np.asarray(sides)
         images.append(np.ravel_multi_index(tuple(moved.T), tuple(sides)))
+    # A step along each dimension, and the one back. Steps commute, shifts included, so that each is
+    # itself a symmetry.
     steps = [*images, *(np.argsort(image) for image in images)]
     return Digraph(
         size,
@@ -109,7 +110,7 @@ def _twisted(sides: Sequence[int], shifts: Sequence[np.ndarray]) -> Digraph:
     )
 
 
-SIDE = 4
+SIDE = 4  # of a cube; its 64 ranks share a rack, and wires inside do not change
 FACES = 3, SIDE, SIDE  # dimension, place on the face
 
 
@@ -147,6 +148,7 @@ def optical_cubes(cubes: int, shifts: Sequence | np.ndarray) -> Digraph:
     size = cubes * SIDE**3
     check_size(f"{cubes} cubes", size, 6 * size)
     tails, heads = optical_cube_arcs(cubes, given)
+    # Every switch counts cubes on by its shift, whichever cube it starts from.
     next_cube = (np.arange(size) + SIDE**3) % size
     return Digraph(
         size,
@@ -167,6 +169,7 @@ def optical_cube_arcs(cubes: int, shifts: np.ndarray) -> tuple[np.ndarray, np.nd
     for dimension in range(3):
         ahead = places.copy()
         ahead[1 + dimension] += 1
+        # Only what leaves by the upper face goes through a switch, to a lower face.
         wraps = ahead[1 + dimension] == SIDE
         across = [1 + other for other in range(3) if other != dimension]
         shift = shifts[dimension][places[across[0]], places[across[1]]]
@@ -245,6 +248,8 @@ def least_diameter_circulant(n: int, degree: int = 4) -> Digraph:
             f"graph on {max(n, 2)} vertices has diameter 1"
         )
     _check_even(degree, least=4, what="C(n,{m,m+1})")
+    # A degree that is a multiple of 4 has as many arcs of either offset: the best all_gather of
+    # degree 4, run over every copy, loads all of them equally.
     m = theorem_22_offset(n)
     return circulant(n, sorted(m + i % 2 for i in range(degree // 2)))
 
@@ -287,6 +292,7 @@ def shifted_ring(n: int, shift: int | None = None) -> Digraph:
         TopologyError: a shift that does not make one ring of all vertices, or n of 6 or below 5,
             for which none exists.
     """
+    # A shift coprime to n visits all vertices: its ring is one of all of them.
     n = count(n, "n", least=5)
     possible = [p for p in range(2, (n + 1) // 2) if math.gcd(p, n) == 1]
     if not possible:
@@ -308,6 +314,7 @@ def _offsets(n: int, offsets: Iterable[int]) -> list[int]:
     steps = checks.integers(given, "offsets", TopologyError, least=1, most=n - 1)
     if not steps:
         raise TopologyError("a circulant graph needs one offset or more; got none")
+    # Sums of the offsets modulo n are the multiples of the divisor that they all share with n.
     shared = math.gcd(n, *steps)
     if shared > 1:
         away = next(i for i in range(1, n) if math.gcd(n + i, *steps) == 1)
@@ -333,12 +340,5 @@ def _cayley(n: int, steps: Sequence[int], name: str) -> Digraph:
     check_size(name, n, n * len(steps))
     vertices = np.arange(n)
     heads = (vertices[:, None] + np.asarray(steps)) % n
-    return Digraph(
-        n,
-        len(steps),
-        np.repeat(vertices, len(steps)),
-        heads.ravel(),
-        name=name,
-        generators=(tuple(((vertices + 1) % n).tolist()),),
-        reversal=tuple((-vertices % n).tolist()),
-    )
+    # The mirrored circle has every arc the other way round.
+    return Digraph.from_heads(heads, name, [(vertices + 1) % n], -vertices % n)
