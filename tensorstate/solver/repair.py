@@ -159,8 +159,13 @@ def _neighbourhood(
         group = problem.tensor_groups[number]
         readers = (consumer.class_id for consumer in group.consumer_classes)
         around = {group.class_id, *(c for c in readers if c is not None)}
+        # Each class once: another group around the peak may have brought in its others before.
         along = {
-            c: [w for w in candidates[c] if _differ_along(w, choices[c][0], axis)]
+            c: [
+                w
+                for w in candidates[c]
+                if [a for a, now in enumerate(choices[c][0]) if w[a] != now] == [axis]
+            ]
             for c in around
             if len(choices[c]) == 1
         }
@@ -172,12 +177,6 @@ def _neighbourhood(
         for class_id, others in along.items():
             choices[class_id] += others
     return choices, is_whole
-
-
-def _differ_along(strategy: Strategy, other: Strategy, axis: int) -> bool:
-    """Whether two strategies differ along this mesh axis and no other."""
-    differing = [a for a, (x, y) in enumerate(zip(strategy, other, strict=True)) if x != y]
-    return differing == [axis]
 
 
 def _solve(
