@@ -63,6 +63,7 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
         )
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
+        # Of an unrolled scan some layers may be recomputed and others saved.
         loops = "unroll" if options["recompute"] else "keep"
         graph = tensorstate.trace(step, arguments, loops=loops)
     with working("searching") as report:

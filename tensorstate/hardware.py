@@ -217,6 +217,7 @@ class AlphaBetaCosts(CollectiveCostModel):
         """See ``CollectiveCostModel``."""
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
+        # An all-reduce is a reduce-scatter and an all-gather, which take equally long.
         return 2 * once if kind == "all_reduce" else once
 
 
@@ -240,6 +241,7 @@ class MeasuredCosts(CollectiveCostModel):
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return 0.0
         times = self.seconds[kind, self.mesh.names[axis]]
+        # Interpolation holds the first value below the first size, where latency is all there is.
         if nbytes <= SIZES[-1]:
             return float(np.interp(nbytes, SIZES, times))
         return times[-1] + (nbytes - SIZES[-1]) * (times[-1] - times[-2]) / (SIZES[-1] - SIZES[-2])

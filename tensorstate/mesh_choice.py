@@ -114,6 +114,7 @@ class MeshChoice:
             if plan is not None:
                 ranked.append((result_order(plan.result, plan.memory_limit), number))
                 of_sizes.setdefault(candidate.network.mesh.sizes, plan)
+        # Better schedules may change the order of near ones, hardly that of others.
         plans = []
         for rank, ((_, objective), number) in enumerate(sorted(ranked)[:FINALISTS]):
             if not plans or objective <= (1 + NEAR) * min(ranked)[0][1]:
@@ -212,6 +213,7 @@ def _beats(one: _Candidate, other: _Candidate, is_first: bool) -> bool:
     """Whether the links are at least as fast on all axes; of equal ones the first does."""
     if one is other:
         return False
+    # Equal up to rounding: of simulations with the same links in another order.
     pairs = list(zip(one.seconds, other.seconds, strict=True))
     at_least = all(a <= b * (1 + 1e-9) for a, b in pairs)
     return at_least and (is_first or any(a < b * (1 - 1e-9) for a, b in pairs))

@@ -148,5 +148,5 @@ def _best_plan(
     sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
     try:
         return search(graph, mesh=sizes, network=network, **search_args)
-    except PlanError as error:
+    except PlanError as error:  # returned, so that an executor brings it back like a plan
         return error

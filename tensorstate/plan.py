@@ -410,6 +410,7 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
     """A baseline's best plan; if none fits that without a limit."""
 
     def solve(strategies: CandidateStrategies, options: SearchOptions) -> SearchResult:
+        # The least memory is not searched: the row of the table says that nothing fits.
         asked = Question(problem, strategies, options)
         found = solve_within_limit(asked, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):

@@ -64,6 +64,7 @@ class SavedPlan:
                 have, or that are not the file's shardings; a network that is not given, or of
                 another mesh.
         """
+        # A function without arguments is a step, too.
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content

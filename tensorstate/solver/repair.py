@@ -105,7 +105,10 @@ def repair(
             result, excess, beyond = solved
             is_better = _is_better(result, found, limit)
             if is_better:
-                now, found = result, _with(found, result, limit)
+                now, fitting = result, found.fitting
+                fitting = result if result.cost.memory.fits(limit) else fitting
+                least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
+                found = Repaired(fitting, least)
             if beyond is not None and excess < MIN_IMPROVEMENT * limit:
                 is_missed = True
                 beyond = np.clip(beyond / limit + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
@@ -130,11 +133,6 @@ def _is_better(result: SearchResult, found: Repaired, limit: float) -> bool:
         return best is None or result.objective < best.objective * (1 - MIN_IMPROVEMENT)
     least = found.least_memory.cost.memory.peak
     return found.fitting is None and result.cost.memory.peak < least * (1 - MIN_IMPROVEMENT)
-
-
-def _with(found: Repaired, result: SearchResult, limit: float) -> Repaired:
-    least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
-    return Repaired(result if result.cost.memory.fits(limit) else found.fitting, least)
 
 
 def _neighbourhood(
