@@ -21,6 +21,7 @@ class MeshShape(click.ParamType):
     name = "mesh"
 
     def convert(self, value, param: click.Parameter | None, ctx: click.Context | None):
+        # Nine digits are more devices than any mesh has, and ``int`` refuses thousands.
         parts = [part.partition("=") for part in str(value).split(",")]
         is_good = all(name.isidentifier() and size.isdecimal() for name, _, size in parts)
         if not is_good or len({name for name, _, _ in parts}) < len(parts):
@@ -52,6 +53,7 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
     if topology is None:
         raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
     topology = after_failures(topology, options.pop("without"), options.pop("slow"))
+    # Here, since they load JAX: errors above come at once.
     import tensorstate
     from tensorstate.hardware import HARDWARE
 
@@ -61,6 +63,7 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
         )
     arguments, step = arguments_of(shapes, maker), load_function(function)
     with working(f"tracing {function}"), said_of(f"tracing {function}"):
+        # Of an unrolled scan some layers may be recomputed and others saved.
         loops = "unroll" if options["recompute"] else "keep"
         graph = tensorstate.trace(step, arguments, loops=loops)
     with working("searching") as report:

@@ -112,6 +112,7 @@ class Hardware:
     def flops_of(self, itemsize: int) -> float:
         """Operations per second for elements of this many bytes, or of the next larger size."""
         larger = [size for size in self.flops if size >= itemsize]
+        # What a device has no units for it computes in wider ones.
         return self.flops[min(larger) if larger else max(self.flops)]
 
 
@@ -173,12 +174,13 @@ class CollectiveCostModel:
             nbytes: of the buffer, at least 0.
             around: whether the last device sends too, to the first.
         """
+        # A model that prices collectives alone says how long a ring takes, which is such steps.
         n = self.mesh.sizes[axis]
         return 0.0 if n == 1 else self.collective_seconds("all_gather", axis, n * nbytes) / (n - 1)
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
-        """The schedule behind ``collective_seconds``; ``None`` if the cost has no schedule."""
-        raise NotImplementedError
+        """The schedule behind ``collective_seconds``; by default ``None``: the cost has none."""
+        return None
 
     def link_groups(self) -> tuple[int, ...]:
         """By mesh axis a number, the same for axes whose collectives share links."""
@@ -215,11 +217,8 @@ class AlphaBetaCosts(CollectiveCostModel):
         """See ``CollectiveCostModel``."""
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
+        # An all-reduce is a reduce-scatter and an all-gather, which take equally long.
         return 2 * once if kind == "all_reduce" else once
-
-    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """``None``: the cost has no schedule."""
-        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,13 +241,10 @@ class MeasuredCosts(CollectiveCostModel):
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return 0.0
         times = self.seconds[kind, self.mesh.names[axis]]
+        # Interpolation holds the first value below the first size, where latency is all there is.
         if nbytes <= SIZES[-1]:
             return float(np.interp(nbytes, SIZES, times))
         return times[-1] + (nbytes - SIZES[-1]) * (times[-1] - times[-2]) / (SIZES[-1] - SIZES[-2])
-
-    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """``None``: ``jax.lax`` runs."""
-        return None
 
 
 # Bytes of the all-reduce whose links tell which mesh axes share some.
@@ -312,7 +308,7 @@ class ScheduleCosts(CollectiveCostModel):
         if sorted(device_order) != list(range(n)):
             raise PlanError(f"device_order must name every rank from 0 to {n - 1} once")
         self.mesh, self.device_order = mesh, device_order
-        # Rank device_order[i] of the network is device i.
+        # Rank device_order[i] of the network is device i: below, ranks are devices.
         self.topology = topology.relabel(np.argsort(device_order))
         self.candidates = _checked_candidates(candidates)
         self.seed = checks.seed(seed, PlanError)
@@ -321,7 +317,6 @@ class ScheduleCosts(CollectiveCostModel):
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
         self._in_order = functools.cache(self._around_ranks)
-        self._groups = functools.cache(self._find_groups)
         self._send = functools.cache(self._simulate_send)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
@@ -352,6 +347,7 @@ class ScheduleCosts(CollectiveCostModel):
 
     def _simulate_send(self, axis: int, nbytes: int, around: bool) -> float:
         topology, groups, _ = self._network_of(axis)
+        # All devices send at once, and share what links their routes have in common.
         last = groups.shape[1] if around else groups.shape[1] - 1
         source = groups[:, :last].ravel()
         target = np.roll(groups, -1, axis=1)[:, :last].ravel()
@@ -373,15 +369,18 @@ class ScheduleCosts(CollectiveCostModel):
         schedule, copies = self._fastest(kind, axis, nbytes)[1], self._network_of(axis)[2]
         if schedule is None or copies is None:
             return schedule
+        # Only here, where it will run: prices need one group's times alone.
         whole = copies.on_all(schedule)
         verify(whole)
         return whole
 
     def link_groups(self) -> tuple[int, ...]:
         """See ``CollectiveCostModel``."""
-        return self._groups()
+        return self._groups
 
-    def _find_groups(self) -> tuple[int, ...]:
+    @functools.cached_property
+    def _groups(self) -> tuple[int, ...]:
+        # Axes of a torus have wires of their own; through one switch all use the same ports.
         groups, links = [*range(len(self.mesh.sizes))], list[frozenset[int]]()
         for axis, size in enumerate(self.mesh.sizes):
             links.append(self._links_of(axis) if size > 1 else frozenset())
@@ -392,6 +391,7 @@ class ScheduleCosts(CollectiveCostModel):
 
     def _links_of(self, axis: int) -> frozenset[int]:
         """The links that an all-reduce along an axis uses, in both directions."""
+        # An all-reduce goes both ways, where a gather may leave half of the links to another axis.
         schedule = self._fastest("all_reduce", axis, PROBE_BYTES)[1]
         schedule = self._in_order("all_reduce", axis) if schedule is None else schedule
         ptr, links = schedule.edges.path_ptr, schedule.edges.path_link
@@ -402,6 +402,7 @@ class ScheduleCosts(CollectiveCostModel):
 
     def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule | None]:
         schedules = self._schedules(kind, axis)
+        # Which schedule is the fastest depends on the size: few steps where latency is what counts.
         times = [
             simulate(schedule, nbytes, execution=self.execution).time for schedule in schedules
         ]
@@ -418,6 +419,7 @@ class ScheduleCosts(CollectiveCostModel):
     def _around_ranks(self, kind: str, axis: int) -> Schedule:
         """The links that ``jax.lax`` is taken to use: those of a ring of the ranks in order."""
         ring = Ring(bidirectional=False, order="ranks")
+        # The algorithms of XLA are not known here: charges beside the links were measured.
         return self._made(kind, axis, Direct() if kind == "all_to_all" else ring, 1)
 
     def _made(self, kind: str, axis: int, synthesizer: Synthesizer, chunks: int) -> Schedule:
@@ -429,6 +431,7 @@ class ScheduleCosts(CollectiveCostModel):
 
     def _synthesize(self, kind: str, axis: int) -> tuple[Schedule, ...]:
         schedules, reasons = [], []
+        # Each is for some networks and groups, and refuses others: the rest is enough.
         for synthesizer, chunks in self.candidates:
             try:
                 schedules.append(self._made(kind, axis, synthesizer, chunks))

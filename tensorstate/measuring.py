@@ -45,6 +45,7 @@ SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 21, 1 << 24)
 # Times that a collective runs in a program, by its size.
 _TIMES = (16, 8, 4, 1, 1)
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
+# A call of so many seconds is long beside the clock and the start of a program.
 _LONG_ENOUGH = 5e-3
 _SMALLEST_SIDE, _LARGEST_SIDE = 128, 1 << 14
 # Bytes of the vector, and the most of a device's memory. An H200 adds to 256 MiB in 0.1 ms, no
@@ -164,6 +165,8 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
     }
     return Rates(
         name=mesh.devices.flat[0].device_kind,
+        # A product of sides n takes n^3 multiplications and as many additions; an addition to a
+        # vector reads it and writes it.
         flops={itemsize: 2 * side**3 / taken[itemsize] for itemsize, side in sides.items()},
         memory_bandwidth=2 * length / taken["addition"],
         memory=memory,
@@ -201,6 +204,7 @@ def _along(kind: str, axis: str, times: int) -> Callable:
 
 def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> measured_costs.Call:
     """A compiled program on an operand of this shape on every device; it ran once."""
+    # Along the first dimension on all axes: every device has a block of ``shape``.
     spec = PartitionSpec(mesh.axis_names)
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     whole = (shape[0] * mesh.size, *shape[1:])

@@ -100,10 +100,13 @@ class MeshChoice:
         reasons = []
         for number, candidate in enumerate(order):
             best = min(ranked)[0][1] if ranked else math.inf
+            # In the order of bounds: none of the others can be better, either.
             if ranked and self._bound(candidate) >= best:
                 break
             before = of_sizes.get(candidate.network.mesh.sizes)
             if before is not None:
+                # The plan for these sizes, on these links: where it is far slower, other strategies
+                # will hardly make up for the links.
                 seconds = before.options.value(reprice(before, candidate.network))
                 if seconds > (1 + NEAR) * best:
                     continue
@@ -111,6 +114,7 @@ class MeshChoice:
             if plan is not None:
                 ranked.append((result_order(plan.result, plan.memory_limit), number))
                 of_sizes.setdefault(candidate.network.mesh.sizes, plan)
+        # Better schedules may change the order of near ones, hardly that of others.
         plans = []
         for rank, ((_, objective), number) in enumerate(sorted(ranked)[:FINALISTS]):
             if not plans or objective <= (1 + NEAR) * min(ranked)[0][1]:
@@ -129,7 +133,7 @@ class MeshChoice:
         try:
             return self.solve(network, left)
         except PlanError as error:
-            reasons.append(f"on {_text(network.mesh)}: {error}")
+            reasons.append(f"on {network.mesh.text}: {error}")
             return None
 
     # ------------------------------------------------------------------ meshes and their links
@@ -146,6 +150,7 @@ class MeshChoice:
             seen.add(key)
             network = self._network(assignment, PROBES)
             seconds = tuple(self._probe(network, group, a) for a, group in enumerate(groups))
+            # Axes without a meaning are told apart by their links alone.
             if not self.named and list(seconds) != sorted(seconds, reverse=True):
                 # The other order of the axes is the same mesh, with the slower links first.
                 assignment = _swapped(assignment)
@@ -191,25 +196,24 @@ class MeshChoice:
         """The highest bound of one axis alone."""
         if not self.has_bounds:
             return -math.inf
-        return max(self._bound_of_axis(candidate, axis) for axis in range(len(candidate.groups)))
-
-    def _bound_of_axis(self, candidate: _Candidate, axis: int) -> float:
-        groups = candidate.groups[axis]
-        if groups not in self._bounds:
-            problem, strategies = self.problem(candidate.network)
-            options = self.options
-            if options.objective == "overlap":  # a schedule takes at least the larger
-                larger = "max" if self.device.overlaps else "sum"
-                options = dataclasses.replace(options, objective=larger)
-            bound = lower_bound_on_axes(problem, strategies, options, (axis,))
-            self._bounds[groups] = bound
-        return self._bounds[groups]
+        # By groups of ranks: assignments that share an axis share its links, and so its bound.
+        for axis, groups in enumerate(candidate.groups):
+            if groups not in self._bounds:
+                problem, strategies = self.problem(candidate.network)
+                options = self.options
+                if options.objective == "overlap":  # a schedule takes at least the larger
+                    larger = "max" if self.device.overlaps else "sum"
+                    options = dataclasses.replace(options, objective=larger)
+                bound = lower_bound_on_axes(problem, strategies, options, (axis,))
+                self._bounds[groups] = bound
+        return max(self._bounds[groups] for groups in candidate.groups)
 
 
 def _beats(one: _Candidate, other: _Candidate, is_first: bool) -> bool:
     """Whether the links are at least as fast on all axes; of equal ones the first does."""
     if one is other:
         return False
+    # Equal up to rounding: of simulations with the same links in another order.
     pairs = list(zip(one.seconds, other.seconds, strict=True))
     at_least = all(a <= b * (1 + 1e-9) for a, b in pairs)
     return at_least and (is_first or any(a < b * (1 - 1e-9) for a, b in pairs))
@@ -221,7 +225,3 @@ def _swapped(assignment: MeshAssignment) -> MeshAssignment:
     order = np.asarray(assignment.device_order).reshape(sizes).T.ravel().tolist()
     mesh = MeshShape(assignment.mesh.names, sizes[::-1])
     return MeshAssignment(mesh, tuple(order), tuple(part[::-1] for part in assignment.parts))
-
-
-def _text(mesh: MeshShape) -> str:
-    return " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))

@@ -69,6 +69,7 @@ def search_mesh(
             f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
             f"{topology.num_ranks}"
         )
+    # Traced once for all meshes, which tracing knows nothing of.
     graph = graph_of(step, abstract_args, loop_form(**search_args))
     executors.checked(executor, PlanError)
     device = hardware_named(search_args.get("hardware", "A100"))
@@ -80,6 +81,7 @@ def search_mesh(
     reason = None
     with reporting(progress, "searching mesh shapes", PlanError) as report:
         found = _plans(graph, costs, search_args, assignments, executor)
+        # Meshes without a plan do not take the plans of others away.
         for done, plan in enumerate(found, 1):
             if isinstance(plan, Plan):
                 plans.append(plan)
@@ -110,6 +112,8 @@ def _plans(
             yield _best_plan(graph, costs, search_args, assignment)
         return
     # What JAX traced cannot be pickled, and no search reads it.
+    # Of a plan only decisions come back: the graph and the network are here, and costs are computed
+    # in milliseconds.
     operators = tuple(dataclasses.replace(each, eqn=None) for each in graph.operators)
     bare = dataclasses.replace(graph, operators=operators)
     best = functools.partial(_best_result, bare, costs, search_args)
@@ -130,6 +134,7 @@ def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | 
     plan = _best_plan(graph, costs, search_args, assignment)
     if isinstance(plan, PlanError):
         return plan, ()
+    # What makes the problem again on the caller's side, and nothing that holds on to JAX.
     problem = plan.problem
     stages = None if problem.pipeline is None else problem.pipeline.axis
     parts = problem.hardware, plan.microbatches, problem.batch, stages, None, problem.schedule
@@ -143,5 +148,5 @@ def _best_plan(
     sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
     try:
         return search(graph, mesh=sizes, network=network, **search_args)
-    except PlanError as error:
+    except PlanError as error:  # returned, so that an executor brings it back like a plan
         return error

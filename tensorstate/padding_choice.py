@@ -59,10 +59,12 @@ def padded_or_not(
         plan = find(graph)
     except PlanError as error:
         reason = error
+    # Dimensions that the plan does not shard are padded for nothing. Without them it may shard
+    # others: so it is searched again, until all that is padded is sharded.
     sizes = longer_sizes(graph.argument_sizes, axes, most)
     while sizes:
         padded = traced(pad_to=sizes)
-        if padded.padding is None:
+        if padded.padding is None:  # no argument has such a dimension after all
             break
         try:
             other = find(padded)
@@ -87,6 +89,8 @@ def _order(plan: Plan) -> tuple[bool, float]:
 
 def _sharded_sizes(plan: Plan) -> set[int]:
     """The sizes, as traced, of padded dimensions that an argument or an operator is sharded by."""
+    # By factors: a dimension of an activation that follows from a padded one of a parameter counts
+    # as that one.
     problem, padding = plan.problem, plan.graph.padding
     used = set()
     for group in problem.tensor_groups:

@@ -35,7 +35,7 @@ from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.text import parallelism_name
 from tensorstate.report.web_page import page
 from tensorstate.solver.auto import Auto
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.named import best_baseline
 from tensorstate.solver.overlap import retimed
@@ -94,21 +94,19 @@ class Plan:
         return self.result.gap
 
     def __repr__(self) -> str:
-        cost, mesh = self.cost, self.problem.mesh
-        axes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
         return (
-            f"Plan({len(self.problem.graph.operators)} operators on mesh {axes}, "
+            f"Plan({len(self.problem.graph.operators)} operators on mesh {self.problem.mesh.text}, "
             f"{report.seconds(self.timeline.seconds)} per step, "
-            f"{report.size(cost.memory.peak)} per device, by {self.result.method})"
+            f"{report.size(self.cost.memory.peak)} per device, by {self.result.method})"
         )
 
     def __str__(self) -> str:
         return report.summary(self.problem, self.result, self.memory_limit)
 
     def _repr_html_(self) -> str:
-        cost, mesh, options = self.cost, self.problem.mesh, self.options
+        cost = self.cost
         rows = {
-            "mesh": " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True)),
+            "mesh": self.problem.mesh.text,
             "time of a step": report.seconds(self.timeline.seconds),
             "compute": report.seconds(cost.compute),
             "communication": report.seconds(cost.communication),
@@ -117,7 +115,8 @@ class Plan:
             "gap": "no bound" if math.isinf(self.result.bound) else f"{100 * self.gap:.2g} %",
             "as a page": "plan.html()",
         }
-        room = options.memory_limit or self.problem.hardware.memory
+        # Bars of the running sum, so that the last one is the peak.
+        room = self.memory_limit or self.problem.hardware.memory
         parts = dataclasses.astuple(cost.memory)
         filled = [sum(parts[: i + 1]) / room for i in range(len(parts))]
         drawing = pictures.bars(filled, "inputs, saved, resident, gradients, temporaries")
@@ -184,6 +183,7 @@ class Plan:
 
     def _mesh(self, mesh: jax.sharding.Mesh | None) -> jax.sharding.Mesh:
         """The mesh that was given, checked, or else the plan's own."""
+        # Another order of devices runs as well, on links that nobody has priced.
         if mesh is None:
             return self.make_mesh()
         checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
@@ -205,6 +205,7 @@ class Plan:
             PlanError: names of no argument, or of more dimensions than it has; a padded plan.
         """
         checks.optional(solver, checks.instance, Solver, "solver", PlanError)
+        # Rules say less than a plan: the best plan under them is searched, and its loss told.
         found_by = Auto() if solver is None else solver
         return axis_rules(self.problem, self.result, self.options, names, found_by)
 
@@ -258,6 +259,8 @@ class Plan:
         """Refuse a function that is not the planned step."""
         if step_fn is None:
             return
+        # By what a file keeps of a step: the texts of its operators, and shapes and names of its
+        # arguments. Two traces of one function are never the same object.
         content = plan_file(self.problem, self.result, self.options)
         loops, padding = self.graph.loop_form, self.graph.padding
         sizes = {} if padding is None else padding.sizes
@@ -293,6 +296,7 @@ class Plan:
         made = self.apply(mesh, lax_collectives) if step is None else step
         jitted = made.jit() if isinstance(made, ShardedStep) else made
         compiled = jitted.lower(*(args or abstract_args(self.graph))).compile()
+        # XLA for CPUs overlaps nothing, so that nothing is held ahead there, whatever was planned.
         (sharding, *_) = jax.tree.leaves(compiled.input_shardings) or [None]
         on_cpu = sharding is None or next(iter(sharding.device_set)).platform == "cpu"
         held = 0.0 if on_cpu else self.timeline.held
@@ -321,6 +325,7 @@ class Plan:
         Raises:
             PlanError: an unknown baseline.
         """
+        # Baselines are of data and tensor parallelism: with stages they would be other strategies.
         plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
             plans[name] = _compared(self.problem.without_stages(), name, self.options)
@@ -361,7 +366,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-# Of the baselines of a comparison, each within the limit.
+# Of the baselines of a comparison, each within the limit: a table takes minutes at most.
 COMPARED = Milp(gap=1e-3, time_limit=20.0)
 
 
@@ -405,7 +410,9 @@ def _compared(problem: Problem, name: str, options: SearchOptions) -> Plan:
     """A baseline's best plan; if none fits that without a limit."""
 
     def solve(strategies: CandidateStrategies, options: SearchOptions) -> SearchResult:
-        found = solve_within_limit(problem, strategies, options, COMPARED, fall_back=False)
+        # The least memory is not searched: the row of the table says that nothing fits.
+        asked = Question(problem, strategies, options)
+        found = solve_within_limit(asked, COMPARED, fall_back=False)
         if isinstance(found, Infeasible):
             raise PlanError(f"{name} was found no plan that fits")
         return found
@@ -422,6 +429,7 @@ def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     """
     checks.instance(plan, Plan, "plan", PlanError)
     checks.instance(network, CollectiveCostModel, "network", PlanError)
+    # Strategies are by mesh axis: on other axes they mean nothing.
     if network.mesh != plan.problem.mesh:
         raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
     return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -64,9 +64,11 @@ class SavedPlan:
                 have, or that are not the file's shardings; a network that is not given, or of
                 another mesh.
         """
+        # A function without arguments is a step, too.
         if abstract_args is None and not isinstance(step, Graph):
             abstract_args = ()
         content = self.content
+        # As it was traced then: loops, padding and context decide which operators there are.
         traced = content.loop_form, content.pad_to
         graph = graph_of(step, abstract_args, *traced, context=content.context)
         network = content.network if network is None else network
@@ -95,17 +97,16 @@ class SavedPlan:
             difference = content.operator_difference(problem.graph)
         if difference is not None:
             raise PlanError(f"the plan was made for another step: {difference}")
+        # A file may come from anywhere: its decisions are checked like a person's.
         content.check_decisions(problem)
         return Plan(problem, content.result(problem), content.options)
 
     def __str__(self) -> str:
         content, predicted = self.content, self.content.predicted
-        pairs = zip(content.mesh.names, content.mesh.sizes, strict=True)
-        sizes = " x ".join(f"{name} {size}" for name, size in pairs)
         device = "devices" if content.hardware is None else content.hardware.name
         return (
             f"a plan of {len(content.operators)} operators and {len(content.inputs)} arguments on "
-            f"{content.mesh.num_devices} x {device}, mesh {sizes}: "
+            f"{content.mesh.num_devices} x {device}, mesh {content.mesh.text}: "
             f"{report.seconds(content.found['objective'])} per step, "
             f"{report.size(predicted['memory'])} per device. saved.on(step, abstract_args) is it"
         )

@@ -215,6 +215,7 @@ class _Question:
             return self._plan_in_stages()
         if not isinstance(self.counts, int):
             return self._best_of(self.counts)
+        # One number and no stages, as mostly: one problem, one solution.
         problem, candidates = self._problem(self.counts)
         return Plan(problem, self._solve(problem, candidates, self.solver), self.options)
 
@@ -237,10 +238,12 @@ class _Question:
             stages = find_num_stages(self.network.mesh, self.stages or "")
             if stages == 1:
                 return self._best_of((1,))
+            # One microbatch through several stages is all bubble: 1 is taken for "not given".
             if self.counts in (1, None):
                 batch = self.graph.factors[stream_factor(self.graph, self.batch)]
                 return self._best_of(stream_counts(batch, stages), while_better=True)
             return self._best_of((self.counts,) if isinstance(self.counts, int) else self.counts)
+        # Without stages first. Every axis has its share of the time that the ones before it leave.
         mesh, start = self.network.mesh, time.perf_counter()
         axes = [mesh.names[axis] for axis in mesh.long_axes]
         plans, refused = list[Plan](), list[PlanError]()
@@ -264,6 +267,7 @@ class _Question:
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
+        # In milliseconds, where a solver may look for a plan until its time is over.
         refuse_below_least(problem, candidates, self.options)
         if self.options.objective == "overlap":
             return search_overlapped(problem, candidates, self.options, solver, self.progress)
@@ -299,6 +303,7 @@ class _Question:
         except PlanError:  # GPipe's reason says more
             if not found:
                 raise refused from None
+        # No plan of either order is faster than the lower of their bounds.
         bound = min(result.bound for _, result in found)
         problem, best = min(found, key=lambda pair: result_order(pair[1], limit))
         return problem, dataclasses.replace(best, bound=bound)
@@ -341,6 +346,7 @@ class _Question:
             left = self.solver.time_limit - (time.perf_counter() - start)
             if (best is not None or reason) and left <= 0:
                 break
+            # Powers of 2 end where the batch does not divide; a number that was given is refused.
             try:
                 problem, candidates = self._problem(count)
             except PlanError:
@@ -349,6 +355,7 @@ class _Question:
                 break
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
+            # The bound is of a program of its own, but one without memory, which is solved fast.
             if best is not None and limit is not None and counts is not None and not while_better:
                 least = self._bound_without_limit(problem, candidates, solver)
                 if least >= best[1].objective * (1 - solver.gap):
@@ -361,6 +368,7 @@ class _Question:
                     raise
                 reason = f"in {count} microbatches {error}" if count > 1 else str(error)
                 continue
+            # Of all numbers that were searched; of the others nothing is claimed.
             bound = min(bound, candidate.bound)
             if best is None or result_order(candidate, limit) < result_order(best[1], limit):
                 best = problem, candidate
@@ -391,11 +399,12 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
     """The best plan on any mesh of a network's ranks."""
     start = time.perf_counter()
     question = ask(network=None, graph=graph)
+    # Names in the step or in pins give axes a meaning: then no two of them may change places.
     asks = any(operator.pin is not None for operator in graph.operators)
 
     def solve(network: ScheduleCosts, meshes_left: int) -> Plan:
         left = question.solver.time_limit - (time.perf_counter() - start)
-        share = max(MIN_TIME_S, left / meshes_left)
+        share = max(MIN_TIME_S, left / meshes_left)  # what one leaves, the next ones have
         solver = dataclasses.replace(question.solver, time_limit=share)
         return dataclasses.replace(question, network=network, solver=solver).plan()
 
@@ -473,6 +482,7 @@ def _network(
     network: CollectiveCostModel | None,
     device: Hardware,
 ) -> CollectiveCostModel:
+    # Hardware that was measured brings the costs of its own collectives.
     if topology is None and network is None:
         network = device.network
     if (topology is None) == (network is None):
@@ -484,9 +494,7 @@ def _network(
         return ScheduleCosts(topology, mesh, execution=device.execution)
     given = checks.instance(network, CollectiveCostModel, "network", PlanError)
     if given.mesh != mesh:
-        priced, asked = (
-            " x ".join(f"{name} {size}" for name, size in zip(*of, strict=True))
-            for of in (given.mesh, mesh)
+        raise PlanError(
+            f"the network prices a mesh of {given.mesh.text}, the plan is for one of {mesh.text}"
         )
-        raise PlanError(f"the network prices a mesh of {priced}, the plan is for one of {asked}")
     return given

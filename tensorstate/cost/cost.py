@@ -59,6 +59,7 @@ class Cost:
 
     def __getstate__(self) -> dict:
         """Without the schedules, which belong to a problem: another process has its own."""
+        # And a closure cannot be pickled.
         return {**self.__dict__, "schedule": None}
 
     def timeline(self, memory_limit: float | None = None) -> StepSchedule:
@@ -107,7 +108,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     for reshard in reshards:
         communication.append(reshard.multiplicity * reshard.seconds)
         for step, num_repeats in reshard.counted_steps:
-            if step.kind != "slice":
+            if step.kind != "slice":  # local
                 bytes_by_collective[step.kind, step.axis] += (
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
@@ -115,6 +116,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     num_recomputed: dict[int, int] = defaultdict(int)
     for node in recomputed_nodes:
         num_recomputed[problem.graph.nodes[node].class_id] += 1
+    # A recomputed node runs twice, with the sends within it.
     runs = [problem.multiplicity(g) + num_recomputed[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
         runs[g] * problem.seconds(g, strategy) for g, strategy in enumerate(decisions.strategies)
@@ -130,6 +132,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         count_by_collective["permute", send.axis] += send.times
     live = inputs + nbytes.sum(0)
 
+    # On demand: most plans that are priced are never timed.
     @functools.cache
     def schedule(memory_limit: float | None) -> StepSchedule:
         return schedule_step(problem, decisions, reshards, recomputed_nodes, live, memory_limit)
@@ -176,6 +179,8 @@ def _group_cost(
         [decisions.loop_resident.get(t) for t in group.tensors] if decisions.loop_resident else [],
         recomputed_nodes,
     )
+    # Its cost follows from these alone. A search prices plan after plan that differ in few groups:
+    # one cost is kept per group, which needs no limit.
     last = problem.group_costs.get(number)
     if isinstance(last, _GroupCost) and last.decided == decided:
         return last
@@ -193,6 +198,7 @@ def _group_cost(
 def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     """Seconds of the collectives by (kind, mesh axis)."""
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+    # Of steps, not of plans: a plan's seconds are those of all axes together.
     for reshard in cost.reshards:
         reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
         for step, num_repeats in reshard.counted_steps:
@@ -230,6 +236,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         checks.choice(self.objective, ("overlap", "sum", "max"), "objective", PlanError)
         checks.flag_fields(self, PlanError, "recompute")
+        # An infinite limit stays one: unlike none it makes a program count bytes.
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
             limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
             checks.put(self, memory_limit=None if limit is None else float(limit))
@@ -269,7 +276,7 @@ class SearchResult:
     @property
     def gap(self) -> float:
         """Distance from the bound, relative to the objective: 0 is proved optimal."""
-        if self.objective <= 0:
+        if self.objective <= 0:  # nothing is computed or sent, which is optimal
             return 0.0
         return max(0.0, (self.objective - self.bound) / self.objective)
 

@@ -152,12 +152,8 @@ class LoopSchedule:
         self.resources = np.append(np.asarray(axes, np.int64), COMPUTE)  # the last is of no axis
         self.carries, self.unrolled = carries, unrolled
         self.held = 0.0
-        self._sort_waits()
-        self.seconds, _, self.runs = self._body(0)
-
-    def _sort_waits(self) -> None:
-        """Let a task wait for another in the innermost body that holds both."""
-        tasks = self.tasks
+        # A task waits for another in the innermost body that holds both. Where the one stands in a
+        # loop beside the other, the whole loop waits: no task of it begins before it does.
         self.body_of_wait, first, then = self.bodies.common(
             tasks.body[tasks.awaited], tasks.body[tasks.waiting]
         )
@@ -165,6 +161,7 @@ class LoopSchedule:
         self.awaited = np.where(first < 0, tasks.awaited, loops + first)
         self.waiting = np.where(then < 0, tasks.waiting, loops + then)
         self.body_of_wait = np.where(self.awaited == self.waiting, -1, self.body_of_wait)
+        self.seconds, _, self.runs = self._body(0)
 
     def _body(self, body: int) -> tuple[float, float, Runs]:
         """The makespan of a body, its place, and its tasks in time."""
@@ -177,6 +174,7 @@ class LoopSchedule:
         where = self.bodies.wheres[body]
         count = self.unrolled.get(where[-1], 1) if where else 1
         if count > 1:
+            # The copies of the iterations beside the one that computes.
             self.held = max(self.held, float(tasks.across[own].sum() * (count - 1)))
             placed = _iterations(placed, count, self._carried(body, names))
         # A loop is a task that takes as long as its body, which is all of its iterations: each of
@@ -207,6 +205,7 @@ class LoopSchedule:
         is_alone = tasks.is_alone[own] & (self.num_resources > 1)
         resource = self.resources[axis]
         whole = WHOLE if self.num_resources > 1 else COMPUTE
+        # Where nothing overlaps all is on one resource, in the traced order, and nothing is ahead.
         is_sent = (resource != COMPUTE) & ~is_alone
         is_patient = np.where(is_alone, True, tasks.is_patient[own] & ~is_sent)
         order = np.append(tasks.order[own], [place for _, place, _ in inner])

@@ -118,12 +118,15 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
         number: number of the group.
         shares: numbers or linear expressions.
     """
+    # Shares and ranges are apart: ``LiveRanges`` counts tensors for each reason as if all had it,
+    # and a share says how many do. Their product is linear in the decisions.
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     yield from _reshard_terms(problem, group, live, shares)
     yield from _saved_terms(problem, group, live, shares)
     for placements, share in shares.loop_resident().items():
         nbytes = problem.local_bytes(group, placements) * live.loop_resident
         yield Term("loop_resident", share, nbytes)
+        # An input that stays resident as it is stored is counted among the inputs already.
         in_place = shares.resident_in_place(placements)
         if in_place is not None:
             yield Term("loop_resident", in_place, -nbytes)
@@ -147,6 +150,7 @@ def _ring_terms(
         position = labels.index(keys) if keys in labels else None
         for placements, parts in by.items():
             for share in parts if position in placements else ():
+                # One block is in use while the next is received.
                 nbytes = 2 * problem.local_bytes(group, placements)
                 yield Term("temporaries", share, nbytes * runs)
 
@@ -190,6 +194,8 @@ def _saved_terms(
     for placements, share in saved.items():
         nbytes = problem.local_bytes(group, placements)
         yield Term("saved", share, nbytes * live.saved)
+        # Of a fused tensor: saved as it is produced it is computed again from its operands, for
+        # nothing; only a copy in other placements has to be stored.
         extra = nbytes * (live.saved_copy - live.saved)
         if extra.any():
             yield Term("saved", shares.saved_beside_produced(placements), extra)
@@ -221,6 +227,7 @@ def _live_terms(
     # convolutions are of batch, space and features in this order.
     for consumer, span in () if problem.hardware.overlaps else live.copied.items():
         yield from terms("temporaries", shares.awaiting(consumer), span)
+    # A tensor that is recomputed is not saved, but waits in the forward pass for its readers there.
     recomputed = live.recomputed
     if group.needed_after_forward:
         recomputed = live.recomputed + live.awaiting_forward_use
@@ -230,9 +237,11 @@ def _live_terms(
         waiting = shares.awaiting(live.last_backward_use)
         yield from terms(category, waiting, live.awaiting_backward_use)
         return
+    # What is needed after the forward pass is saved or recomputed, and was counted so.
     if not group.is_input and not group.needed_after_forward:
         waiting = shares.awaiting(live.last_forward_use)
         yield from terms("temporaries", waiting, live.awaiting_forward_use)
+    # The operands of a fused operator are what the backward pass reads in its place.
     waiting = shares.awaiting(live.fused_consumer, recomputed=False)
     yield from terms("saved", waiting, live.fused_input)
 
@@ -312,6 +321,8 @@ def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
         inputs: bytes of the inputs.
         nbytes: all other bytes, by category and program point (see ``bytes_by_point``).
     """
+    # Parts are rounded one by one, and the last takes what is left: so they add up to the peak,
+    # rounded up, that is compared with the limit.
     total = nbytes.sum(0)
     saved, loop_resident, gradients, _ = nbytes[:, int(total.argmax())]
     parts = round(saved), round(loop_resident), round(gradients)
@@ -370,6 +381,7 @@ def least_bytes_by_point(
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     produced = {problem.produced_placements(group, strategy) for strategy in strategies}
     at_source = min(problem.local_bytes(group, placements) for placements in produced)
+    # Copies may have placements that no strategy produces: a bound takes the smallest there are.
     anywhere = group.nbytes // _most_shards(group.sizes, problem.mesh)
     nbytes = at_source * live.producing
     if group.is_input:
@@ -380,6 +392,7 @@ def least_bytes_by_point(
         return nbytes + anywhere * live.awaiting_forward_use
     saved = anywhere * live.saved
     if recompute and problem.can_recompute(group.class_id):
+        # Either of the two, at each point the smaller one: a plan takes one of them at all points.
         saved = np.minimum(saved, at_source * (live.recomputed + live.awaiting_forward_use))
     return nbytes + saved
 
@@ -410,7 +423,6 @@ class _DecidedShares(Shares[float]):
         return sum(r.multiplicity for r in self.reshards if where(r)) / self.group.multiplicity
 
     def resharded(self, phase: ReshardPhase) -> Mapping[ReshardStep, float]:
-        """See ``Shares``."""
         steps: dict[ReshardStep, float] = defaultdict(float)
         for reshard in self.reshards:
             for step in getattr(reshard, phase).steps:
@@ -418,14 +430,12 @@ class _DecidedShares(Shares[float]):
         return steps
 
     def produced(self, recomputed: bool | None = None) -> Mapping[Placements, Iterable[float]]:
-        """See ``Shares``."""
         share = self._share(lambda r: recomputed is None or r.is_recomputed == recomputed)
         return {self.source: [share]} if share else {}
 
     def awaiting(
         self, consumer: int | None, recomputed: bool | None = None
     ) -> Mapping[Placements, Iterable[float]]:
-        """See ``Shares``."""
         if consumer is None:
             return self.produced(recomputed)
         consumer_class = self.group.consumer_classes[consumer]
@@ -441,7 +451,6 @@ class _DecidedShares(Shares[float]):
         return {placements: [len(chosen) / len(nodes) if nodes else float(not recomputed)]}
 
     def saved(self) -> Mapping[Placements, float]:
-        """See ``Shares``."""
         shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
             if reshard.saved is not None:
@@ -452,15 +461,12 @@ class _DecidedShares(Shares[float]):
         return shares
 
     def saved_beside_produced(self, placements: Placements) -> float:
-        """See ``Shares``."""
         return 0.0 if placements == self.source else self._share(lambda r: r.saved == placements)
 
     def saved_for_recompute(self, placements: Placements) -> float:
-        """See ``Shares``."""
         return self._share(lambda r: r.saved == placements and self._feeds_recompute(r))
 
     def recomputed_for_recompute(self, placements: Placements) -> float | None:
-        """See ``Shares``."""
         if placements != self.source:
             return None
         return self._share(lambda r: r.is_recomputed and self._feeds_recompute(r))
@@ -471,7 +477,6 @@ class _DecidedShares(Shares[float]):
         return any(not self.recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
 
     def loop_resident(self) -> Mapping[Placements, float]:
-        """See ``Shares``."""
         shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
             if reshard.loop_resident is not None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -84,7 +83,8 @@ def find_recomputed_nodes(problem: Problem, decisions: Decisions) -> frozenset[i
                     for consumer_class in group.consumer_classes
                 )
                 needs[producer] += zip(after_forward, consumers, strict=True)
-    # Consumers follow producers in execution order, so one reversed pass finds all nodes.
+    # Consumers follow producers in execution order, so one reversed pass finds all nodes: whether a
+    # reader is recomputed is known before what it reads.
     for node in sorted(pending, reverse=True):
         if any(
             after_forward or not recomputed.isdisjoint(consumers)
@@ -126,25 +126,22 @@ class ReshardPasses:
 def reshard_passes(problem: Problem, group: TensorGroup) -> ReshardPasses:
     """The passes of a tensor group."""
     classes = group.consumer_classes
+    # Inputs are resident if the loop reads them; other tensors if they are read after the loop.
+    # What is split along the batch exists one microbatch at a time.
+    resident_from: Pass | None = None
+    if problem.microbatches > 1 and group.batch_placement < 0:
+        after_loop = [c.after_loop for c in classes]
+        if group.is_input:
+            resident_from = None if all(after_loop) else "before_loop"
+        elif any(after_loop):
+            resident_from = "in_forward" if group.in_forward else "after_forward"
     return ReshardPasses(
         tuple(c for c in classes if not c.after_forward) if group.in_forward else (),
         tuple(c for c in classes if c.after_forward and not c.after_loop),
         tuple(c for c in classes if c.after_loop),
         group.num_repeats * (problem.microbatches if group.in_loop else 1),
-        _resident_from(problem, group),
+        resident_from,
     )
-
-
-def _resident_from(problem: Problem, group: TensorGroup) -> Pass | None:
-    """Inputs are resident if the loop reads them; other tensors if they are read after the loop."""
-    if problem.microbatches == 1 or group.batch_placement >= 0:
-        return None
-    after_loop = [c.after_loop for c in group.consumer_classes]
-    if group.is_input:
-        return None if all(after_loop) else "before_loop"
-    if not any(after_loop):
-        return None
-    return "in_forward" if group.in_forward else "after_forward"
 
 
 # ------------------------------------------------------------------ the reshards of given decisions
@@ -250,6 +247,7 @@ def reshard_plans(
         recomputed_consumers = tuple(not recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
         saved = None if is_recomputed else decisions.saved.get(tensor)
         resident = decisions.loop_resident.get(tensor)
+        # Layers of a class differ at most in these: so the plans are few, whatever the layers.
         members[is_recomputed, recomputed_consumers, saved, resident].append(tensor)
     for (is_recomputed, recomputed_consumers, saved, resident), tensors in members.items():
         planner = _Planner(
@@ -299,6 +297,7 @@ class _Planner:
             return self._plan_with(None)
         if loop_resident is not None:
             return self._plan_with(loop_resident)
+        # Nothing is faster than what sends nothing; an input is then resident as it is stored.
         best = self._plan_with(self.produced)
         if not best.seconds:
             return best
@@ -353,6 +352,7 @@ class _Planner:
             in_forward |= accumulated
         else:
             after_forward |= accumulated
+        # The caller takes a copy that exists anyway, if one is fully reduced.
         known = {*start, *after_forward, *([] if self.saved is None else [self.saved])}
         candidates = [
             self._both_passes_to(start, in_forward, targets)
@@ -370,12 +370,15 @@ class _Planner:
         cheapest_tree = self.graph.cheapest_tree
         if not self.group.in_forward:
             return NO_RESHARD, None, cheapest_tree(start, after_forward)
+        # Without a saved copy the later pass begins as the forward pass did: from the recomputed
+        # tensor, or from the resident copy.
         if self.is_recomputed or not self.passes.can_save(len(self.later_consumers)):
             in_forward_tree = cheapest_tree(start, in_forward)
             return in_forward_tree, None, cheapest_tree(start, after_forward)
         saved = self.saved
         if saved is None:
             saved = self._cheapest_saved(start, in_forward, after_forward)
+        # An input stays in memory itself, and may be resharded again from there.
         inputs = start if self.group.is_input else frozenset()
         in_forward_tree = cheapest_tree(start, in_forward | {saved})
         after_forward_tree = cheapest_tree(inputs | {saved}, after_forward)
@@ -424,12 +427,21 @@ class _Planner:
         after_forward: frozenset[Placements],
     ) -> Placements:
         """Placements of the saved copy with the least resharding time, then the fewest bytes."""
+        # First the placements that the tensor passes through anyway.
         tree = self.graph.cheapest_tree(start, in_forward)
         near = {*start, *in_forward, *(step.target for step in tree.steps)}
         near = {placements for placements in near if min(placements) >= SUM}
-        order = functools.partial(
-            _saved_order, self.problem, self.group, start, in_forward, after_forward
-        )
+        inputs = start if self.group.is_input else frozenset[Placements]()
+
+        def order(saved: Placements) -> tuple[float, int, Placements]:
+            nbytes = 0 if saved in inputs else self.problem.local_bytes(self.group, saved)
+            try:
+                before = self.graph.cheapest_tree(start, in_forward | {saved})
+                after = self.graph.cheapest_tree(inputs | {saved}, after_forward)
+                return before.seconds + after.seconds, nbytes, saved
+            except PlanError:  # from no replicated copy to a consumer that takes partial sums
+                return math.inf, nbytes, saved
+
         # Partial maxima and minima are not saved, so ``near`` may be empty.
         best = min(map(order, near), default=(math.inf, 0, min(start)))
         # The forward pass alone is a bound: where a copy that it makes anyway adds no seconds to
@@ -444,29 +456,11 @@ class _Planner:
         return min([best, *map(order, shards)])[2]
 
 
-def _saved_order(
-    problem: Problem,
-    group: TensorGroup,
-    start: frozenset[Placements],
-    in_forward: frozenset[Placements],
-    after_forward: frozenset[Placements],
-    saved: Placements,
-) -> tuple[float, int, Placements]:
-    """Sort key of a saved copy: resharding seconds, then bytes beside the input itself."""
-    cheapest_tree = problem.reshard_graph(group).cheapest_tree
-    inputs = start if group.is_input else frozenset[Placements]()
-    nbytes = 0 if saved in inputs else problem.local_bytes(group, saved)
-    try:
-        after = cheapest_tree(inputs | {saved}, after_forward).seconds
-        return cheapest_tree(start, in_forward | {saved}).seconds + after, nbytes, saved
-    except PlanError:  # from no replicated copy to a consumer that takes partial sums
-        return math.inf, nbytes, saved
-
-
 def _steps_leading_to(
     steps: Sequence[ReshardStep], targets: frozenset[Placements]
 ) -> Iterable[ReshardStep]:
     """The steps of a tree on the paths to some of its targets, last step first."""
+    # Backwards: whatever makes the source of a step that is wanted is wanted too.
     wanted = set(targets)
     for step in reversed(steps):  # a step follows the step that makes its source
         if step.target in wanted:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from tensorstate.cost.memory import receive_buffer_bytes, resharded_bytes
 from tensorstate.cost.reshard_plan import Decisions, Pass, ReshardPlan
-from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
@@ -57,7 +56,6 @@ class StepTask:
         sent: the tensors of a collective.
         nbytes: of the larger buffer of a collective.
         repeats: executions of a collective.
-        is_state: whether a collective is ahead or behind: of parameters and gradients mostly.
         first: the place of a collective's first reader, though that may wait.
         is_alone: whether nothing may run beside it.
         across: of a collective in a scan that may run beside another iteration, the bytes that it
@@ -77,7 +75,6 @@ class StepTask:
     sent: tuple[Sent, ...] = ()
     nbytes: int = 0
     repeats: int = 1
-    is_state: bool = False
     first: float = 0.0
     is_alone: bool = False
     across: int = 0
@@ -126,12 +123,13 @@ class StepTasks:
             for number in nodes:
                 node = self.graph.nodes[number]
                 order = float(max(at[m.operator] for m in node.members))
-                is_patient = node.phase == "optimizer"
-                task = StepTask(seconds, self._where(node), order, -1, names, class_id)
-                task.is_patient = is_patient
+                loops = self.graph.operators[node.members[0].operator].loops
+                where = self._in_loop(loops, is_in_loop(node, problem.microbatch_split))
+                task = StepTask(seconds, where, order, -1, names, class_id)
+                task.is_patient = node.phase == "optimizer"
                 self.first_run[number] = self._add(task)
-        last_first = self._recompute_orders()
-        for number, order in last_first.items():
+        # Recomputed nodes run in the body that mirrors theirs, and wait for other copies.
+        for number, order in self._recompute_orders().items():
             task = self.tasks[self.first_run[number]]
             name = f"{task.name} (recomputed)"
             where = self._mirrored(task.where)
@@ -183,12 +181,6 @@ class StepTasks:
     def _add(self, task: StepTask) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
-
-    def _where(self, node: Node) -> Where:
-        return self._in_loop(
-            self.graph.operators[node.members[0].operator].loops,
-            is_in_loop(node, self.problem.microbatch_split),
-        )
 
     def _mirrored(self, where: Where) -> Where:
         """Where the tasks of a body are recomputed."""
@@ -267,6 +259,7 @@ class StepTasks:
                 copies[step.target] = source
                 continue
             seconds = repeats * self.problem.reshard_graph(group).seconds(step)
+            # Its place follows from its readers, once all of them are known.
             task = StepTask(seconds, where, 0.0, step.axis, step.kind, group.class_id)
             task.sent, task.nbytes = (Sent(tensor, when, step),), step.nbytes
             task.repeats = repeats
@@ -323,6 +316,8 @@ class StepTasks:
                     sources[number].append(other)
             carries = [(run_of[a], run_of[b]) for a, b in self.graph.loops[where[-1]].carries]
             self.carries[where[-1]] = carries
+            # What no carry leads to may run before the iteration, and what leads to no carry after
+            # it.
             later = _reached((enter for enter, _ in carries), readers)
             first = _reached((leave for _, leave in carries), sources)
             for number in inside[where]:
@@ -353,9 +348,7 @@ class StepTasks:
                 task.first = min(task.first, reader.order if reader.axis < 0 else reader.first)
             task.order = first
         for task in tasks:
-            if task.axis < 0:
-                continue
-            if task.is_alone:
+            if task.axis < 0 or task.is_alone:
                 continue
             sources = [tasks[b] for b in task.before]
             is_early = all(s.ahead if s.axis >= 0 else s.order < 0 for s in sources)
@@ -363,7 +356,6 @@ class StepTasks:
             task.ahead = task.ahead or 1 if is_early and not task.where else 0
             is_late = task.order >= end and not task.ahead
             task.behind = task.behind if is_late else 0
-            task.is_state = bool(task.ahead or task.across) or is_late
 
     def _let_casts_wait(self, readers: Mapping[int, Sequence[int]]) -> None:
         """What only the optimizer reads may wait like it: gradients that are cast or scaled."""

@@ -74,9 +74,8 @@ class StepSchedule:
         events: all that takes time, by start.
         seconds: the makespan, which is the time of the step.
         compute: seconds of computation.
-        exposed: by mesh axis, and by whether only parameters and gradients are sent, the seconds
-            for which computation waits.
-        exposed_of: the same by tensor and mesh axis, of joined collectives by bytes.
+        exposed_of: by tensor and mesh axis the seconds for which computation waits, of joined
+            collectives in proportion to their bytes.
         held: the most bytes of collectives that are sent ahead or behind.
         bucket_bytes: most bytes of joined collectives; 0 where none are.
         buckets: the collectives that are joined.
@@ -86,7 +85,6 @@ class StepSchedule:
     events: tuple[Event, ...]
     seconds: float
     compute: float
-    exposed: Mapping[tuple[int, bool], float]
     exposed_of: Mapping[tuple[int, int], float]
     held: float
     bucket_bytes: int
@@ -124,6 +122,7 @@ def schedule_step(
     step = _Step(StepTasks(problem, decisions, reshards, recomputed_nodes))
     room = _free_memory(problem, live, memory_limit)
     best = step.scheduled(0, room)
+    # Longer buckets pay less latency and hide less: seconds fall, then rise, over their sizes.
     for nbytes in step.worth_trying():
         found = step.scheduled(nbytes, room)
         if found.loops.seconds < best.loops.seconds:
@@ -216,8 +215,9 @@ class _Step:
         task = self.tasks[number]
         if task.axis < 0 or not (task.ahead or task.behind) or task.name not in JOINABLE:
             return None
-        # A bucket waits for all of its own, so none may wait for another one's reader: results of
-        # the optimizer are joined where nobody else reads them.
+        # A bucket waits for the producers of all that it joins. Two of which one waits for a reader
+        # of the other would wait for themselves: so what waits for a collective, or for the
+        # optimizer, is joined only where nobody but the caller reads it.
         is_returned, sources = task.first > self.end, [self.tasks[b] for b in task.before]
         if any(s.axis >= 0 or (s.is_patient and not is_returned) for s in sources):
             return None
@@ -236,12 +236,13 @@ class _Step:
 
     def worth_trying(self) -> Iterator[int]:
         """Sizes of buckets that join some, and of those that join the same ones the smallest."""
-        last, count, nbytes = 0, 0, self.nbytes[self.joinable]
+        # To join them takes a pass over the collectives, to schedule the step ten times as long.
+        last: Mapping[int, Sequence[int]] = {}
         for size in BUCKETS if self.problem.hardware.overlaps else ():
-            smaller = nbytes[nbytes < size]
-            if len(smaller) > 1 and (len(smaller) > count or int(smaller.sum()) > last):
+            joined = self.joined(size)
+            if joined != last:
                 yield size
-            last, count = size, len(smaller)
+            last = joined
 
     def joined(self, bucket_bytes: int) -> dict[int, list[int]]:
         """Neighbours of one kind, as many as fit into a bucket, by the first of them."""
@@ -285,6 +286,7 @@ class _Step:
 
     def _join(self, columns: TaskColumns, first: int, bucket: Sequence[int]) -> None:
         """Let the first task of a bucket be all of it."""
+        # The order is that of the earliest reader, for which all of the bucket has to be there.
         task, nbytes = self.tasks[first], int(self.nbytes[bucket].sum())
         network, rate = self.problem.network, self.problem.hardware.memory_bandwidth
         once = network.collective_seconds(task.name, task.axis, nbytes)
@@ -325,10 +327,9 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
             name = f"{task.name} of {len(joined[number])}" if number in joined else task.name
             events.append(Event(start, end - start, task.axis, name, task.class_id))
     columns = loops.tasks
-    exposed, exposed_of = defaultdict[tuple[int, bool], float](float), defaultdict(float)
+    exposed_of: dict[tuple[int, int], float] = defaultdict(float)
     for number, seconds in _waits(loops).items():
         task, joined_tasks = tasks[number], [tasks[n] for n in joined.get(number, (number,))]
-        exposed[task.axis, task.is_state] += seconds
         sent = [(each.tensor, t.nbytes / len(t.sent)) for t in joined_tasks for each in t.sent]
         total = math.fsum(nbytes for _, nbytes in sent)
         for tensor, nbytes in sent if total else ():
@@ -337,7 +338,6 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
         tuple(sorted(events)),
         loops.seconds,
         math.fsum(columns.seconds[(columns.axis < 0) & loops.is_kept].tolist()),
-        dict(exposed),
         dict(exposed_of),
         loops.held,
         schedule.bucket_bytes,

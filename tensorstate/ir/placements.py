@@ -57,6 +57,11 @@ class MeshShape(NamedTuple):
         return mesh
 
     @property
+    def text(self) -> str:
+        """Its axes with their sizes: "data 2 x model 4"."""
+        return " x ".join(f"{n} {s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+    @property
     def num_devices(self) -> int:
         """Number of devices."""
         return math.prod(self.sizes)

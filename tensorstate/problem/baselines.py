@@ -110,22 +110,23 @@ class Baselines:
     @functools.cached_property
     def label_factors(self) -> tuple[tuple[int | None, ...], ...]:
         """The factor of every label of every class."""
-        return tuple(self._label_factors(g) for g in range(len(self.graph.node_classes)))
-
-    def _label_factors(self, class_id: int) -> tuple[int | None, ...]:
-        node = self.problem.node(class_id)
-        factor_of: list[int | None] = [None] * len(node.sizes)
-        if node.tensor is not None:
-            return self.graph.tensors[node.tensor].dims
-        for member in node.members:
-            operator = self.graph.operators[member.operator]
-            for use in (*operator.operands, *operator.results):
-                dims = self.graph.tensors[use.tensor].dims
-                for factor, label in zip(dims, use.labels, strict=True):
-                    factor_of[member.labels[label]] = factor
-        if (ring := self.problem.strategies[class_id].ring) is not None:
-            factor_of[ring.label] = factor_of[ring.queries]
-        return tuple(factor_of)
+        by_class: list[tuple[int | None, ...]] = []
+        for class_id in range(len(self.graph.node_classes)):
+            node = self.problem.node(class_id)
+            if node.tensor is not None:
+                by_class.append(self.graph.tensors[node.tensor].dims)
+                continue
+            factor_of: list[int | None] = [None] * len(node.sizes)
+            for member in node.members:
+                operator = self.graph.operators[member.operator]
+                for use in (*operator.operands, *operator.results):
+                    dims = self.graph.tensors[use.tensor].dims
+                    for factor, label in zip(dims, use.labels, strict=True):
+                        factor_of[member.labels[label]] = factor
+            if (ring := self.problem.strategies[class_id].ring) is not None:
+                factor_of[ring.label] = factor_of[ring.queries]
+            by_class.append(tuple(factor_of))
+        return tuple(by_class)
 
     @functools.cached_property
     def copies(self) -> Mapping[int, Role]:
@@ -133,6 +134,8 @@ class Baselines:
 
         A scan over layers cuts its stacked parameters, and stacks their gradients.
         """
+        # From the results back, since what is cast or cut after a gradient is one, too. FSDP shards
+        # both: casts before they are gathered, and gradients once they are reduced.
         graph, gradients = self.graph, set[int]()
         for operator in reversed(graph.operators):
             results = {use.tensor for use in operator.results}
@@ -163,8 +166,15 @@ class Baselines:
         chosen = [names[axis] for axis in self.problem.mesh.names]
         by_class = []
         for class_id, strategies in enumerate(self.problem.strategies):
+            # On the axis of pipeline stages a scan is placed as they ask, in any baseline.
+            staged = None if strategies.fixed is None else strategies.fixed[0]
             candidates = [
-                strategy for strategy in strategies.all if self._allows(chosen, class_id, strategy)
+                strategy
+                for strategy in strategies.all
+                if all(
+                    axis == staged or self._allows_placement(name, class_id, strategy[axis])
+                    for axis, name in enumerate(chosen)
+                )
             ]
             # Classes that the baseline shards must be sharded if their sizes divide evenly.
             for axis, name in enumerate(chosen):
@@ -193,14 +203,6 @@ class Baselines:
         ]
         return both if all(both) else None
 
-    def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
-        fixed = self.problem.strategies[class_id].fixed  # as pipeline stages ask, in any baseline
-        return all(
-            self._allows_placement(name, class_id, placement)
-            for axis, (name, placement) in enumerate(zip(names, strategy, strict=True))
-            if fixed is None or axis != fixed[0]
-        )
-
     def _is_sharded(self, name: str, class_id: int, placement: int) -> bool:
         """Whether an input or an operator is sharded as the baseline requires."""
         node = self.problem.node(class_id)
@@ -225,6 +227,7 @@ class Baselines:
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
         node = self.problem.node(class_id)
+        # What is required of a class, ``_is_sharded`` says; here is what it may do beside that.
         if placement == REPLICATED:
             return True
         factor = self.label_factors[class_id][placement] if placement >= 0 else None
@@ -240,12 +243,14 @@ class Baselines:
             return role not in replicated_roles.get(name, ("parameter",))
         if node.phase == "optimizer":
             return name != "ddp"
-        if placement < REPLICATED:
+        if placement < REPLICATED:  # operators on partial sums are how sums wait to be reduced
             return True
         if name in DATA:
             copied = self.copies.get(class_id)
             sharded = {"parameter": ("fsdp",), "gradient": ("fsdp", "zero1", "zero2")}
             return name in sharded.get(copied or "", ()) or factor in self.batch
+        # Megatron shards heads and the hidden width of a layer: neither the batch, nor the width in
+        # which layers add up their results, nor the sequence.
         if factor in self.batch | self.residual_stream_factors:
             return False
         if factor in self.sequence:

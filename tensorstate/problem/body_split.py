@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import LOOP_EXITS, Graph, Operator
+from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import REPLICATED, SUM
-from tensorstate.problem.microbatching import BatchTracker
+from tensorstate.problem.microbatching import BatchTracker, batch_names, leaves_scan, with_sums
 
 
 class BodySplit:
@@ -36,19 +36,9 @@ class BodySplit:
         Raises:
             PlanError: naming the operator that needs the full batch.
         """
-        # A carry that is a sum may make others sums: they are only ever added, until no more are.
-        sums: set[int] = set()
-        while True:
-            tracker = self._tracked(sums)
-            found = {
-                enter
-                for enter, leave in self.carries.items()
-                if enter not in sums and tracker.becomes_sum(enter, leave)
-            }
-            if not found:
-                break
-            sums |= found
+        tracker, sums = with_sums(self._tracked, self.carries.items())
         self._check(tracker, sums)
+        # Outside of the bodies the batch is whole: there it is sharded as the search decides.
         inside = {use.tensor for o in self.inside for use in o.results}
         inside -= {use.tensor for o in self.inside if self._is_whole(o) for use in o.results}
         placements = tuple(
@@ -60,21 +50,20 @@ class BodySplit:
     def _is_whole(self, operator: Operator) -> bool:
         """Whether the result of an operator is of the whole batch, after all microbatches."""
         is_streamed = operator.primitive == "carry_out" and operator.phase == "forward"
-        return self._leaves(operator) and not (is_streamed and self.between is not None)
-
-    def _leaves(self, operator: Operator) -> bool:
-        return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
+        return leaves_scan(operator) and not (is_streamed and self.between is not None)
 
     def _tracked(self, sums: set[int]) -> BatchTracker:
         """The bodies, where these carries are sums."""
         tracker = BatchTracker(self.graph, self.factor)
+        # What exists between the scans is of the whole batch, and cut where a body reads it: so the
+        # batch is known at every entrance before the bodies are followed.
         for tensor in self.graph.tensors:
             if tensor.dims.count(self.factor) == 1 and not self.graph.loops_around(tensor.index):
                 tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
         for operator in self.inside:
             if operator.index in sums:
                 tracker.record(operator, "loop", [SUM], None)
-            elif self._leaves(operator):  # whole again after its scan
+            elif leaves_scan(operator):  # whole again after its scan
                 use = operator.operands[0]
                 placement = tracker.batch_placements[use.tensor]
                 tracker.labels[operator.index] = use.labels[placement] if placement >= 0 else None
@@ -92,7 +81,8 @@ class BodySplit:
             results = [tracker.batch_placements[use.tensor] for use in operator.results]
             if tracker.stages[operator.index] == "after" or any(p < SUM for p in results):
                 tracker.refuse(operator, "it combines a sum over all examples with other values")
-            if self._leaves(operator) and operator.primitive == "scan_stack":
+            # Stacks accumulate over microbatches by additions, and have no maxima.
+            if leaves_scan(operator) and operator.primitive == "scan_stack":
                 read = tracker.batch_placements[operator.operands[0].tensor]
                 if read < SUM:
                     tracker.refuse(operator, "it stacks a maximum over all examples")
@@ -104,7 +94,9 @@ class BodySplit:
             result = self.graph.tensors[operator.results[0].tensor]
             returned = any(out.view.tensor == result.index for out in self.graph.outputs)
             is_number = jnp.issubdtype(result.dtype, jnp.number)
-            if self._leaves(operator) and not is_number and (result.consumers or returned):
+            # The last stage has the carry and all others zeros, of which the sum is the carry: of
+            # keys and booleans there is none.
+            if leaves_scan(operator) and not is_number and (result.consumers or returned):
                 raise PlanError(
                     f"the scan over layers ({operator.source}) carries an array of {result.dtype} "
                     "that is read after it, which its last stage cannot sum over all: carry "
@@ -127,9 +119,3 @@ def without_batch(graph: Graph, factor: int, loops: frozenset[int]) -> PlanError
         f"of {names} as a dimension of its own, from which microbatches are cut: carry activations "
         "as [batch, ...], or name an argument whose first dimension is the batch by batch="
     )
-
-
-def batch_names(graph: Graph, factor: int) -> list[str]:
-    """The names of the arguments with the batch."""
-    tensors = [graph.tensors[i] for i in graph.inputs]
-    return [tensor.name for tensor in tensors if factor in tensor.dims]

@@ -44,6 +44,8 @@ def apply_constraints(
         PlanError: a pattern that matches no input, or only some inputs of a class; pins that
             contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
     """
+    # Classes, not inputs, have strategies: equal layers are pinned together (``_matched``). So pins
+    # only take strategies away, and the search stays the same.
     remaining = [
         _pinned_by_step(problem, class_id, tuple(of_class))
         for class_id, of_class in enumerate(strategies)
@@ -53,6 +55,7 @@ def apply_constraints(
         for class_id, tensors in _matched(problem, pattern).items():
             for tensor in tensors:
                 placements = from_partition_spec(problem, tensor, spec)
+                # Two patterns may name one input, as "**" does, if they ask for the same.
                 first, before = by_name.setdefault(tensor.name, (pattern, placements))
                 if before != placements:
                     raise PlanError(
@@ -95,6 +98,8 @@ def _pinned_by_step(
     operator = problem.graph.operators[members[0].operator] if members else None
     if operator is None or operator.pin is None:
         return strategies
+    # A dimension may be several labels, which a reshape has merged: [batch, heads x width] is
+    # pinned as one and sharded along the major ones.
     asked = tuple(dim.axes for dim in operator.pin)
     where = f"the step asks for the sharding {_spec_text(asked)} ({operator.source})"
     free: set[int] = set()
@@ -105,6 +110,8 @@ def _pinned_by_step(
             continue
         remedy = "search on the mesh that it is written for, or trace it with constraints='drop'"
         numbers = _axes(problem, axes, where, remedy)
+        # Placements are a set of axes per dimension, in the order of the mesh: another order of the
+        # blocks has no name.
         if numbers != sorted(numbers):
             raise PlanError(f"{where}: axes of a dimension come in the order of the mesh")
         factors = _factors_of(problem, operator, labels, numbers)
@@ -132,6 +139,8 @@ def _factors_of(
     problem: Problem, operator: Operator, labels: Sequence[int], axes: Sequence[int]
 ) -> Iterator[int]:
     """For every axis the factor of a dimension that it shards: the major ones first, each fully."""
+    # An axis that does not fit what is left of a label would have to split two of them, which no
+    # strategy does.
     left = [(label, operator.sizes[label]) for label in labels]
     for axis in axes:
         size = problem.mesh.sizes[axis]
@@ -204,7 +213,9 @@ def checked_forbidden(
 
 def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
     """The inputs whose names match, by class: all inputs of a class or none."""
-    regex = re.compile(_regex(pattern))
+    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
+    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}  # "**/" may be of no part, too
+    regex = re.compile("".join(stars.get(part, re.escape(part)) for part in parts))
     by_class: dict[int, list[Tensor]] = {}
     for class_id, members in enumerate(problem.graph.node_classes):
         tensors = [problem.graph.nodes[e].tensor for e in members]
@@ -225,12 +236,6 @@ def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
     return by_class
 
 
-def _regex(pattern: str) -> str:
-    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
-    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
-    return "".join(stars.get(part, re.escape(part)) for part in parts)
-
-
 def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placements:
     """The placements of an input that a ``PartitionSpec`` describes.
 
@@ -243,6 +248,7 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
         raise PlanError(
             f"{where} has {len(spec)} dimensions, the array has {len(dims)}: leave the others out"
         )
+    # A spec names axes by dimension, placements are positions by axis.
     placements = [REPLICATED] * len(problem.mesh.sizes)
     for dimension, axes in enumerate(spec):
         names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

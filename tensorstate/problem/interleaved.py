@@ -30,7 +30,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
 from tensorstate.ir.graph import (
-    LOOP_EXITS,
     Consumer,
     Graph,
     Loop,
@@ -41,7 +40,7 @@ from tensorstate.ir.graph import (
     View,
 )
 from tensorstate.ir.placements import REPLICATED, SUM
-from tensorstate.problem.microbatching import BatchTracker
+from tensorstate.problem.microbatching import BatchTracker, leaves_scan
 from tensorstate.rules.loops import RULES
 
 # Kinds of operators that are computed per microbatch if only what is between the scans reads them.
@@ -78,8 +77,24 @@ class _Interleaving:
 
     def run(self) -> tuple[Graph, int]:
         """The graph, and the number of the new loop."""
-        forward, backward = self._both_scans()
-        self._place_outside(forward)
+        by_phase: dict[str, list[list[Operator]]] = {"forward": [], "backward": []}
+        for operators in self.scans.values():
+            by_phase[operators[0].phase].append(operators)
+        if [len(of_phase) for of_phase in by_phase.values()] != [1, 1]:
+            raise _refused(
+                f"it takes one scan over layers forward and one backward, the step has "
+                f"{len(by_phase['forward'])} and {len(by_phase['backward'])}"
+            )
+        forward, backward = by_phase["forward"][0], by_phase["backward"][0]
+        # What is known before the operators in between: the batch of all outside of loops, and the
+        # sums of the forward scan, which are complete only after the last microbatch.
+        for tensor in self.graph.tensors:
+            whole = tensor.dims.count(self.factor) == 1
+            if whole and not self.graph.loops_around(tensor.index):
+                self.tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
+        for operator in forward:
+            if leaves_scan(operator) and self.placements[operator.operands[0].tensor] == SUM:
+                self.tracker.record(operator, "after", [REPLICATED], None)
         between = self._between(forward, backward)
         between |= self._computed_for(between, forward, backward)
         first = [o for o in self.graph.operators if o.index in between]
@@ -100,28 +115,6 @@ class _Interleaving:
             (after if is_late else before).append(dataclasses.replace(operator, phase=phase))
         self._check(forward, first, backward)
         return self._ordered(before, forward, first, backward, after)
-
-    def _both_scans(self) -> tuple[list[Operator], list[Operator]]:
-        """The operators of the forward and of the backward scan."""
-        by_phase: dict[str, list[list[Operator]]] = {"forward": [], "backward": []}
-        for operators in self.scans.values():
-            by_phase[operators[0].phase].append(operators)
-        if [len(of_phase) for of_phase in by_phase.values()] != [1, 1]:
-            raise _refused(
-                f"it takes one scan over layers forward and one backward, the step has "
-                f"{len(by_phase['forward'])} and {len(by_phase['backward'])}"
-            )
-        return by_phase["forward"][0], by_phase["backward"][0]
-
-    def _place_outside(self, forward: Sequence[Operator]) -> None:
-        """The placements of all that is known before the operators in between."""
-        for tensor in self.graph.tensors:
-            whole = tensor.dims.count(self.factor) == 1
-            if whole and not self.graph.loops_around(tensor.index):
-                self.tracker.batch_placements[tensor.index] = tensor.dims.index(self.factor)
-        for operator in forward:
-            if _leaves(operator) and self.placements[operator.operands[0].tensor] == SUM:
-                self.tracker.record(operator, "after", [REPLICATED], None)
 
     def _depending_on(self, operators: Iterable[Operator]) -> set[int]:
         """The operators that read results of some, directly or not."""
@@ -211,12 +204,14 @@ class _Interleaving:
         """Refuse reads of one microbatch's results in another one's tick, or after all."""
         graph, placements = self.graph, self.tracker.batch_placements
         back, mine = {o.index for o in backward}, {o.index for o in between}
-        left = {use.tensor: o for o in forward if _leaves(o) for use in o.results}
+        left = {use.tensor: o for o in forward if leaves_scan(o) for use in o.results}
         for tensor in (*left, *(use.tensor for o in between for use in o.results)):
             is_split = placements[tensor] >= 0
             producer = graph.operators[graph.tensors[tensor].producer or 0]
             is_stack = tensor in left and producer.primitive == "scan_stack"
             readers = [graph.operators[c.operator] for c in graph.tensors[tensor].consumers]
+            # The backward scan takes rows of stacks, and begins with carries of the operators in
+            # between; these take carries of the forward scan; all others take whole sums.
             for reader in readers:
                 if is_stack and reader.primitive == "scan_row" and reader.index in back:
                     is_sum = self.tracker.stages[producer.index] == "after"
@@ -250,7 +245,7 @@ class _Interleaving:
         after: Sequence[Operator],
     ) -> tuple[Graph, int]:
         """The graph in this order, with an exit for every sum that is read after the loop."""
-        graph, number = self.graph, len(self.graph.loops)
+        graph, number, stages = self.graph, len(self.graph.loops), self.tracker.stages
         tensors = list(graph.tensors)
         late = {o.index for o in after}
         renamed: dict[int, int] = {}
@@ -259,7 +254,7 @@ class _Interleaving:
         leaving = [
             o
             for o in forward
-            if _leaves(o) and o.primitive == "carry_out" and self.tracker.stages[o.index] != "after"
+            if leaves_scan(o) and o.primitive == "carry_out" and stages[o.index] != "after"
         ]
         for operator in (*leaving, *between):
             if operator not in leaving:
@@ -301,10 +296,6 @@ class _Interleaving:
             edges=(),
         )
         return changed, number
-
-
-def _leaves(operator: Operator) -> bool:
-    return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
 
 
 def _refused(why: str) -> PlanError:

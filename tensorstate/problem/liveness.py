@@ -136,7 +136,12 @@ class Liveness:
         self.returned = {o.view.tensor for o in outputs if o.updates is None}
         self.replacing = {o.view.tensor for o in outputs} - self.returned
         self.runs, self.recompute_at = self._runs()
-        self.program_points = self._program_points()
+        points = {self.end}
+        for of_class in graph.node_classes:
+            for node in (of_class[0], of_class[-1]):
+                members = (m.operator for m in graph.nodes[node].members)
+                points.add(max((p for o in members for p in self.runs[o]), default=self.end))
+        self.program_points = np.array(sorted(points))
 
     def producer(self, tensor: int) -> Operator | None:
         """The operator that produces a tensor; ``None`` for inputs and constants."""
@@ -154,29 +159,25 @@ class Liveness:
         producer, consumers = self.producer(tensor), self.consumers(tensor)
         if producer is None or producer.kind != "elementwise" or not consumers:
             return False
-        if tensor in self.returned or tensor in self.replacing or self._is_used_after_loop(tensor):
+        if tensor in self.returned or tensor in self.replacing:
+            return False
+        # What crosses the boundary of a loop, that over microbatches too, is stored there.
+        in_loop = producer.index not in self.after_loop
+        if in_loop and any(consumer.index in self.after_loop for consumer in consumers):
             return False
         if any(consumer.loops != producer.loops for consumer in consumers):
             return False
+        # One consumer computes it once, as it would be stored. Several compute it again each, which
+        # XLA does only where that is cheaper than to write and read it.
         if len(consumers) == 1:
             return consumers[0].kind in ("elementwise", "reduction")
-        return self._is_cheap(producer) and all(
-            consumer.kind == "elementwise" for consumer in consumers
-        )
-
-    def _is_cheap(self, operator: Operator) -> bool:
-        if operator.primitive == "div":
+        if producer.primitive == "div":
             # XLA multiplies by the reciprocal of a broadcast divisor.
-            sizes = [self.graph.tensors[use.tensor].size for use in operator.operands]
-            return len(sizes) < 2 or sizes[1] < sizes[0]
-        return operator.primitive not in EXPENSIVE
-
-    def _is_used_after_loop(self, tensor: int) -> bool:
-        """Whether a tensor of the loop is read after it."""
-        producer = self.producer(tensor)
-        if producer is not None and producer.index in self.after_loop:
-            return False
-        return any(consumer.index in self.after_loop for consumer in self.consumers(tensor))
+            sizes = [self.graph.tensors[use.tensor].size for use in producer.operands]
+            is_cheap = len(sizes) < 2 or sizes[1] < sizes[0]
+        else:
+            is_cheap = producer.primitive not in EXPENSIVE
+        return is_cheap and all(consumer.kind == "elementwise" for consumer in consumers)
 
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
         """The points at which every operator runs, and the point of its recomputation.
@@ -184,6 +185,7 @@ class Liveness:
         A fused operator runs where its consumers run. A recomputation runs at the first read of its
         results after the forward pass; without one, at the first recomputation of a consumer.
         """
+        # Readers first: where they run, and are recomputed, is known before what they read.
         runs: dict[int, set[int]] = {}
         recomputed: dict[int, int] = {}
         for operator in sorted(self.graph.operators, key=lambda o: -self.at[o.index]):
@@ -213,6 +215,8 @@ class Liveness:
         loops = self.graph.operators[consumer].loops
         if len(loops) <= len(operator.loops) or point >= self.end:
             return point
+        # The first iteration reads it, at whatever point of the body: so it is live from the
+        # beginning of the body on, or of its mirror where the consumer is recomputed.
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
@@ -242,7 +246,7 @@ class Liveness:
     def reads(self, tensor: int) -> list[int]:
         """The points at which a tensor is read, if it is stored."""
         points = {p for consumer in self.consumers(tensor) for p in self.runs[consumer.index]}
-        points |= set(self._until(tensor))
+        points |= set(self._until(tensor))  # the next iteration reads it again
         return sorted(points | ({self.end} if tensor in self.returned else set()))
 
     def _until(self, tensor: int) -> Iterator[int]:
@@ -259,17 +263,6 @@ class Liveness:
         producer = self.producer(tensor)
         if producer is not None and producer.primitive == "carry_in":
             yield self._bodies[producer.loops[-1]].carried
-
-    def _program_points(self) -> np.ndarray:
-        nodes = {e for members in self.graph.node_classes for e in (members[0], members[-1])}
-        points = {self.end}
-        for node in nodes:
-            runs = set[int]().union(
-                *(self.runs[m.operator] for m in self.graph.nodes[node].members)
-            )
-            if runs:
-                points.add(max(runs))
-        return np.array(sorted(points))
 
     # ------------------------------------------------------------------ tensor groups
 
@@ -291,6 +284,8 @@ class Liveness:
         of_each = (self._live_ranges(t, in_forward, needed_after_forward) for t in tensors)
         ranges = list(itertools.chain.from_iterable(of_each))
         counts = dict(zip(COUNTS, self._counted(ranges), strict=True))
+        # Which class reads last says in whose placements a tensor waits: copies for the others are
+        # gone by then.
         readers = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
         by_class = [
             readers.intersection(m.operator for e in nodes for m in self.graph.nodes[e].members)
@@ -312,6 +307,7 @@ class Liveness:
 
         A count rises at the first point of a range and falls behind its last.
         """
+        # Differences between neighbouring points, which are added up: a range is two numbers.
         steps = np.zeros((len(COUNTS), len(self.program_points) + 1), int)
         if ranges:
             names, starts, ends, tensors = zip(*ranges, strict=True)
@@ -354,7 +350,10 @@ class Liveness:
         self, tensor: int, in_forward: bool, needed_after_forward: bool
     ) -> Iterator[LiveRange]:
         """The live ranges that one tensor adds to those of its group."""
-        at, started_at = self._produced_at(tensor), self._started_at(tensor)
+        producer, at = self.producer(tensor), self._produced_at(tensor)
+        started_at = at
+        if producer is not None and producer.primitive in ("scan_stack", "sum_out"):
+            started_at = self._bodies[producer.loops[-1]].first  # it fills up throughout its loop
         reads = self.reads(tensor)
         stored_reads = [] if self.is_fused(tensor) else reads
         is_produced = bool(stored_reads) and tensor not in self.replacing
@@ -372,10 +371,12 @@ class Liveness:
                 yield "receive_buffer_after_forward", at - 1, at, 1
             yield "awaiting_backward_use", at, max(after, default=at), 1
             return
+        # Decisions about saving and recomputing come later: the ranges of all cases are counted
+        # here, and ``cost.memory`` takes shares of them.
         recompute_reads = [] if self.is_fused(tensor) else self._recompute_reads(tensor)
         yield from self._resharded_after_forward(after, recompute_reads)
         last_forward = max(before, default=at)
-        if at < 0:
+        if at < 0:  # an input, of which only copies in other placements take memory of their own
             ends = before if needed_after_forward else stored_reads
             start = min(before, default=self.forward_end) - 1
             if before:
@@ -388,11 +389,14 @@ class Liveness:
         yield "resharded_in_forward", at - 1, produced, 1
         if before and needed_after_forward:
             yield "resharded_in_forward", min(before) - 1, last_forward, 1
-        if not stored_reads and not uses_after_loop:
+        if not stored_reads and not uses_after_loop:  # fused: only recomputed readers read it
             yield from self._saved("saved_for_recompute", tensor, self._recompute_reads(tensor))
         yield "awaiting_forward_use", at, last_forward, 1
-        reads_after = self._reads_if_recomputed(tensor, after)
-        yield from self._recomputed(recompute_reads, reads_after)
+        reads_after = after or recompute_reads
+        if reads_after:
+            yield "recomputed", min(reads_after) - 1, max(reads_after), 1
+            if recompute_reads:
+                yield "recomputed_early", min(recompute_reads) - 1, min(reads_after) - 1, 1
         if needed_after_forward:
             copy_reads = [p for p in reads if p >= self.forward_end]
             yield from self._saved("saved", tensor, after)
@@ -410,6 +414,8 @@ class Liveness:
         """
         if not ends:
             return
+        # The stack has all rows from the first iteration forward to the last one backward. Beside
+        # it there is the row that is being read.
         loops = self.graph.loops_around(tensor)
         mirror = self.graph.mirror(loops)
         if mirror is None:
@@ -426,13 +432,6 @@ class Liveness:
         if producer is None:
             return -1
         return self.at[producer.index]
-
-    def _started_at(self, tensor: int) -> int:
-        """The point from which on a tensor is being produced: a stack, throughout its loop."""
-        producer = self.producer(tensor)
-        if producer is not None and producer.primitive in ("scan_stack", "sum_out"):
-            return self._bodies[producer.loops[-1]].first
-        return self._produced_at(tensor)
 
     def _after_loop(self, uses_after_loop: Sequence[int]) -> Iterator[LiveRange]:
         """The ranges of a tensor of the loop that is read at these points after it."""
@@ -456,6 +455,8 @@ class Liveness:
             yield "resharded_after_forward", min(after) - 1, max(after), 1
         if not recompute_reads:
             return
+        # The backward pass may have received a copy before, which serves the recomputed readers
+        # too: theirs are counted where that one is not live.
         first, last = min(recompute_reads), max(recompute_reads)
         if min(after, default=self.end) > first:
             yield "receive_buffer_for_recompute", first - 1, first, 1
@@ -464,22 +465,6 @@ class Liveness:
             return
         yield "resharded_for_recompute", first - 1, min(after) - 1, 1
         yield "resharded_for_recompute", max(after), last, 1
-
-    def _recomputed(
-        self, recompute_reads: Sequence[int], reads_after: Sequence[int]
-    ) -> Iterator[LiveRange]:
-        """The ranges of a recomputed tensor, from its first read on."""
-        if not reads_after:
-            return
-        yield "recomputed", min(reads_after) - 1, max(reads_after), 1
-        if recompute_reads:
-            yield "recomputed_early", min(recompute_reads) - 1, min(reads_after) - 1, 1
-
-    def _reads_if_recomputed(self, tensor: int, after: list[int]) -> list[int]:
-        """The reads after the forward pass, if the consumers are recomputed."""
-        if self.is_fused(tensor) or after:
-            return after
-        return self._recompute_reads(tensor)
 
     def _recompute_reads(self, tensor: int) -> list[int]:
         """The points at which the forward consumers of a tensor would be recomputed."""

@@ -65,8 +65,16 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
     nestings = list(itertools.permutations(range(len(axes))))
     by_groups: dict[object, MeshAssignment] = {}
     for parts in itertools.product(*splits):
+        sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
         for nesting in itertools.product(nestings, repeat=len(grid_shape)):
-            assignment = _assign(parts, nesting, axes)
+            # The ranks as an array with a dimension for every factor, of which the outer ones of a
+            # grid dimension come first: ``parts[d][a]`` of dimension d for axis a.
+            factors = [(d, a) for d, nest in enumerate(nesting) for a in nest]
+            ranks = np.arange(math.prod(grid_shape)).reshape([parts[d][a] for d, a in factors])
+            # Row-major over mesh axes: all factors of the first axis precede those of the second.
+            order = sorted(range(len(factors)), key=lambda i: (factors[i][1], factors[i][0]))
+            device_order = tuple(ranks.transpose(order).ravel().tolist())
+            assignment = MeshAssignment(MeshShape.of(sizes), device_order, parts)
             # Nestings of a dimension that one axis has alone differ in name only.
             by_groups.setdefault(assignment.groups(), assignment)
     return tuple(by_groups.values())
@@ -93,6 +101,7 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
 
 def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
     """The ordered factorizations of a number into ``count`` factors."""
+    # Ordered, since axes have names: 8 over data and model is (2, 4) and (4, 2).
     if count == 1:
         yield (side,)
         return
@@ -101,16 +110,3 @@ def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
             yield from (
                 (first, *rest) for rest in _ordered_factorizations(side // first, count - 1)
             )
-
-
-def _assign(
-    parts: tuple[tuple[int, ...], ...], nesting: Sequence[tuple[int, ...]], axes: Sequence[str]
-) -> MeshAssignment:
-    """The mesh whose axis a takes ``parts[d][a]`` of dimension d, nested in the given order."""
-    shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
-    mesh_dims = [(d, a) for d, nest in enumerate(nesting) for a in nest]
-    # Row-major over mesh axes: all factors of the first axis precede those of the second.
-    order = sorted(range(len(mesh_dims)), key=lambda i: (mesh_dims[i][1], mesh_dims[i][0]))
-    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel()
-    sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
-    return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)

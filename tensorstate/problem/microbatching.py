@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Graph, Operator, Tensor
+from tensorstate.ir.graph import LOOP_EXITS, Graph, Operator, Tensor
 from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM
 from tensorstate.tracing.node_classes import group_nodes
 
@@ -56,27 +56,21 @@ class MicrobatchSplit:
         """Examples of the full batch."""
         return self.traced.factors[self.factor]
 
-    def _batch_names(self) -> str:
-        """Arguments that have the batch."""
-        tensors = [self.traced.tensors[i] for i in self.traced.inputs]
-        names = [tensor.name for tensor in tensors if self.factor in tensor.dims]
-        return ", ".join(names[:3]) + (", ..." if names[3:] else "")
-
     def microbatch(self, microbatches: int) -> Graph:
         """The step of one microbatch: the same tensors and operators, smaller along the batch.
 
         Raises:
             PlanError: the batch is not a multiple of the number of microbatches.
         """
-        if microbatches < 1 or self.batch % microbatches:
+        graph = self.traced
+        if self.batch % microbatches:
+            names = batch_names(graph, self.factor)
+            some = ", ".join(names[:3]) + (", ..." if names[3:] else "")
             raise PlanError(
-                f"a batch of {self.batch} ({self._batch_names()}) cannot be split into "
+                f"a batch of {self.batch} ({some}) cannot be split into "
                 f"{microbatches} equal microbatches: the number must divide it, as "
                 f"{nearest_divisors(self.batch, microbatches)} do"
             )
-        if microbatches == 1:
-            return self.traced
-        graph = self.traced
         tensors, operators = of_one_microbatch(
             graph, microbatches, self.batch_placements, self.labels
         )
@@ -132,9 +126,21 @@ def _divided(sizes: tuple[int, ...], at: int, count: int) -> tuple[int, ...]:
 
 def nearest_divisors(batch: int, number: int) -> str:
     """The numbers of equal microbatches that are nearest to a number, as text."""
+    # Up to four times as many: beyond are none of the nearest three that a person would want.
     divisors = [n for n in range(1, min(batch, 4 * number) + 1) if batch % n == 0]
     nearest = sorted(sorted(divisors, key=lambda n: abs(n - number))[:3])
     return ", ".join(map(str, nearest))
+
+
+def leaves_scan(operator: Operator) -> bool:
+    """Whether an operator hands a carry or a stack out of a loop that stands in no other."""
+    return len(operator.loops) == 1 and operator.primitive in LOOP_EXITS
+
+
+def batch_names(graph: Graph, factor: int) -> list[str]:
+    """The names of the arguments with the batch."""
+    tensors = [graph.tensors[i] for i in graph.inputs]
+    return [tensor.name for tensor in tensors if factor in tensor.dims]
 
 
 def batch_factor(graph: Graph, name: str | None = None) -> int:
@@ -175,30 +181,49 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
         PlanError: the step has no batch, or an operator needs the full batch at once.
     """
     factor = batch_factor(graph) if factor is None else factor
-    # A carry is taken to be the same for all microbatches until it leaves an iteration as a sum. It
-    # may make others sums then: they are only ever added, until no more are found.
-    sums = set[int]()
-    while True:
+
+    def tracked(sums: Container[int]) -> BatchTracker:
         tracker = BatchTracker(graph, factor)
         for operator in graph.operators:
             if operator.index in sums:
                 tracker.record(operator, "loop", [SUM], None)
             else:
                 tracker.propagate(operator)
-        found = {
-            enter
-            for loop in graph.loops
-            for enter, leave in loop.carries
-            if enter not in sums and tracker.becomes_sum(enter, leave)
-        }
-        if not found:
-            break
-        sums |= found
+        return tracker
+
+    tracker, sums = with_sums(tracked, [pair for loop in graph.loops for pair in loop.carries])
     _check_carries(graph, tracker, sums)
     stages = _stages(graph, tracker)
     return MicrobatchSplit(
         graph, factor, tuple(tracker.batch_placements), stages, tuple(tracker.labels)
     )
+
+
+def with_sums(
+    tracked: Callable[[set[int]], BatchTracker], carries: Collection[tuple[int, int]]
+) -> tuple[BatchTracker, set[int]]:
+    """The batch in a step, where carries to which sums over the batch are added are such sums.
+
+    Args:
+        tracked: propagates the batch, given the operators at which carries enter that are sums.
+        carries: the operators at which each carry enters an iteration, and leaves it.
+
+    Returns:
+        The last propagation, and the operators at which the sums enter.
+    """
+    # A carry is taken to be the same for all microbatches until it leaves an iteration as a sum. It
+    # may make others sums then: they are only ever added, until no more are found.
+    sums = set[int]()
+    while True:
+        tracker = tracked(sums)
+        found = {
+            enter
+            for enter, leave in carries
+            if enter not in sums and tracker.becomes_sum(enter, leave)
+        }
+        if not found:
+            return tracker, sums
+        sums |= found
 
 
 class BatchTracker:
@@ -210,7 +235,8 @@ class BatchTracker:
         # ``None`` for operators on replicated tensors only, whose stage follows later.
         self.stages: list[Stage | None] = [None] * len(graph.operators)
         self.labels: list[int | None] = [None] * len(graph.operators)
-        # For a tensor that is known only after the loop, the operator that reduced the batch.
+        # For a tensor that is known only after the loop, the operator that reduced the batch: of an
+        # error far behind it that is the line to change.
         self.origin: dict[int, Operator] = {}
         for tensor in graph.tensors:
             if tensor.producer is None and tensor.dims.count(factor) == 1:
@@ -223,11 +249,17 @@ class BatchTracker:
         after_forward = [use.tensor for use in operator.operands if self.is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
         # Of sums over microbatches, f(a) + f(b) is f(a + b) only where f is linear: any other
-        # operator waits for the whole sum, after the loop.
-        if after_forward or (partial and not self._passes_sums(operator, partial, reads)):
+        # operator waits for the whole sum, after the loop. The optimizer does, though its first
+        # operator may be linear: it runs once per step.
+        is_linear = all(reads[i] == SUM for i in partial) and partial in operator.linear
+        if after_forward or (partial and (operator.phase == "optimizer" or not is_linear)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
             if reads_batch:
-                self.refuse(operator, self._depends_on_all(unsplit[0]))
+                name, origin = self.graph.tensors[unsplit[0]].name, self.origin[unsplit[0]]
+                by = f"{origin.primitive} ({origin.source})"
+                self.refuse(
+                    operator, f"it reads {name}, which depends on all examples through {by}"
+                )
             self.record(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
             return
         if partial:
@@ -254,14 +286,6 @@ class BatchTracker:
         left = self.graph.operators[leave].operands[0].tensor
         return before == REPLICATED and (after < REPLICATED or self.is_after_loop(left))
 
-    def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
-        """Whether an operator in the loop maps partial sums to partial sums.
-
-        The optimizer reads accumulated sums, even if its first operator is linear.
-        """
-        sums = all(reads[i] == SUM for i in partial)
-        return sums and operator.phase != "optimizer" and partial in operator.linear
-
     def is_after_loop(self, tensor: int) -> bool:
         """Whether a tensor is known only once all microbatches have run."""
         producer = self.graph.tensors[tensor].producer
@@ -272,7 +296,7 @@ class BatchTracker:
         labels = {
             label
             for use in operator.results
-            for label, dim in zip(use.labels, self._dims(use.tensor), strict=True)
+            for label, dim in zip(use.labels, self.graph.tensors[use.tensor].dims, strict=True)
             if dim == self.factor
         }
         read = {label for use in operator.operands for label in use.labels}
@@ -282,9 +306,6 @@ class BatchTracker:
             else None
         )
 
-    def _dims(self, tensor: int) -> tuple[int, ...]:
-        return self.graph.tensors[tensor].dims
-
     def _label(self, operator: Operator) -> int:
         """The batch label of an operator that reads tensors split along the batch.
 
@@ -292,6 +313,7 @@ class BatchTracker:
             PlanError: it has none.
         """
         uses = [(use, self.batch_placements[use.tensor]) for use in operator.operands]
+        # One label, in every operand once: then each part of the batch is computed from its own.
         labels = {use.labels[placement] for use, placement in uses if placement >= 0}
         label = min(labels)
         if len(labels) > 1:
@@ -326,13 +348,6 @@ class BatchTracker:
             if stage == "after" or placement < REPLICATED:
                 self.origin[use.tensor] = reduced_by
 
-    def _depends_on_all(self, tensor: int) -> str:
-        origin = self.origin[tensor]
-        return (
-            f"it reads {self.graph.tensors[tensor].name}, which depends on all examples through "
-            f"{origin.primitive} ({origin.source})"
-        )
-
     def refuse(self, operator: Operator, why: str) -> None:
         """Raise the ``PlanError`` of an operator that needs the full batch."""
         raise PlanError(
@@ -350,6 +365,8 @@ def _check_carries(graph: Graph, tracker: BatchTracker, sums: Container[int]) ->
     Raises:
         PlanError: naming the operator.
     """
+    # An iteration hands the carry to the next one, of the same microbatch: split as it leaves, it
+    # must be split as it enters.
     for loop in graph.loops:
         for enter, leave in loop.carries:
             before, after = tracker.ends(enter, leave)
@@ -381,7 +398,10 @@ def _stages(graph: Graph, tracker: BatchTracker) -> tuple[Stage, ...]:
         for loop in operator.loops[:1]:
             mirrors = graph.loops[loop].mirrors
             bodies.setdefault(loop if mirrors is None else mirrors, []).append(operator.index)
-    # From the results back: producers of all that the loop reads are in it, and bodies as a whole.
+    # What depends on the batch is in the loop, and what depends on sums after it. All else may be
+    # in either: in the loop only if something there reads it, since it would run once per
+    # microbatch. From the results back: producers of all that the loop reads are in it, and bodies
+    # as a whole.
     pending = [index for index, is_in_loop in enumerate(in_loop) if is_in_loop]
     while pending:
         operator = graph.operators[pending.pop()]

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Literal
 
 import jax.numpy as jnp
@@ -35,10 +34,11 @@ from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Node, Operator, Tensor
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
-from tensorstate.problem.body_split import BodySplit, batch_names, without_batch
+from tensorstate.problem.body_split import BodySplit, without_batch
 from tensorstate.problem.interleaved import interleaved
 from tensorstate.problem.microbatching import (
     batch_factor,
+    batch_names,
     nearest_divisors,
     of_one_microbatch,
 )
@@ -112,6 +112,7 @@ class PipelineStages:
     @property
     def in_order(self) -> list[int]:
         """The scans, that which runs first before others."""
+        # Loops are numbered as they were traced, which is not the order in which they run.
         firsts = {n: o.index for o in reversed(self.traced.operators) for n in o.loops[:1]}
         return sorted(self.loops, key=lambda loop: firsts[loop])
 
@@ -147,7 +148,8 @@ class PipelineStages:
         tensors, operators = of_one_microbatch(
             graph, self.microbatches, self.batch_placements, self.labels
         )
-        # All devices run one program: in the bubble layers run too, on values that are lost.
+        # All devices run one program: in the bubble layers run too, on values that are lost. So a
+        # scan is as long as its layers times all ticks, and every cost inside it counts the bubble.
         loops = tuple(
             loop._replace(length=self.num_layers(number) * self.ticks)
             if number in self.loops
@@ -175,6 +177,8 @@ class PipelineStages:
         self, tensors: tuple[Tensor, ...], operators: tuple[Operator, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Operator, ...]]:
         """The residuals of the microbatches that are held; carries that leave are of one."""
+        # In GPipe a stack of residuals has the whole batch. Here its rows are of ``held``
+        # microbatches in turn: a new one is written where an old one has been read.
         sizes = {
             t.index: tuple(
                 size // self.microbatches * self.held if dim == self.factor else size
@@ -224,6 +228,7 @@ class PipelineStages:
         operator = self.traced.operators[node.members[0].operator] if node.members else None
         if operator is None or not self.is_staged(operator):
             return None
+        # A body reads one row at a time, so that no strategy shards their label: the stages do.
         if self.is_boundary(operator, "scan_row", "scan_stack"):
             return node.members[0].labels[min(operator.need_replication)]
         return REPLICATED
@@ -281,6 +286,7 @@ def pipeline(
             microbatches do not divide, an operator of a layer that needs the full batch, or what
             1F1B cannot run between its scans.
     """
+    # What a person can mend is refused first, in terms of layers and of the batch.
     loops = layer_loops(graph, factor)
     for loop in loops:
         _check_layers(graph, loop, axis, stages)
@@ -291,6 +297,8 @@ def pipeline(
             f"through {stages} stages in {microbatches} equal microbatches: the number must divide "
             f"it, as {nearest_divisors(batch, microbatches)} do"
         )
+    # 1F1B changes the order of operators, so that the batch is followed again: the head and the
+    # loss are then in a loop, too.
     batch_placements, labels = BodySplit(graph, factor, loops).run()
     between = None
     if schedule == "1f1b":
@@ -345,6 +353,7 @@ def stream_factor(graph: Graph, name: str | None = None) -> int:
     factor = batch_factor(graph, name)
     inputs = [graph.tensors[i] for i in graph.inputs]
     firsts = [tuple(t.dims[p] for p in t.array_dims[0]) for t in inputs if t.array_dims]
+    # Of a batch as [parts x examples] the factors are two, of which the scan carries one.
     parts = next((of for of in firsts if of[:1] == (factor,)), (factor,))
     carried: set[int] = set()
     loops = layer_loops(graph, factor)
@@ -362,6 +371,7 @@ def stream_counts(batch: int, stages: int) -> tuple[int, ...]:
 
     They begin with as many as there are stages, whose bubble is below a half.
     """
+    # More microbatches have a smaller bubble, and more sends and smaller products.
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
     found = [next((n for n in divisors if n >= stages), batch)]
     found += [n for n in divisors if n > found[0]]
@@ -416,6 +426,8 @@ def _made_of_parameters(graph: Graph, factor: int) -> set[int]:
 
     A step without an update has no parameters: there, inputs without the batch are taken for them.
     """
+    # With the batch in it a result is of no parameter alone, whatever else it reads. Weights are no
+    # whole numbers.
     inputs = [t for t in graph.tensors if t.producer is None]
     others = {t.index for t in inputs if factor in t.dims}
     made = {
@@ -440,7 +452,15 @@ def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
     length = graph.loops[loop].length or 0
     if all(size % stages == 0 for size in (length, *major)):
         return
-    names = dict.fromkeys(name for o in rows for name in _parameters_of(graph, o))
+    # By the parameters whose rows it reads, through casts and stacks: those a person knows.
+    names: dict[str, None] = {}
+    pending = [use.tensor for o in reversed(rows) for use in o.operands]
+    while pending:
+        tensor = graph.tensors[pending.pop()]
+        if tensor.producer is not None and not graph.operators[tensor.producer].loops:
+            pending += [use.tensor for use in graph.operators[tensor.producer].operands]
+        elif tensor.role in ("parameter", "input"):
+            names[tensor.name] = None
     fitting = [n for n in range(1, length + 1) if all(m % n == 0 for m in (length, *major))]
     what = "fewer than" if length < stages else "not a multiple of"
     raise PlanError(
@@ -448,14 +468,3 @@ def _check_layers(graph: Graph, loop: int, axis: str, stages: int) -> None:
         f"({graph.loops[loop].source}) has {what} the {stages} stages of mesh axis {axis!r}: "
         f"{', '.join(map(str, fitting))} would fit"
     )
-
-
-def _parameters_of(graph: Graph, operator: Operator) -> Iterator[str]:
-    """The names of the parameters of which the operator reads rows."""
-    pending = [use.tensor for use in operator.operands]
-    while pending:
-        tensor = graph.tensors[pending.pop()]
-        if tensor.producer is not None and not graph.operators[tensor.producer].loops:
-            pending += [use.tensor for use in graph.operators[tensor.producer].operands]
-        elif tensor.role in ("parameter", "input"):
-            yield tensor.name

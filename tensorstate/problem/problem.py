@@ -24,7 +24,7 @@ import copy
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,7 +114,6 @@ class Problem:
         graph: of one microbatch and of the operators after the loop; without a loop, of the step.
         group_costs: by tensor group what ``cost.cost`` keeps of the decisions that it priced last:
             most plans that are priced differ from the one before in few groups.
-        programs: what ``solver.formulation`` keeps for a problem's discounts, if it shall.
         shares, undiscounted: of ``discounted``; no shares, and ``None``, where all is paid.
 
     Raises:
@@ -149,7 +148,7 @@ class Problem:
         self.graph = graph = (
             self.microbatch_split.microbatch(microbatches) if self.microbatch_split else graph
         )
-        if self.pipeline is not None:
+        if self.pipeline is not None:  # which streams the microbatches itself
             self.graph = graph = self.pipeline.graph
         self.strategies = tuple(
             NodeStrategies(graph, self.node(g), self.mesh, self._fixed(self.node(g)))
@@ -165,7 +164,6 @@ class Problem:
         self._reshard_graphs: dict[object, ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
         self.group_costs: dict[int, object] = {}
-        self.programs: dict[object, Any] | None = None
         self.undiscounted: Problem | None = None
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
@@ -207,6 +205,8 @@ class Problem:
         self, axis: str | None, num_stages: int | None, microbatches: int, schedule: Schedule
     ) -> PipelineStages | None:
         """The stages along a mesh axis; none along an axis of one device."""
+        # A part of the mesh may lack the axis, as in the bounds of ``coordinate_descent``: the step
+        # is streamed all the same, so that its costs are those of as many stages.
         checks.optional(axis, checks.text, "stages", PlanError)
         checks.optional(num_stages, checks.integer, "num_stages", PlanError, least=1)
         if axis is None:
@@ -294,6 +294,7 @@ class Problem:
         Args:
             shares: by tensor group the part along every mesh axis; of others all is paid.
         """
+        # All is shared but the costs, and the caches of costs.
         other = copy.copy(self)
         other.shares, other._reshard_graphs, other.group_costs = shares, {}, {}
         other.undiscounted = self.undiscounted or self
@@ -351,7 +352,7 @@ class Problem:
 
     def required_placements(self, consumer_class: ConsumerClass, strategy: Strategy) -> Placements:
         """The placements that a consumer requires of a tensor."""
-        if consumer_class.class_id is None:
+        if consumer_class.class_id is None:  # a mistake of the code that asks
             raise ValueError("the caller of the step requires no placements in particular")
         return self.strategies[consumer_class.class_id].input_placements(
             strategy, consumer_class.labels, consumer_class.ports
@@ -381,6 +382,7 @@ class Problem:
         if staged is not None and axis is not None and staged.is_staged(operators[0]):
             # A stage has layers of its own, and each of them in full.
             strategy = (*strategy[:axis], REPLICATED, *strategy[axis + 1 :])
+        # Of products the arithmetic counts; that of all else is far below what memory takes.
         shards = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(
             operator.flops
@@ -427,6 +429,7 @@ class Problem:
             dtype = tensor.dtype
             if not is_operand and dtype.itemsize < SUMS_ITEMSIZE:
                 dtype = np.dtype(np.float32)
+            # On axes of 2 and 4 a block goes once along the first and seven times along the second.
             for axis in axes:
                 around *= self.mesh.sizes[axis]
                 times = runs * passes * (around - is_operand)
@@ -450,7 +453,7 @@ class Problem:
         discounted, what remains is counted; otherwise, as of all collectives, everything.
         """
         seconds = self.ring_seconds(class_id, strategy)
-        if not seconds or not self.shares:
+        if not seconds or not self.shares:  # all is paid
             return seconds
         hides = self.seconds(class_id, strategy) * (1 - 1 / self.ring_blocks(class_id, strategy))
         return max(0.0, seconds - hides) + HIDDEN_SHARE * min(seconds, hides)
@@ -477,6 +480,7 @@ class Problem:
             for uses, labels_of in ((operator.operands, read), (operator.results, produced)):
                 for use in uses:
                     labels_of[use.tensor] = tuple(member.labels[label] for label in use.labels)
+        # Fused into one kernel, members hand results to each other without writing them.
         members = {member.operator for member in node.members}
         total = 0
         for tensor, labels in {**read, **produced}.items():

@@ -66,6 +66,8 @@ def reshard_steps(
     for axis, old in enumerate(placements):
         if mesh.sizes[axis] == 1 or (old >= 0 and old in placements[axis + 1 :]):
             continue
+        # Nothing leads to a partial placement, and nothing reduces a maximum into shards: a
+        # reduce-scatter adds.
         for new in (REPLICATED, *range(len(sizes))):
             target = (*placements[:axis], new, *placements[axis + 1 :])
             if new == old or (new >= 0 and new in placements[axis + 1 :]):

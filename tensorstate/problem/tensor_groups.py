@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tensorstate.ir.graph import Edge, Graph, Node, Operator, Output
 from tensorstate.ir.placements import (
@@ -61,6 +61,7 @@ class NodeStrategies:
     ):
         self.node, self.mesh, self.fixed = node, mesh, fixed
         self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
+        # Sharded along a label that a member reduces, the node has terms of its results.
         self.reductions: Mapping[int, int] = {
             member.labels[label]: PARTIAL[reduce_op]
             for member in node.members
@@ -121,33 +122,32 @@ class NodeStrategies:
         self, strategy: Strategy, labels: tuple[int, ...], port: Port
     ) -> Placements:
         """The placements of a result, given the label of each of its positions."""
-        return tuple(self._output_placement(placement, labels, port) for placement in strategy)
 
-    def _output_placement(self, placement: int, labels: tuple[int, ...], port: Port) -> int:
-        if placement >= 0:
-            position = self._position(placement, labels)
-            return self.reductions.get(placement, REPLICATED) if position is None else position
-        if placement == REPLICATED:
-            return REPLICATED
-        return SUM if port in self.linear[-2 - placement].results else REPLICATED
+        def on_axis(placement: int) -> int:
+            if placement >= 0:
+                position = self._position(placement, labels)
+                # Sharded by a label that the result lacks it is reduced along: each has a term.
+                return self.reductions.get(placement, REPLICATED) if position is None else position
+            is_term = placement < REPLICATED and port in self.linear[-2 - placement].results
+            return SUM if is_term else REPLICATED
+
+        return tuple(map(on_axis, strategy))
 
     def input_placements(
         self, strategy: Strategy, labels: tuple[int, ...], ports: frozenset[Port]
     ) -> Placements:
         """The placements that the operands at some ports require of a tensor."""
-        return tuple(self._input_placement(placement, labels, ports) for placement in strategy)
 
-    def _input_placement(
-        self, placement: int, labels: tuple[int, ...], ports: frozenset[Port]
-    ) -> int:
-        if placement >= 0:
-            position = self._position(placement, labels)
-            return REPLICATED if position is None else position
-        if placement == REPLICATED:
-            return REPLICATED
-        # A product of two partial sums is not a partial product: of a * b one factor is whole. So
-        # is a tensor that is read at both kinds of ports.
-        return SUM if ports <= self.linear[-2 - placement].operands else REPLICATED
+        def on_axis(placement: int) -> int:
+            if placement >= 0:
+                position = self._position(placement, labels)
+                return REPLICATED if position is None else position
+            # A product of two partial sums is not a partial product: of a * b one factor is whole.
+            # So is a tensor that is read at both kinds of ports.
+            is_term = placement < REPLICATED and ports <= self.linear[-2 - placement].operands
+            return SUM if is_term else REPLICATED
+
+        return tuple(map(on_axis, strategy))
 
 
 # ---------------------------------------------------------------------- linearity
@@ -171,6 +171,8 @@ def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
 
     A tensor that several operands read is partial for all of them.
     """
+    # Each operator says in which operands it is linear together; of a chain those sets count that
+    # come in from outside and stay linear to its end.
     internal = {use.tensor for operator in members for use in operator.results}
     by_operands: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
@@ -186,15 +188,16 @@ def _propagate_partial(
     members: Sequence[Operator], internal: set[int], inputs: frozenset[int]
 ) -> LinearSet | None:
     """The smallest linear set with these inputs; ``None`` if an operator is not linear in them."""
-    # The inputs grow until they are closed: where a of a + b is partial, b must be so too, and the
-    # chain is followed from its beginning once more. Tensors within the chain cannot be added.
+    # As of (x + y) * s, whose first operator is linear in x and y together: each alone would not
+    # be. The inputs grow until they are closed: where a of a + b is partial, b must be so too, and
+    # the chain is followed from its beginning once more. Tensors within the chain cannot be added.
     while True:
         partial, results = set(inputs), set()
         missing: frozenset[int] = frozenset()
         for m, operator in enumerate(members):
             tensors = [use.tensor for use in operator.operands]
             partial_operands = {i for i, tensor in enumerate(tensors) if tensor in partial}
-            if not partial_operands:
+            if not partial_operands:  # of whole tensors alone
                 continue
             sets = [s for s in operator.linear if partial_operands <= s]
             if not sets:
@@ -205,22 +208,16 @@ def _propagate_partial(
             partial |= {use.tensor for use in operator.results}
             results |= {(m, i) for i in range(len(operator.results))}
         if not missing:
-            operands = _operands(members, inputs)
+            operands = frozenset(
+                (m, i)
+                for m, operator in enumerate(members)
+                for i, use in enumerate(operator.operands)
+                if use.tensor in inputs
+            )
             return LinearSet(operands, frozenset(results))
         if missing & internal:
             return None
         inputs |= missing
-
-
-def _operands(members: Sequence[Operator], tensors: frozenset[int]) -> frozenset[Port]:
-    return frozenset(_ports(members, tensors))
-
-
-def _ports(members: Sequence[Operator], tensors: frozenset[int]) -> Iterator[Port]:
-    for m, operator in enumerate(members):
-        for i, use in enumerate(operator.operands):
-            if use.tensor in tensors:
-                yield m, i
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,14 +290,6 @@ class TensorGroup:
             for consumer_class in self.consumer_classes
         )
 
-    @functools.cached_property
-    def nodes(self) -> frozenset[int]:
-        """All nodes that produce or read them."""
-        consumers = (
-            node for of_tensor in self.consumers for of_class in of_tensor for node in of_class
-        )
-        return frozenset((*self.producers, *consumers))
-
 
 @dataclasses.dataclass
 class _TensorUses:
@@ -372,6 +361,8 @@ def find_tensor_groups(
             uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
     for tensor in (*inputs, *lasting):  # without a reader in another node, but in memory
         uses(tensor)
+    # Tensors of one signature have the same costs in every plan: a model of 80 equal layers has the
+    # groups of one or two of them, and so the program is as small.
     groups: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(uses_of):
         batch_placement = split_as[tensor] if split_as else REPLICATED
@@ -441,11 +432,14 @@ def _returned(
     unconstrained = (ConsumerClass(None, (), frozenset(), after_forward=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return unconstrained
+    # The new value takes the place of the old in the next step, so that it has its placements. Its
+    # positions are named differently, and are matched through the dimensions of the array.
     node = inputs[graph.inputs[output.updates]]
     input_dims = graph.tensors[node.tensor].array_dims or ()
     input_positions = [position for dimension in input_dims for position in dimension]
     positions = [position for dimension in output.view.positions for position in dimension]
     sizes = graph.tensors[output.view.tensor or 0].sizes
+    # Where they do not match one to one, as after a reshape, the caller takes it as it comes.
     labels = dict(zip(positions, input_positions, strict=False))
     if len(positions) != len(input_positions) or any(
         position is None or sizes[position] != node.sizes[label]

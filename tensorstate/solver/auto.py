@@ -19,12 +19,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from tensorstate.cost.cost import (
-    Infeasible,
-    SearchOptions,
-    SearchResult,
-    result_order,
-)
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
@@ -37,7 +32,7 @@ from tensorstate.solver.exact import (
 )
 from tensorstate.solver.linear_program import LEAST_SECONDS
 from tensorstate.solver.named import best_among
-from tensorstate.solver.repair import Repaired, repair
+from tensorstate.solver.repair import repair
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
 MAX_EXACT_AXES = 2
@@ -70,34 +65,35 @@ class Auto(Solver):
 
     def answer(self, question: Question) -> SearchResult:
         """See ``Solver``."""
-        return _Search(
-            question.problem,
-            question.candidates,
-            question.options,
-            question.progress,
-            solver=self,
-            start=time.perf_counter(),
-        ).result()
+        return _Search(question, self, start=time.perf_counter()).result()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Search(Question):
+class _Search:
     """One search; see the module."""
 
-    _: dataclasses.KW_ONLY
+    question: Question
     solver: Solver
     start: float
 
     def result(self) -> SearchResult:
-        limit = self.options.memory_limit
+        asked, limit = self.question, self.question.options.memory_limit
         free = self._without_limit()
         if limit is None or free.cost.memory.fits(limit):
             return free
+        # The bound without a limit is one under it, too: a limit only takes plans away.
         bound = free.bound
         # On many axes a named strategy that fits is found in seconds, and a better start.
-        found = [] if self._is_exact else [*self._named(self.options)]
-        first = min(found, key=lambda result: result.objective, default=free)
-        repaired = self._repaired(first, bound)
+        found = [] if self._is_exact else [*self._named(asked.options)]
+        repaired = repair(
+            asked.problem,
+            asked.candidates,
+            asked.options,
+            min(found, key=lambda result: result.objective, default=free),
+            bound=bound,
+            gap=self.solver.gap,
+            until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
+        )
         found += [] if repaired.fitting is None else [repaired.fitting]
         exact = None if self._is_close(found, bound) else self._exactly(free.seconds, found)
         if isinstance(exact, SearchResult):
@@ -106,15 +102,17 @@ class _Search(Question):
             least = exact.least_memory or repaired.least_memory
             raise self._refusal(Infeasible(True, least), free)
         if self._is_exact and not self._is_close(found, bound):
-            found += self._named(self.options)
+            found += self._named(asked.options)
+        # With a plan in hand no descent is begun that has no time for its first visit.
         has_time = not found or self._seconds(DESCENT_UNTIL) >= MIN_VISIT_S
         if has_time and not self._is_close(found, bound):
-            descended = self._descent([free, *found], self.options, DESCENT_UNTIL)
+            descended = self._descent([free, *found], asked.options, DESCENT_UNTIL)
             if descended is not None:
                 bound, found = max(bound, descended.bound), [*found, descended]
         if not found:
             found = [self._least_memory(repaired.least_memory)]
         best = min(found, key=lambda result: result_order(result, limit))
+        # Bounds are proved within the solver's tolerances: one may be a rounding above its plan.
         return dataclasses.replace(best, bound=min(bound, best.objective))
 
     def _is_close(self, found: list[SearchResult], bound: float) -> bool:
@@ -122,35 +120,35 @@ class _Search(Question):
 
     @property
     def _is_exact(self) -> bool:
-        return len(self.problem.mesh.long_axes) <= MAX_EXACT_AXES
+        return len(self.question.problem.mesh.long_axes) <= MAX_EXACT_AXES
 
     def _seconds(self, share: float, cap: float = math.inf) -> float:
         """Seconds from now to a part of the time limit, at most ``cap``."""
         left = self.start + share * self.solver.time_limit - time.perf_counter()
         return max(LEAST_SECONDS, min(left, cap))
 
-    def _until(self) -> float:
-        return self.start + self.solver.time_limit
-
-    def _milp(self, seconds: float) -> Milp:
-        return Milp(gap=self.solver.gap, time_limit=seconds)
-
     def _without_limit(self) -> SearchResult:
-        """The best plan without a limit, where tensors are saved at no cost, not recomputed."""
-        limited = self.options.memory_limit is not None
+        """The best plan without a limit.
+
+        If there is one it recomputes nothing: until a plan has to fit, copies are saved at no cost.
+        """
+        limited = self.question.options.memory_limit is not None
         options = dataclasses.replace(
-            self.options, memory_limit=None, recompute=self.options.recompute and not limited
+            self.question.options,
+            memory_limit=None,
+            recompute=self.question.options.recompute and not limited,
         )
+        asked = dataclasses.replace(self.question, options=options)
         share = FREE_UNTIL if limited else 1.0
         if self._is_exact:
-            result = self._exactly_without_limit(options, share * EXACT_SHARE)
+            result = self._exactly_without_limit(asked, share * EXACT_SHARE)
             if isinstance(result, SearchResult):
                 return self._improved(result, options, share)
             if result.proven:
-                raise PlanError(infeasible_message(self.problem, self.candidates, result, options))
+                raise PlanError(infeasible_message(asked, result))
         descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
-            return descent.solve(self.problem, self.candidates, options, self.progress)
+            return descent.solve(asked.problem, asked.candidates, options, asked.progress)
         except PlanError:  # nothing in time
             named = [*self._named(options)]
             if not named:
@@ -163,7 +161,7 @@ class _Search(Question):
         Its relaxation may take all of the time, and the first plan that is found then may be that
         of replicated tensors: a ViT on 2x4 devices got one of 7.5 times the seconds of FSDP.
         """
-        fits = exact.cost.memory.fits(self.options.memory_limit)
+        fits = exact.cost.memory.fits(self.question.options.memory_limit)
         enough = self.solver.gap if fits else max(self.solver.gap, COARSE_GAP)
         if exact.gap <= enough:
             return exact
@@ -175,18 +173,13 @@ class _Search(Question):
                 best = descended
         return dataclasses.replace(best, bound=min(exact.bound, best.objective))
 
-    def _exactly_without_limit(
-        self, options: SearchOptions, share: float
-    ) -> SearchResult | Infeasible:
+    def _exactly_without_limit(self, asked: Question, share: float) -> SearchResult | Infeasible:
         """The exact search until a part of the time; coarse where its plan exceeds the limit."""
-        limit, gap = self.options.memory_limit, self.solver.gap
+        limit, gap = self.question.options.memory_limit, self.solver.gap
         found: SearchResult | Infeasible = Infeasible(proven=False)
         for coarse in (gap,) if limit is None else (max(gap, COARSE_GAP), gap):
-            solver = Milp(gap=coarse, time_limit=self._seconds(share))
             try:
-                found = solve_within_limit(
-                    self.problem, self.candidates, options, solver, progress=self.progress
-                )
+                found = solve_within_limit(asked, Milp(gap=coarse, time_limit=self._seconds(share)))
             except PlanError:  # nothing in time
                 return found
             if isinstance(found, Infeasible) or found.gap <= gap:
@@ -194,17 +187,6 @@ class _Search(Question):
             if not found.cost.memory.fits(limit):
                 return found
         return found
-
-    def _repaired(self, start: SearchResult, bound: float) -> Repaired:
-        return repair(
-            self.problem,
-            self.candidates,
-            self.options,
-            start,
-            bound=bound,
-            gap=self.solver.gap,
-            until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
-        )
 
     def _exactly(
         self, free_seconds: float, found: list[SearchResult]
@@ -217,27 +199,25 @@ class _Search(Question):
         seconds = self._seconds(EXACT_UNTIL, EXACT_CAP_S)
         if not self._is_exact or (found and seconds < free_seconds):
             return None
-        return solve_within_limit(
-            self.problem,
-            self.candidates,
-            self.options,
-            self._milp(seconds),
-            fall_back=False,
-            progress=self.progress,
-        )
+        milp = Milp(gap=self.solver.gap, time_limit=seconds)
+        return solve_within_limit(self.question, milp, fall_back=False)
 
     def _named(self, options: SearchOptions) -> Iterator[SearchResult]:
         """The named strategies that fit, of those that the candidates allow."""
-        baselines = Baselines(self.problem)
+        problem = self.question.problem
+        baselines = Baselines(problem)
         for name in STARTS:
             if self.start + NAMED_UNTIL * self.solver.time_limit < time.perf_counter():
                 return
-            both = baselines.among(name, self.candidates)
+            both = baselines.among(name, self.question.candidates)
             if both is None:
                 continue
-            milp = self._milp(self._seconds(NAMED_UNTIL, NAMED_CAP_S))
-            found = best_among(self.problem, both, options, milp)
+            seconds = self._seconds(NAMED_UNTIL, NAMED_CAP_S)
+            found = best_among(
+                problem, both, options, Milp(gap=self.solver.gap, time_limit=seconds)
+            )
             if found is not None:
+                # Its bound is that of the strategy's own plans.
                 yield dataclasses.replace(found, bound=-math.inf)
 
     def _descent(
@@ -250,8 +230,8 @@ class _Search(Question):
         solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
             # The relaxation of two axes is that of the exact search, which was tried already.
-            question = Question(self.problem, self.candidates, options, self.progress)
-            return solver.descend(question, starts, bounded=not self._is_exact)
+            asked = dataclasses.replace(self.question, options=options)
+            return solver.descend(asked, starts, bounded=not self._is_exact)
         except PlanError:
             return None
 
@@ -261,24 +241,23 @@ class _Search(Question):
         Args:
             known: the plan with the least memory so far.
         """
+        asked = self.question
         least, nbytes = minimize_memory(
-            self.problem,
-            self.candidates,
-            self.options,
+            asked.problem,
+            asked.candidates,
+            asked.options,
             prune_placements=not self._is_exact,
-            until=self._until(),
+            until=self.start + self.solver.time_limit,
         )
-        limit = self.options.memory_limit or math.inf
+        limit = asked.options.memory_limit or math.inf
         if least is None or least.cost.memory.peak > known.cost.memory.peak:
             least = known
         if not least.cost.memory.fits(limit):
+            # With pruned placements the bound is not one of all plans, and proves nothing.
             proven = self._is_exact and limit < nbytes < math.inf
             raise self._refusal(Infeasible(proven, least))
         return least
 
     def _refusal(self, infeasible: Infeasible, free: SearchResult | None = None) -> PlanError:
-        return PlanError(
-            infeasible_message(
-                self.problem, self.candidates, infeasible, self.options, self._until(), free
-            )
-        )
+        until = self.start + self.solver.time_limit
+        return PlanError(infeasible_message(self.question, infeasible, until, free))

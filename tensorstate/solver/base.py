@@ -13,6 +13,7 @@ from tensorstate.cost.cost import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
+from tensorstate.solver.formulation import Programs
 from tensorstate.solver.linear_program import Progress
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
@@ -28,12 +29,14 @@ class Question:
         candidates: the candidate strategies of every class.
         options: objective and constraints.
         progress: called with elapsed seconds, best objective and bound.
+        programs: of questions that differ in what collectives cost, the rows that they share.
     """
 
     problem: Problem
     candidates: CandidateStrategies
     options: SearchOptions
     progress: Progress | None = None
+    programs: Programs | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Solver(abc.ABC):
     def __post_init__(self) -> None:
         for name, least in (("gap", "at least 0"), ("time_limit", "above 0")):
             value = getattr(self, name)
+            # True is an int, and would be a gap of 1.
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not (value > 0 or (value == 0 and name == "gap")):
                 raise PlanError(f"{name} must be a number {least}, got {checks.shown(value)}")
@@ -76,6 +80,7 @@ class Solver(abc.ABC):
         """
         start = time.perf_counter()
         question = Question(problem, candidates, options or SearchOptions(), progress)
+        # Subclasses define ``answer``, so that the seconds of all are counted in one way.
         result = self.answer(question)
         return dataclasses.replace(result, seconds=time.perf_counter() - start)
 

@@ -77,10 +77,6 @@ class SubmeshCosts(CollectiveCostModel):
             kind, self.axes[axis], nbytes // self.num_other_devices
         )
 
-    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """``None``: this model is for bounds only."""
-        return None
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MergedAxesCosts(CollectiveCostModel):
@@ -118,10 +114,6 @@ class MergedAxesCosts(CollectiveCostModel):
             nbytes //= sizes[a]
         return math.fsum([*spent, collective_seconds(kind, last, nbytes)])
 
-    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """``None``: a collective is several schedules."""
-        return None
-
 
 def merge_similar_axes(network: CollectiveCostModel, apart: int | None = None) -> MergedAxesCosts:
     """At most two axes, and fewer than the network has: axes of similar bandwidth are merged.
@@ -140,6 +132,7 @@ def merge_similar_axes(network: CollectiveCostModel, apart: int | None = None) -
     if len(order) < 3:
         rest = (tuple(sorted(order)),) if order else ()
         return MergedAxesCosts(network, tuple(sorted((*rest, *alone))) or ((0,),))
+    # Apart where the ratio between neighbours is largest: hosts from the devices of a host.
     cut = max(range(1, len(order)), key=lambda i: speeds[order[i]] / speeds[order[i - 1]])
     parts = sorted((*(tuple(sorted(part)) for part in (order[:cut], order[cut:])), *alone))
     return MergedAxesCosts(network, tuple(parts))
@@ -194,7 +187,7 @@ class CoordinateDescent(Solver):
             fitting = _least_memory(problem, candidates, merged, options, until)
             if fitting is None or not fitting.cost.memory.fits(limit):
                 infeasible = Infeasible(proven=False, least_memory=fitting)
-                raise PlanError(infeasible_message(problem, candidates, infeasible, options, until))
+                raise PlanError(infeasible_message(question, infeasible, until))
         bound = functools.partial(lower_bound_on_axes, problem, candidates, options, until=until)
         with ThreadPoolExecutor(1) as beside:
             first = busiest_axes(problem, merged) if bounded and merged is not None else None
@@ -239,6 +232,8 @@ class _Descent:
             left = self.until - time.perf_counter()
             if unimproved >= len(axes) or (left <= 0 and (visit or (best or fitting) is not None)):
                 break
+            # Half of the remaining time: the first visits improve most, and later ones start from
+            # them.
             seconds = max(LEAST_SECONDS, min(left, max(MIN_VISIT_S, left / 2)))
             result = self._visit(axes[visit % len(axes)], strategies, seconds)
             unimproved += 1
@@ -247,14 +242,12 @@ class _Descent:
                     best, strategies, unimproved = result, result.decisions.strategies, 1
                 continue
             contradictory &= result.proven
+            # Along this axis nothing fits: the descent goes on from the plan that does.
             if best is None and fitting is not None:
                 best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
         result = best or fitting
         if result is None:
-            infeasible = Infeasible(proven=contradictory)
-            raise PlanError(
-                infeasible_message(asked.problem, asked.candidates, infeasible, asked.options)
-            )
+            raise PlanError(infeasible_message(asked, Infeasible(proven=contradictory)))
         return result
 
     def _visit(
@@ -263,14 +256,12 @@ class _Descent:
         """The best plan that differs along one axis only."""
         asked = self.question
         try:
+            candidates = _vary_one_axis(asked.candidates, axis, strategies)
             return solve_within_limit(
-                asked.problem,
-                _vary_one_axis(asked.candidates, axis, strategies),
-                asked.options,
+                dataclasses.replace(asked, candidates=candidates),
                 Milp(gap=self.gap, time_limit=time_limit),
                 prune_placements=True,
                 fall_back=False,
-                progress=asked.progress,
             )
         except PlanError:  # nothing in time: plans of other visits remain
             return Infeasible(proven=False)
@@ -295,13 +286,10 @@ def _least_memory(
         free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
         result, _ = minimize_memory(problem, free, options, prune_placements=True, until=until)
         unimproved += 1
-        if result is not None and (least is None or _uses_less_memory(result, least)):
+        most = math.inf if least is None else least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
+        if result is not None and result.cost.memory.peak < most:
             least, strategies, unimproved = result, result.decisions.strategies, 1
     return least
-
-
-def _uses_less_memory(result: SearchResult, least: SearchResult) -> bool:
-    return result.cost.memory.peak < least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
 
 
 def _is_better(result: SearchResult, best: SearchResult | None, memory_limit: float | None) -> bool:
@@ -312,7 +300,10 @@ def _is_better(result: SearchResult, best: SearchResult | None, memory_limit: fl
 def _vary_one_axis(
     candidates: CandidateStrategies, axis: int, strategies: Sequence[Strategy] | None
 ) -> list[list[Strategy]]:
-    """For every class, the candidates that differ from its present strategy along one axis only."""
+    """For every class, the candidates that differ from its present strategy along one axis only.
+
+    All of them where it has none such, as of a strategy that pins do not allow.
+    """
 
     def along(choices: Sequence[Strategy], now: Strategy) -> list[Strategy]:
         others = now[:axis] + now[axis + 1 :]
@@ -340,9 +331,11 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
         for choices, known in zip(question.candidates, merged.strategies, strict=True)
     ]
     candidates = [list(strategies) for strategies in expanded]
+    # Nothing is recomputed and no limit holds: these are strategies to begin with.
     free = SearchOptions(objective=options.objective)
     try:
-        result = solve_within_limit(merged, candidates, free, solver, progress=question.progress)
+        asked = Question(merged, candidates, free, question.progress)
+        result = solve_within_limit(asked, solver)
     except PlanError:
         return None
     if isinstance(result, Infeasible):
@@ -362,11 +355,18 @@ def _expand_merged(
     choices: Sequence[Strategy], fewer: Sequence[Strategy], parts: Sequence[Sequence[int]]
 ) -> dict[Strategy, Strategy]:
     """By strategy on merged axes, the candidate that agrees with it on the most axes."""
-    same = {strategy: _broadcast_over_part(strategy, parts, len(choices[0])) for strategy in fewer}
+    same: dict[Strategy, Strategy] = {}
+    for strategy in fewer:  # every axis of a part does the same
+        placements = [REPLICATED] * len(choices[0])
+        for part, placement in zip(parts, strategy, strict=True):
+            for axis in part:
+                placements[axis] = placement
+        same[strategy] = tuple(placements)
     known = frozenset(choices)
     exact = {strategy: choice for strategy, choice in same.items() if choice in known}
     if exact:
         return exact
+    # Sizes may divide by one axis and not by all of a part.
 
     def agrees(strategy: Strategy, choice: Strategy) -> int:
         return sum(a == b for a, b in zip(same[strategy], choice, strict=True))
@@ -380,15 +380,6 @@ def _expand_merged(
         for strategy, choice in nearest.items()
         if agrees(strategy, choice) == best_agreement
     }
-
-
-def _broadcast_over_part(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
-    """The strategy in which every axis of a part does the same."""
-    placements = [REPLICATED] * axes
-    for part, placement in zip(parts, strategy, strict=True):
-        for axis in part:
-            placements[axis] = placement
-    return tuple(placements)
 
 
 # ---------------------------------------------------------------------- bound
@@ -407,6 +398,8 @@ def lower_bound_on_axes(
     It is the relaxation on some mesh axes, where the other axes shard every tensor and all compute
     at no cost. It is valid if a collective of more bytes never takes less time.
     """
+    # Any plan on the whole mesh is one on these axes, which sends along them at least the bytes of
+    # fully sharded tensors, and computes at least a device's share: so its cost there is no higher.
     network = SubmeshCosts(problem.network, axes)
     faster = network.num_other_devices
     hardware = Hardware(

@@ -25,7 +25,7 @@ from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
-from tensorstate.solver.formulation import Formulation, formulate
+from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
 from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
 
@@ -96,6 +96,7 @@ def solve_by_size(
         return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
     if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
         return full, Solution("infeasible", np.zeros(0), np.inf, np.inf)
+    # The relaxation ends while there is time to find a plan: a bound alone answers nothing.
     early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
     if relaxed.status == "infeasible":
@@ -220,7 +221,8 @@ def minimize_memory(
     """
     start = time.perf_counter()
     all_tensors = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
-    # The program minimizes memory instead of its objective, so "sum" is as good as "max".
+    # The program minimizes memory instead of its objective, so "sum" is as good as "max". It has
+    # rows of memory only under a limit: one that the least memory is surely below.
     loose = SearchOptions(recompute=options.recompute, memory_limit=2 * all_tensors)
 
     def build(
@@ -254,10 +256,8 @@ def minimize_memory(
 
 
 def infeasible_message(
-    problem: Problem,
-    candidates: CandidateStrategies,
+    question: Question,
     infeasible: Infeasible,
-    options: SearchOptions,
     until: float = np.inf,
     free: SearchResult | None = None,
 ) -> str:
@@ -268,6 +268,7 @@ def infeasible_message(
         free: the best plan without a limit, named where the least memory is not found in time.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
     """
+    problem, options = question.problem, question.options
     limit = options.memory_limit
     if limit is None and not infeasible.proven:
         return "no plan was found in time; allow more time"
@@ -279,14 +280,11 @@ def infeasible_message(
     if least is None:
         if nbytes is None:
             until = min(until, time.perf_counter() + REFUSAL_TIME_S)
-            least, nbytes = minimize_memory(problem, candidates, options, until=until)
+            least, nbytes = minimize_memory(problem, question.candidates, options, until=until)
         if least is None:
             known = f", at least {bytes_text(nbytes)}" if limit < nbytes < np.inf else ""
-            other = (
-                f". Without a limit a plan takes {bytes_text(free.cost.memory.peak)}"
-                if free
-                else ""
-            )
+            peak = "" if free is None else bytes_text(free.cost.memory.peak)
+            other = peak and f". Without a limit a plan takes {peak}"
             return (
                 f"{none}: the minimum memory could not be determined in time{known}{other}"
                 f"{less(problem, options)}"
@@ -294,13 +292,20 @@ def infeasible_message(
     memory = least.cost.memory
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
-    largest = sorted(
-        ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
-        key=lambda pair: -pair[0],
-    )[:LARGEST]
+
+    def persistent_bytes(reshard: ReshardPlan) -> int:
+        """Bytes per device of an input, and of saved and loop-resident copies."""
+        group = problem.tensor_groups[reshard.group]
+        copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
+        stored = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
+        held = sum(problem.local_bytes(group, copy) for copy in copies)
+        return reshard.multiplicity * (stored + held)
+
+    largest = sorted(least.cost.reshards, key=persistent_bytes, reverse=True)[:LARGEST]
     names = ", ".join(
-        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: {bytes_text(nbytes)}"
-        for nbytes, reshard in largest
+        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: "
+        f"{bytes_text(persistent_bytes(reshard))}"
+        for reshard in largest
     )
     return (
         f"{none}: the least is about "
@@ -308,16 +313,6 @@ def infeasible_message(
         f"{bytes_text(memory.inputs)}, saved tensors "
         f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
         f"{bytes_text(memory.gradients)}; the largest are {names}{less(problem, options)}"
-    )
-
-
-def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
-    """Bytes per device of an input, and of saved and loop-resident copies."""
-    group = problem.tensor_groups[reshard.group]
-    copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
-    input_bytes = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
-    return reshard.multiplicity * (
-        input_bytes + sum(problem.local_bytes(group, copy) for copy in copies)
     )
 
 
@@ -353,22 +348,18 @@ class Milp(Solver):
     def answer(self, question: Question) -> SearchResult:
         """See ``Solver``."""
         until = time.perf_counter() + self.time_limit
-        asked = question.problem, question.candidates
-        result = solve_within_limit(*asked, question.options, self, progress=question.progress)
+        result = solve_within_limit(question, self)
         if isinstance(result, Infeasible):
-            raise PlanError(infeasible_message(*asked, result, question.options, until))
+            raise PlanError(infeasible_message(question, result, until))
         return result
 
 
 def solve_within_limit(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    options: SearchOptions,
+    question: Question,
     solver: Solver,
     *,
     prune_placements: bool = False,
     fall_back: bool = True,
-    progress: Progress | None = None,
 ) -> SearchResult | Infeasible:
     """As ``Milp.solve``, but returns ``Infeasible`` where the memory limit may be the reason.
 
@@ -380,16 +371,29 @@ def solve_within_limit(
     Raises:
         PlanError: nothing was found in time, without a memory limit.
     """
+    problem, candidates, options = question.problem, question.candidates, question.options
     start, limit = time.perf_counter(), options.memory_limit
-    build = functools.partial(
-        formulate, problem, options=options, prune_placements=prune_placements
-    )
+
+    def build(
+        candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
+    ) -> Formulation:
+        # Not under a limit, whose constraints hold on to the first program.
+        if question.programs is None or prune_placements or limit is not None:
+            return Formulation(problem, candidates, options, prune_placements=prune_placements)
+        return question.programs.of(problem, candidates, options)
+
     end = start + solver.time_limit
     share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
     until = start + share * solver.time_limit
-    formulation, solution = solve_by_size(build, candidates, solver.gap, until, progress)
-    refused = solution.status == "infeasible"
-    if refused and (limit is None or _confirm_infeasible(formulation, until)):
+    formulation, solution = solve_by_size(build, candidates, solver.gap, until, question.progress)
+    is_proof = refused = solution.status == "infeasible"
+    if refused and limit is not None:
+        # Where costs differ by many orders of magnitude, HiGHS may call a program infeasible that
+        # is only hard to solve. Without costs it does not.
+        formulation.program.clear_objective()
+        seconds = min(RECHECK_TIME_S, remaining_time(until))
+        is_proof = formulation.program.solve(time_limit=seconds).status == "infeasible"
+    if is_proof:
         return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
     if len(solution.values):
@@ -425,6 +429,8 @@ def _find_fitting(
     for _ in range(MAX_EXCLUDED):
         bound = formulation.seconds(solution.bound) if is_proof else bound
         found = exceeding = formulation.result(solution, options)
+        # A solution that fits as it is ends the search, since it is the optimum of the program. A
+        # repaired one may be slower than the next best decisions.
         is_next_best = _fits(found, options)
         if not is_next_best:
             found = _repair_rounding(formulation.problem, found, options, gap, until)
@@ -434,6 +440,7 @@ def _find_fitting(
         if is_next_best or is_close or time.perf_counter() > until:
             break
         crowded = crowded_groups(formulation.problem, exceeding, options.memory_limit or 0.0)
+        # Once decisions were excluded that might fit, bounds are no longer those of all.
         is_proof &= formulation.exclude(solution, crowded)
         if best is not None and not is_proof:
             break
@@ -453,17 +460,6 @@ def _fits(found: SearchResult, options: SearchOptions) -> bool:
     return found.cost.memory.fits(options.memory_limit)
 
 
-def _confirm_infeasible(formulation: Formulation, until: float) -> bool:
-    """Whether no decisions fit, whatever they cost.
-
-    Where costs differ by many orders of magnitude, HiGHS may call a program infeasible that is only
-    hard to solve. Without costs it does not.
-    """
-    formulation.program.clear_objective()
-    seconds = min(RECHECK_TIME_S, remaining_time(until))
-    return formulation.program.solve(time_limit=seconds).status == "infeasible"
-
-
 def _repair_rounding(
     problem: Problem, found: SearchResult, options: SearchOptions, gap: float, until: float
 ) -> SearchResult:
@@ -473,6 +469,7 @@ def _repair_rounding(
     """
     limit, margin, attempt = options.memory_limit or 0.0, 0.0, found
     for _ in range(MAX_REPAIRS):
+        # The limit falls by the bytes that the last attempt was above the real one.
         margin += attempt.cost.memory.peak - limit
         if margin >= limit or time.perf_counter() > until:
             break

@@ -51,7 +51,9 @@ table in ``cost.reshard_passes``: ``start`` and ``sink`` are x, saved, restored,
 and loop_resident.
 
 Solutions of the relaxation are often integral: once the strategies are chosen, the flows are
-shortest-path problems.
+shortest-path problems. Fractions come from rows that weigh many classes against each other, (10)
+and (11), and from shared steps (6): halves of two flows share a step for half of its price, also
+where no plan has both on it.
 """
 
 from __future__ import annotations
@@ -117,6 +119,8 @@ class Formulation:
         self.program = LinearProgram()
         self.choices = StrategyVariables(self.program, problem, candidates, options.recompute)
         limited = options.memory_limit is not None
+        # With "max" seconds stand in rows, and not in the objective, where alone they can be split;
+        # with a limit the steps' own variables are needed for the bytes of their copies.
         split = options.objective == "sum" and not limited
         self.resharding = ReshardConstraints(self.choices, limited, prune_placements, split)
         self.memory_constraints = (
@@ -154,6 +158,8 @@ class Formulation:
 
     def _forbid_useless_recompute(self) -> None:
         """A class is recomputed only for later or recomputed consumers (4)."""
+        # Others are dropped from a plan (``find_recomputed_nodes``): a program that took memory off
+        # for them would find plans that do not fit.
         groups_of: dict[int, list[TensorGroup]] = defaultdict(list)
         for group in self.problem.tensor_groups:
             groups_of[group.class_id].append(group)
@@ -209,6 +215,8 @@ class Formulation:
             for seconds, flows in self.resharding.shared_communication(self.problem):
                 self.program.add_shared_costs(MICROSECONDS * seconds, flows)
             return
+        # Both rows hold all classes, and at the optimum both mostly bind: relaxed, a class mixes
+        # strategies until the two are equal, and is left to branch and bound.
         upper = math.fsum(MICROSECONDS * s for _, s in (*compute, *communication))
         larger = self.program.add_variable(cost=1.0, implied_upper=upper)
         for terms in (compute, communication):
@@ -282,6 +290,8 @@ class Formulation:
             *(v for n in groups for v in self.groups[n].loop_resident.values()),
         ]
         shares = {v: solution.values[v] for v in variables}
+        # Of variables in {0, 1} that the solution sets to 1, one at least has to fall, or one that
+        # it sets to 0 has to rise.
         terms = [(v, 1.0 if share > 0.5 else -1.0) for v, share in shares.items()]
         ones = sum(factor > 0 for _, factor in terms)
         self.program.add_constraint(terms, -np.inf, ones - 1.0)
@@ -307,6 +317,7 @@ class Formulation:
             shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
                 shares[strategy] += values[variable]
+            # Of a relaxed solution the largest share, which need not be near 1.
             chosen = max(shares, key=lambda strategy: shares[strategy])
             strategies.append(chosen)
             share = values[choices[chosen, True]] if (chosen, True) in choices else 0.0
@@ -314,6 +325,7 @@ class Formulation:
             recomputed |= set(members[: math.ceil(share * len(members) - TOLERANCE)])
         saved: dict[int, Placements] = {}
         resident: dict[int, Placements] = {}
+        # Without a limit no copy is too large: the evaluation then takes the cheapest ones.
         for variables in self.groups if self.memory_constraints is not None else ():
             group = self.problem.tensor_groups[variables.number]
             if group.is_input and variables.saved:  # without a saved copy, the input itself is read
@@ -332,27 +344,27 @@ class Formulation:
         return peak if self.memory_constraints is None else peak * self.memory_constraints.unit
 
 
-def formulate(
-    problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
-    options: SearchOptions,
-    *,
-    prune_placements: bool = False,
-) -> Formulation:
-    """The program of a problem, which shares its rows with those of other discounts if it may.
+class Programs:
+    """The programs of a search whose problems differ in ``Problem.shares`` alone.
 
-    ``Problem.programs`` keeps that of all candidates, before anything was added for a solve.
+    Their rows are the same, and take longer to build than to solve. So those of the first program,
+    which is that of all candidates, are kept as they were before anything was added for a solve.
     """
-    kept = problem.programs
-    key = id(candidates), options
-    if kept is None or prune_placements or options.memory_limit is not None:
-        kept = None
-    elif not kept:  # beside the candidates, which are not another's id then
-        kept[key] = candidates, Formulation(problem, candidates, options)
-    if kept is None or key not in kept:
-        return Formulation(problem, candidates, options, prune_placements=prune_placements)
-    _, formulation = kept[key]
-    return formulation.discounted(problem)
+
+    def __init__(self) -> None:
+        self._first: tuple[object, SearchOptions, Formulation] | None = None
+
+    def of(
+        self, problem: Problem, candidates: Sequence[Sequence[Strategy]], options: SearchOptions
+    ) -> Formulation:
+        """The program of a problem, on the rows of the first where it asks for the same ones."""
+        if self._first is None:
+            self._first = candidates, options, Formulation(problem, candidates, options)
+        of_first, asked, first = self._first
+        # Candidates by identity: to compare all strategies of all classes would take as long.
+        if of_first is not candidates or asked != options:
+            return Formulation(problem, candidates, options)
+        return first.discounted(problem)
 
 
 def _assign_by_share(

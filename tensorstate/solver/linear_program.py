@@ -156,6 +156,7 @@ class LinearProgram:
             flows: the variables, of shape (steps, flows).
         """
         self._shared.append(SharedCosts(costs, flows))
+        # By lists: the columns are of ``array``, which takes no arrays of numbers at once.
         for cost, variables in zip((costs / flows.shape[1]).tolist(), flows.tolist(), strict=True):
             for variable in variables:
                 self._costs[variable] = cost
@@ -211,6 +212,7 @@ class LinearProgram:
         Args:
             rows: a column for every variable so far.
         """
+        # They stay in ``_lazy``, and ``_is_lazy`` says which of them the program lacks still.
         self._lazy, self._is_lazy = rows, np.ones(len(rows.indptr) - 1, bool)
         if len(self._is_lazy) <= FEW_ROWS:
             self._add_rows(range(len(self._is_lazy)))
@@ -238,6 +240,7 @@ class LinearProgram:
 
     def add_largest_lazy(self, count: int) -> None:
         """Add lazy rows of large factors, spread over those in the order of their sums."""
+        # Large sums are points at which much is live; spread, since neighbours say the same.
         sums = np.asarray(self._lazy.sum(axis=1)).ravel()
         order = np.argsort(-sums, kind="stable")[:: max(1, len(sums) // count)][:count]
         self._add_rows([int(row) for row in order if self._is_lazy[row]])
@@ -279,7 +282,7 @@ class LinearProgram:
         if iterations is not None:
             options["simplex_iteration_limit"] = iterations
         until = time.perf_counter() + time_limit
-        if not relax:
+        if not relax:  # while costs are split, plans seem cheaper than they are
             self._share(range(len(self._shared)))
         if self._is_lazy.any():
             relaxed = self._solve_lazily(True, options, until)
@@ -287,14 +290,6 @@ class LinearProgram:
                 no_plan = Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
                 return relaxed if relax else no_plan
         return self._solve_lazily(relax, options, until, progress)
-
-    def _start_from(self, solver: highspy.Highs, basis: highspy.HighsBasis) -> None:
-        """Start from a basis to which variables and rows were added."""
-        status = highspy.HighsBasisStatus
-        columns, rows = list(basis.col_status), list(basis.row_status)
-        basis.col_status = columns + [status.kLower] * (self.num_variables - len(columns))
-        basis.row_status = rows + [status.kBasic] * (self.num_rows - len(rows))
-        solver.setBasis(basis)
 
     def _solve_lazily(
         self,
@@ -317,7 +312,13 @@ class LinearProgram:
                 options = {**options, "time_limit": left}
             solver = highs.solver_for(self._model(relax), options)
             if basis is not None:
-                self._start_from(solver, basis)
+                # New variables stand at their lower bounds and new rows are basic: so it is a basis
+                # of the larger program, too, and near its optimum.
+                status = highspy.HighsBasisStatus
+                columns, rows = list(basis.col_status), list(basis.row_status)
+                basis.col_status = columns + [status.kLower] * (self.num_variables - len(columns))
+                basis.row_status = rows + [status.kBasic] * (self.num_rows - len(rows))
+                solver.setBasis(basis)
             elif relax and self.easier is not None:
                 bound = max(bound, self._start_from_easier(solver, self.easier, left))
             try:
@@ -341,7 +342,7 @@ class LinearProgram:
             if time.perf_counter() > until:
                 return dataclasses.replace(solution, status="limit")
             values = solution.values if relax else values
-            basis = solver.getBasis() if relax else None
+            basis = solver.getBasis() if relax else None  # branch and bound has none to give
 
     def _start_from_easier(self, solver: highspy.Highs, easier: np.ndarray, left: float) -> float:
         """Solve with the easier costs first, in half of the time; the bound that this proves.
@@ -385,7 +386,7 @@ class LinearProgram:
         return self._solution(solver, relax or not any(self._integer))
 
     def solve_ipm_relaxation(
-        self, *, time_limit: float = np.inf, tolerance: float = 1e-4, threads: int = 2
+        self, *, time_limit: float = np.inf, tolerance: float = 1e-4
     ) -> Solution:
         """The LP relaxation, solved within a tolerance of the optimum by an interior-point method.
 
@@ -397,22 +398,21 @@ class LinearProgram:
         Args:
             time_limit: seconds.
             tolerance: relative gap to stop at.
-            threads: of the solver.
         """
         until = time.perf_counter() + time_limit
         self._share(range(len(self._shared)))  # from no basis several solves take longer than one
         while True:
             left = remaining_time(until)
-            solution = self._solve_ipm(left, tolerance, threads)
+            solution = self._solve_ipm(left, tolerance)
             is_last = time.perf_counter() > until or not len(solution.values)
             if is_last or not self._add_exceeded(solution.values):
                 return solution
 
-    def _solve_ipm(self, time_limit: float, tolerance: float, threads: int) -> Solution:
+    def _solve_ipm(self, time_limit: float, tolerance: float) -> Solution:
         options: dict[str, float | str] = {
-            "threads": threads,
+            "threads": 2,
             "solver": "ipm",
-            "run_crossover": "off",
+            "run_crossover": "off",  # a bound needs no vertex
             "presolve": "off",  # duals of removed rows are poor
             "ipm_optimality_tolerance": tolerance,
         }
@@ -440,6 +440,8 @@ class LinearProgram:
         factors, indices = np.frombuffer(self._factors), np.frombuffer(self._indices, np.int32)
         rows = csr_matrix((factors, indices, np.frombuffer(self._starts, np.int32)), shape)
         row_low, row_high = np.frombuffer(self._row_low), np.frombuffer(self._row_high)
+        # Where a row is open to one side, a dual of the wrong sign would make the bound infinite.
+        # It is a rounding error, and any other duals prove a bound, too.
         duals = np.where(np.isinf(row_low), np.minimum(duals, 0.0), duals)
         duals = np.where(np.isinf(row_high), np.maximum(duals, 0.0), duals)
         left = np.frombuffer(self._costs) - rows.T @ duals

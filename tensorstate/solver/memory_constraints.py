@@ -74,11 +74,14 @@ class MemoryConstraints:
         columns = np.array([*self.live.values()])
         if not len(variables):
             return peak
+        # A point at which every variable takes at most what it takes at a neighbour cannot be the
+        # peak alone: of a layer's points few are left.
         if reserved is None:  # else a point with fewer bytes may be the tighter one
             columns = columns[:, nondominated_rows(columns.T)]
         live = coo_matrix(columns.T)
         points = columns.shape[1]
         shape = points, self.program.num_variables
+        # Every row: live[t] + inputs - peak <= 0. Inputs, and the peak, are in all of them.
         everywhere = np.array([*self.inputs, peak], dtype=np.int32)
         nbytes = np.array([*self.inputs.values(), -1.0])
         numbers = np.repeat(np.arange(points), len(everywhere))
@@ -86,7 +89,7 @@ class MemoryConstraints:
             (live.data, (live.row, variables[live.col])),
             (np.tile(nbytes, points), (numbers, np.tile(everywhere, points))),
         )
-        if reserved is not None:
+        if reserved is not None:  # a part of the limit that is not this program's to take
             parts += ((reserved, (np.arange(points), np.full(points, peak))),)
         self.program.set_lazy(
             sum((csr_matrix(part, shape) for part in parts), start=csr_matrix(shape))
@@ -115,6 +118,7 @@ class VariableShares(Shares[int]):
         """By step m: largest[m] >= flow[d, m] for every recomputed consumer d."""
         if len(flows) < 2:
             return flows[0] if flows else {}
+        # One copy serves all of them: the sum of their flows would count it once for each.
         largest: Mapping[ReshardStep, int] = {
             step: self.program.add_fraction() for step in flows[0]
         }
@@ -132,6 +136,7 @@ class VariableShares(Shares[int]):
     ) -> Mapping[Placements, Iterable[int]]:
         """See ``Shares``."""
         consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
+        # The caller of the step takes what it gets: there a tensor waits as it is produced.
         if consumer_class is None or consumer_class.class_id is None:
             return self.choices.source_terms(self.group, recomputed)
         return self.choices.target_terms(consumer_class, recomputed)
@@ -142,6 +147,7 @@ class VariableShares(Shares[int]):
 
     def saved_beside_produced(self, placements: Placements) -> int:
         """copied[s] >= saved[s] - produced[s]."""
+        # Its bytes are minimized or limited, so that it falls to the difference or to 0.
         copied, share = self.program.add_fraction(), self.variables.saved[placements]
         produced = [(v, 1.0) for v in self.produced().get(placements, ())]
         self.program.add_constraint([(copied, 1.0), (share, -1.0), *produced], 0.0, np.inf)
@@ -175,6 +181,7 @@ class VariableShares(Shares[int]):
         sources = self.produced()
         if not self.group.is_input or placements not in sources:
             return None
+        # It takes bytes off, so that it rises to the smaller of the two.
         in_place, resident = self.program.add_fraction(), self.variables.loop_resident[placements]
         self.program.add_constraint([(in_place, 1.0), (resident, -1.0)], -np.inf, 0.0)
         produced = [(v, -1.0) for v in sources[placements]]
@@ -187,6 +194,7 @@ def nondominated_rows(rows: np.ndarray) -> np.ndarray:
 
     A row is dominated if every variable has at least as large a factor in the other.
     """
+    # Of neighbours alone, between which few tensors begin or end: most rows go by them.
     kept: list[int] = []
     for row in range(len(rows)):
         while kept and (rows[row] >= rows[kept[-1]]).all():

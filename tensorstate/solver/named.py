@@ -11,12 +11,12 @@ import dataclasses
 from collections.abc import Callable
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
-from tensorstate.cost.reshard_plan import ReshardPlan, has_no_partial
+from tensorstate.cost.reshard_plan import has_no_partial
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import Baselines, baseline_by_axis, is_parameter
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies
+from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.plain import plainer, simplify
 
@@ -29,9 +29,8 @@ def best_among(
 ) -> SearchResult | None:
     """The best plan of a strategy's candidates that fits; ``None`` if none is found in time."""
     try:
-        found = solve_within_limit(
-            problem, candidates, options, milp, prune_placements=True, fall_back=False
-        )
+        asked = Question(problem, candidates, options)
+        found = solve_within_limit(asked, milp, prune_placements=True, fall_back=False)
     except PlanError:
         return None
     return found if isinstance(found, SearchResult) else None
@@ -66,10 +65,13 @@ def best_baseline(
         linear = options.linear
         found = solve(strategies, linear)
         plain = simplify(problem, strategies, linear, found, gap)
+        # Both, as found and made plain: no program knows which is faster with its copies gathered
+        # twice.
         first = _regather(problem, found, linear, baselines)
         second = first if plain is found else _regather(problem, plain, linear, baselines)
         return plainer(first, second, options, gap)
 
+    # A strategy without the limit is what its name stands for: where it fits it is the answer.
     free = best(dataclasses.replace(options, memory_limit=None, recompute=False))
     if free.cost.memory.fits(options.memory_limit):
         return strategies, free
@@ -85,7 +87,21 @@ def _regather(
     problem: Problem, result: SearchResult, options: SearchOptions, baselines: frozenset[str]
 ) -> SearchResult:
     """The result with the copies that the baselines do not save between the passes."""
-    saved = _regathered_in_backward(problem, result, baselines)
+    saved: dict[int, Placements] = {}
+    for reshard in result.cost.reshards:
+        group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
+        # ZeRO-3 gathers parameters a second time in the backward pass, also those that were cast.
+        is_cast = reshard.saved is not None and is_parameter(problem.graph, reshard.tensors[0])
+        if "fsdp" in baselines and (group.is_input or is_cast):
+            saved |= dict.fromkeys(reshard.tensors, produced)
+        # Megatron's sequence parallelism does so with activations, of which every device saves its
+        # part of the sequence (Korthikanti et al., 2022, section 4.2.2).
+        if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
+            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
+                group, produced
+            )
+            if has_no_partial(produced) and larger:
+                saved |= dict.fromkeys(reshard.tensors, produced)
     if not saved:
         return result
     decisions = dataclasses.replace(result.decisions, saved={**result.decisions.saved, **saved})
@@ -93,30 +109,3 @@ def _regather(
     return dataclasses.replace(
         result, decisions=decisions, cost=cost, objective=options.value(cost)
     )
-
-
-def _regathered_in_backward(
-    problem: Problem, result: SearchResult, baselines: frozenset[str]
-) -> dict[int, Placements]:
-    """The saved placements of tensors that a baseline gathers a second time in the backward pass.
-
-    ZeRO-3 does so with parameters. Megatron's sequence parallelism does so with activations, of
-    which every device saves its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
-    """
-    saved: dict[int, Placements] = {}
-    for reshard in result.cost.reshards:
-        group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
-        if "fsdp" in baselines and (group.is_input or _is_saved_cast(problem, reshard)):
-            saved |= dict.fromkeys(reshard.tensors, produced)
-        if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
-            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
-                group, produced
-            )
-            if has_no_partial(produced) and larger:
-                saved |= dict.fromkeys(reshard.tensors, produced)
-    return saved
-
-
-def _is_saved_cast(problem: Problem, reshard: ReshardPlan) -> bool:
-    """Whether a copy is saved of a parameter that was cast to another dtype."""
-    return reshard.saved is not None and is_parameter(problem.graph, reshard.tensors[0])

@@ -34,8 +34,9 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import Milp
+from tensorstate.solver.formulation import Programs
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
 from tensorstate.solver.named import best_among
 from tensorstate.solver.plain import plainer, simplify, timed
@@ -70,11 +71,7 @@ def search_overlapped(
     Raises:
         PlanError: as ``Solver.solve``.
     """
-    problem.programs = {}
-    try:
-        return _Overlap(problem, candidates, options, solver, progress).run()
-    finally:
-        problem.programs = None
+    return _Overlap(problem, candidates, options, solver, progress).run()
 
 
 def retimed(
@@ -133,6 +130,8 @@ class Shares:
         """The shares after a plan that exposes other ones; ``None`` where these were right."""
         columns = []
         for share, low, high, seen in zip(self.assumed, self.low, self.high, exposed, strict=True):
+            # Bisection: a share that was too small is a lower end, and one too large an upper end.
+            # Until there is an upper end the next share is what the schedule exposes.
             after = share
             if seen > share:
                 low, after = share, seen if seen < high else (share + high) / 2
@@ -187,14 +186,15 @@ class _Overlap:
         progress: Progress | None,
     ):
         self.problem, self.candidates, self.options = problem, candidates, options
-        self.solver, self.progress = solver, progress
+        self.solver, self.progress, self.programs = solver, progress, Programs()
         self.linear, self.baselines = options.linear, Baselines(problem)
         self.start, self.bound = time.perf_counter(), -math.inf
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
         if not self.problem.hardware.overlaps:
-            return self._plain(self.problem, self._solved(self.problem, self.solver.gap))
+            plain = self._plain(self.problem, self._solved(self.problem, self.solver.gap))
+            return dataclasses.replace(plain, seconds=self._seconds())
         self.bound = _least_compute(self.problem, self.candidates)
         best = self._corrected_until_stable()
         if best is None or not self._is_close(best):
@@ -217,6 +217,7 @@ class _Overlap:
             last, hidden = hidden, None if shares is None else self._hidden(shares)
         if best is None:
             return None
+        # With the costs of the program that found it, so that plain moves stay near its optimum.
         plain = self._plain(best.program, best.solved)
         return best.found if self._is_close(best.found) and not self._is_close(plain) else plain
 
@@ -263,7 +264,8 @@ class _Overlap:
                 LEAST_SECONDS, min(END_UNTIL * limit - self._seconds(), PROGRAM_SHARE * limit)
             )
         solver = dataclasses.replace(self.solver, time_limit=seconds, gap=gap)
-        return solver.solve(problem, self.candidates, self.linear, self.progress)
+        asked = problem, self.candidates, self.linear, self.progress, self.programs
+        return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult) -> None:
         self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound))
@@ -297,12 +299,11 @@ class _Overlap:
         """Whether its collectives are of parameters, or of gradients that the optimizer reads."""
         if is_parameter(self.problem.graph, group.tensors[0]):
             return True
-        return not group.in_forward and self._is_late(group)
-
-    def _is_late(self, group: TensorGroup) -> bool:
-        """Whether the optimizer alone reads the tensors of a group, or casts of them."""
+        if group.in_forward:
+            return False
         if is_gradient(self.problem, group):
             return True
+        # Or casts of them: under mixed precision a gradient is reduced before it is cast back.
         readers = [c.class_id for c in group.consumer_classes]
         if not readers or self.problem.node(group.class_id).phase != "backward":
             return False
@@ -340,6 +341,7 @@ class _Overlap:
             return min(1.0, math.fsum(exposed[g][axis] for g in groups) / total) if total else 0.0
 
         others = [group for group in self.hideable if group not in hidden.shares.alone]
+        # Axes first: shares of single tensors would follow each other's schedules, a few at a time.
         by_axis = hidden.shares.corrected([share(others, axis) for axis in axes])
         if by_axis is not None:
             return by_axis
@@ -359,6 +361,7 @@ class _Overlap:
             return None
         limit = self.options.memory_limit
         milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
+        # As of the search itself the plan without the limit comes first, whose program is smaller.
         free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
         for options in (free,) if limit is None else (free, self.linear):
             found = best_among(self.problem, both, options, milp)

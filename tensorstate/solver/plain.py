@@ -90,6 +90,7 @@ class _Simplifier:
     ):
         self.problem, self.options, self.result = problem, options, result
         self.allowed = [frozenset(of_class) for of_class in candidates]
+        # A search that ended at its gap has left nothing of it to spend.
         self.most = max(result.objective, result.bound / (1 - min(gap, 0.5)))
         self.most_inputs = result.cost.memory.inputs * (1 + MORE_INPUTS)
         self.groups_of: dict[int, list[tuple[TensorGroup, int | None]]] = defaultdict(list)
@@ -141,6 +142,7 @@ class _Simplifier:
                 continue
             tried.add(key)
             decisions = self._decided(best.decisions, moves)
+            # The cheap test first: to price a move takes much longer.
             shardings = self._shardings(decisions.strategies)
             if shardings > first[0]:
                 continue
@@ -148,13 +150,18 @@ class _Simplifier:
             if change is None or change[0] > self.most:
                 continue
             objective, collectives = change
+            # The batch may take more collectives for a sharding less.
             is_batch = self._role(family[0]) == "input"
             if (shardings, collectives) < first and (is_batch or collectives <= first[1]):
                 found.append(((shardings, collectives), objective, moves))
+        # ``_change`` knows the seconds of a move and not its bytes: the first that fits is taken.
         for _, _, moves in sorted(found, key=lambda choice: choice[:2]):
-            moved = self._after(best, moves)
-            if moved is not None:
-                return moved
+            moved = self._decided(best.decisions, moves)
+            cost = estimate_cost(self.problem, moved)
+            objective = self.options.value(cost)
+            is_light = cost.memory.inputs <= self.most_inputs
+            if objective <= self.most and is_light and cost.memory.fits(self.options.memory_limit):
+                return dataclasses.replace(best, decisions=moved, cost=cost, objective=objective)
         return best
 
     def _moves_of(
@@ -164,6 +171,8 @@ class _Simplifier:
         for members in (family, *([group] for group in family if len(family) > 1)):
             for spec in self._targets(strategies, members):
                 yield self._moves(members, spec, strategies)[0]
+        # Inputs of one shape are often the same parameter of several layers. Where one is moved
+        # alone, its product still asks for the other sharding: so the products move with it.
         regions = [
             (group, *self._moves([group], self.spec(group, strategies), strategies))
             for group in family
@@ -241,6 +250,7 @@ class _Simplifier:
             moves[group.class_id] = placements
             pending = [(group, placements)]
             seen = {group.tensors[0]}
+            # Through all that is as large as the input and only copies it or updates it.
             while pending:
                 current, wanted = pending.pop()
                 for class_id, labels, follows in self._around(current):
@@ -318,6 +328,7 @@ class _Simplifier:
         Only the tensor groups around the classes that change are resharded again.
         """
         problem, cost = self.problem, best.cost
+        # Exactly what ``estimate_cost`` would say, as differences: it takes all groups.
         touched = {self.number_of[id(g)] for c in moves for g, _ in self.groups_of[c]}
         again = defaultdict[int, int](int)
         for node in cost.recomputed_nodes:
@@ -349,17 +360,6 @@ class _Simplifier:
         total = compute + communication if is_sum else max(compute, communication)
         return total, collectives
 
-    def _after(self, result: SearchResult, moves: Moves) -> SearchResult | None:
-        """The plan after a move; ``None`` if it is too slow, or takes too much memory."""
-        moved = self._decided(result.decisions, moves)
-        cost = estimate_cost(self.problem, moved)
-        objective = self.options.value(cost)
-        if objective > self.most or cost.memory.inputs > self.most_inputs:
-            return None
-        if not cost.memory.fits(self.options.memory_limit):
-            return None
-        return dataclasses.replace(result, decisions=moved, cost=cost, objective=objective)
-
     def score(self, result: SearchResult) -> tuple[int, int]:
         """How much there is to read: shardings, and collectives."""
         collectives = sum(result.cost.count_by_collective.values())
@@ -370,6 +370,7 @@ class _Simplifier:
 
         An argument of the batch counts where it is sharded otherwise than most of the arithmetic.
         """
+        # Distinct ones of all inputs, and of each family again: few in all, and one per shape.
         specs, in_family, misplaced = set[Spec](), set[object](), 0
         batch = self._batch_spec(strategies)
         for group in self.inputs:

@@ -35,6 +35,8 @@ def refuse_below_least(
     limit = options.memory_limit
     if limit is None:
         return
+    # Arguments are live throughout, so that their sum is a bound by itself, whatever the order of
+    # operators. Beside them the least bytes are added up point by point.
     inputs, beside, free = dict[int, int](), dict[int, np.ndarray](), 0
     for number, group in enumerate(problem.tensor_groups):
         strategies = candidates[group.class_id]
@@ -46,7 +48,7 @@ def refuse_below_least(
     devices = problem.mesh.num_devices
     if arguments > limit:
         remedy = f"{math.ceil(devices * arguments / limit)} devices or more"
-        if free < arguments:
+        if free < arguments:  # more devices do not shard inputs that pins keep whole
             remedy = f"without pin= and forbid= the arguments take {bytes_text(free)}"
         raise PlanError(
             f"no plan fits into {bytes_text(limit)} of a device's memory: the least is about "
@@ -55,6 +57,7 @@ def refuse_below_least(
             f"{_largest(problem, inputs.items())}. A limit above {bytes_text(arguments)} "
             f"may fit, or {remedy}"
         )
+    # Each group in its own best placements: together they need not be a plan.
     live = sum(beside.values(), start=np.zeros(len(problem.liveness.program_points)))
     peak = int(live.argmax())
     least = arguments + math.ceil(live[peak])
@@ -138,6 +141,7 @@ def _updated_input(graph: Graph, tensor: int) -> str | None:
         for output in graph.outputs
         if output.updates is not None
     }
+    # Breadth first, so that the first that is found is the nearest.
     pending, seen = [tensor], {tensor}
     for current in pending:  # grows while it is read
         input_tensor = updates.get(current)

@@ -105,7 +105,10 @@ def repair(
             result, excess, beyond = solved
             is_better = _is_better(result, found, limit)
             if is_better:
-                now, found = result, _with(found, result, limit)
+                now, fitting = result, found.fitting
+                fitting = result if result.cost.memory.fits(limit) else fitting
+                least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
+                found = Repaired(fitting, least)
             if beyond is not None and excess < MIN_IMPROVEMENT * limit:
                 is_missed = True
                 beyond = np.clip(beyond / limit + LEAST_RESERVED, LEAST_RESERVED, MOST_RESERVED)
@@ -132,11 +135,6 @@ def _is_better(result: SearchResult, found: Repaired, limit: float) -> bool:
     return found.fitting is None and result.cost.memory.peak < least * (1 - MIN_IMPROVEMENT)
 
 
-def _with(found: Repaired, result: SearchResult, limit: float) -> Repaired:
-    least = min(found.least_memory, result, key=lambda plan: plan.cost.memory.peak)
-    return Repaired(result if result.cost.memory.fits(limit) else found.fitting, least)
-
-
 def _neighbourhood(
     problem: Problem, candidates: CandidateStrategies, now: SearchResult, axis: int, most: int
 ) -> tuple[list[list[Strategy]], bool]:
@@ -159,8 +157,13 @@ def _neighbourhood(
         group = problem.tensor_groups[number]
         readers = (consumer.class_id for consumer in group.consumer_classes)
         around = {group.class_id, *(c for c in readers if c is not None)}
+        # Each class once: another group around the peak may have brought in its others before.
         along = {
-            c: [w for w in candidates[c] if _differ_along(w, choices[c][0], axis)]
+            c: [
+                w
+                for w in candidates[c]
+                if [a for a, now in enumerate(choices[c][0]) if w[a] != now] == [axis]
+            ]
             for c in around
             if len(choices[c]) == 1
         }
@@ -172,12 +175,6 @@ def _neighbourhood(
         for class_id, others in along.items():
             choices[class_id] += others
     return choices, is_whole
-
-
-def _differ_along(strategy: Strategy, other: Strategy, axis: int) -> bool:
-    """Whether two strategies differ along this mesh axis and no other."""
-    differing = [a for a, (x, y) in enumerate(zip(strategy, other, strict=True)) if x != y]
-    return differing == [axis]
 
 
 def _solve(

@@ -88,6 +88,8 @@ class StrategyVariables:
             seconds = multiplicity * problem.seconds(class_id, strategy)
             choices[strategy, False] = strategies[-1]
             if recomputed:
+                # Layers of a class share the strategy, and some of them are recomputed: so shares
+                # are variables of their own, and the strategy alone is in {0, 1}.
                 choices[strategy, False] = self.program.add_fraction()
                 choices[strategy, True] = self.program.add_fraction()
                 self.make_integral(choices[strategy, True], multiplicity)
@@ -243,7 +245,8 @@ class _GroupConstraints:
         """Add the passes: around the microbatch loop first, then inside it."""
         produced = {s: [(v, 1.0) for v in variables] for s, variables in self.sources.items()}
         if self.passes.resident_from is not None:
-            self._add_loop_resident()
+            for placements in self._reachable():
+                self.variables.loop_resident[placements] = self._add_copy()
         resident = _as_terms(self.variables.loop_resident)
         start = produced
         if self.passes.resident_from == "before_loop":
@@ -279,13 +282,22 @@ class _GroupConstraints:
         sinks = [self._sinks(consumer) for consumer in passes.in_forward] + accumulated
         starts = [start] * len(sinks)
         if passes.resident_from == "before_loop":
+            # The resident copy serves both passes: nothing is saved beside it.
             resident = {s: [v] for s, v in self.variables.loop_resident.items()}
             later_starts = [start] * len(after_forward)
             later_starts += [self._available_share(resident) for _ in recompute_consumers]
         else:
             if passes.can_save(len(later)):
-                starts.append(self._available_share(self._saveable()))
-                sinks.append(self._add_saved())
+                # A recomputed tensor is not saved (8). An input is never recomputed.
+                recomputed_too = None if self.group.is_input else False
+                sources = self.choices.source_terms(self.group, recomputed_too)
+                starts.append(self._available_share(sources))
+                # saved[f, s] is a sink of the pass: a copy that a reader needs anyway costs nothing
+                # more to save. Partial maxima and minima are not saved.
+                for placements in self._reachable():
+                    if min(placements) >= SUM:
+                        self.variables.saved[placements] = self._add_copy()
+                sinks.append(_as_terms(self.variables.saved))
             later_starts = [self._restored() for _ in later]
         self.variables.used["in_forward"], _ = self._route(starts, sinks, num_repeats)
         used, flows = self._route(later_starts, later, num_repeats)
@@ -333,6 +345,7 @@ class _GroupConstraints:
         targets = {placements for terms in by_consumer for placements in terms}
         (source,) = self.sources
         shards = [max(at_axis) for at_axis in zip(source, *targets, strict=True)]
+        # Along an axis that no end is sharded on it is replicated: sums are saved reduced.
         smallest = tuple(max(placement, REPLICATED) for placement in shards)
         if not divides_evenly(smallest, self.group.sizes, self.problem.mesh):
             smallest = (REPLICATED,) * len(source)
@@ -387,6 +400,8 @@ class _GroupConstraints:
         is_split = shared and self.owner.split
         used: dict[ReshardStep, int] = {}
         flows: list[UsedSteps] = []
+        # Relaxed, (6) is where fractions pay: halves of two flows share a step for half of its
+        # price, also where no plan that they are mixed of has both on it.
         for step, seconds in () if is_split else self.arcs:
             if starts and (seconds or not shared or self.limited):
                 used[step] = self.program.add_fraction()
@@ -414,6 +429,8 @@ class _GroupConstraints:
 
         start[s] + sum of flow[m] over m into s = sink[s] + sum of flow[m] over m out of s
         """
+        # One unit goes from the producer's placements to the consumer's. Both ends are variables,
+        # so that the strategies of two classes meet here alone, and not in a table of all pairs.
         terms: dict[Placements, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for step, variable in flow.items():
             terms[step.source][variable] -= 1.0
@@ -439,6 +456,7 @@ class _GroupConstraints:
         if consumer_class.class_id is not None:
             targets = self.choices.target_terms(consumer_class, recomputed)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
+        # None of them is the best in advance: a reduce-scatter costs half of an all-reduce.
         every = all_placements(self.group.sizes, self.problem.mesh)
         returned = {s: self.program.add_fraction() for s in every}
         self.program.add_constraint([(v, 1.0) for v in returned.values()], 1.0, 1.0)
@@ -446,29 +464,12 @@ class _GroupConstraints:
 
     # ------------------------------------------------------------------ saved and resident copies
 
-    def _add_saved(self) -> dict[Placements, Terms]:
-        """saved[f, s]: a sink of the forward pass, in any placements without partial max or min."""
-        for placements in self._reachable():
-            if min(placements) >= SUM:
-                self.variables.saved[placements] = self._add_copy()
-        return _as_terms(self.variables.saved)
-
-    def _add_loop_resident(self) -> None:
-        """loop_resident[f, s], in any placements."""
-        for placements in self._reachable():
-            self.variables.loop_resident[placements] = self._add_copy()
-
     def _add_copy(self) -> int:
         """A share of the group in [0, 1]; under a memory limit it stands for whole tensors."""
         share = self.program.add_variable(high=1.0)
         if self.limited:
             self.choices.make_integral(share, self.group.multiplicity)
         return share
-
-    def _saveable(self) -> dict[Placements, list[int]]:
-        """The strategies that produce a tensor to be saved: recomputed tensors are not saved."""
-        recomputed = None if self.group.is_input else False
-        return self.choices.source_terms(self.group, recomputed)
 
     def _available_share(
         self, sources: Mapping[Placements, Iterable[int]]

@@ -31,6 +31,7 @@ class SharedCosts(NamedTuple):
 
     def lacking(self, values: np.ndarray) -> float:
         """The costs of the largest flows beyond the parts that are paid."""
+        # Paid are the costs of the mean, which is at most the largest; equal where all flows are.
         flows = values[self.flows]
         return float(self.costs @ (flows.max(axis=1) - flows.mean(axis=1)))
 
@@ -46,7 +47,9 @@ def most_lacking(
     lacking = np.array([shared.lacking(values) for shared in pending])
     if lacking.sum() <= max(allowed, least):
         return []
+    # The largest first: each that is shared adds variables and rows for good.
     order = np.argsort(-lacking, kind="stable")
+    # What is lacking still once these are shared.
     left = lacking.sum() - np.cumsum(lacking[order])
     count = int(np.count_nonzero(left > allowed)) + 1
     return [int(k) for k in order[:count] if lacking[k] > least]

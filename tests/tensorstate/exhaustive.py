@@ -163,7 +163,9 @@ class Every:
         needed_after_forward = tuple(
             (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
         )
-        key = number, recomputed_nodes & group.nodes, needed_after_forward
+        readers = (node for of in group.consumers for nodes in of for node in nodes)
+        around = recomputed_nodes & {*group.producers, *readers}
+        key = number, around, needed_after_forward
         if key in self._tables:
             return self._tables[key]
         consumers = (d.class_id for d in group.consumer_classes if d.class_id is not None)

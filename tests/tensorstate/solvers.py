@@ -7,7 +7,7 @@ import math
 from tensorstate import Auto, CoordinateDescent, Milp, SearchOptions, SearchResult
 from tensorstate.cost.cost import Infeasible
 from tensorstate.solver import exact
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
 
 
@@ -28,9 +28,8 @@ def solve_auto(problem, candidates, time_limit=math.inf, **options) -> SearchRes
 
 
 def solve_within_limit(problem, candidates, fall_back=True, **options) -> SearchResult | Infeasible:
-    return exact.solve_within_limit(
-        problem, candidates, SearchOptions(**options), Milp(), fall_back=fall_back
-    )
+    question = Question(problem, candidates, SearchOptions(**options))
+    return exact.solve_within_limit(question, Milp(), fall_back=fall_back)
 
 
 def formulation_of(problem, candidates, prune_placements=False, **options) -> Formulation:

@@ -78,8 +78,8 @@ def replace_exact_search(monkeypatch, solve):
 def decided(monkeypatch, free, exact_one, named, descended):
     """Makes every stage return its result, in place of a search; errors are raised."""
 
-    def solve(_problem, _candidates, options, *_args, prune_placements=False, **_options):
-        if options.memory_limit is None:
+    def solve(question, _solver, *, prune_placements=False, **_options):
+        if question.options.memory_limit is None:
             return free
         return named if prune_placements else exact_one
 

@@ -16,6 +16,7 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact
+from tensorstate.solver.base import Question
 from tensorstate.solver.exact import Milp
 from tensorstate.solver.linear_program import Solution
 from tests.tensorstate.exhaustive import Every
@@ -195,16 +196,16 @@ def test_less_memory_is_never_quicker():
 def test_the_least_memory_is_not_searched_again_for_the_message(monkeypatch):
     problem = Problem(graph("twice"), AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,)), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
-    options = SearchOptions(memory_limit=100.0)
     late = Solution("limit", np.zeros(0), math.inf, 0.0)
     full = formulation_of(problem, candidates, memory_limit=100.0)
     monkeypatch.setattr(exact, "solve_by_size", lambda *_args: (full, late))
     monkeypatch.setattr(exact, "minimize_memory", lambda *_args, **_options: (None, 120.0))
-    searched = exact.solve_within_limit(problem, candidates, options, Milp())
+    question = Question(problem, candidates, SearchOptions(memory_limit=100.0))
+    searched = exact.solve_within_limit(question, Milp())
     assert isinstance(searched, Infeasible)
     assert (searched.proven, searched.least_memory, searched.least_bytes) == (False, None, 120.0)
     monkeypatch.delattr(exact, "minimize_memory")
-    told = exact.infeasible_message(problem, candidates, searched, options)
+    told = exact.infeasible_message(question, searched)
     assert "could not be determined in time, at least 120 bytes" in told
 
 
@@ -212,9 +213,8 @@ def test_a_plan_that_the_message_finds_is_not_called_more_than_the_limit():
     problem = Problem(graph("twice"), AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,)), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
     limit = solve_milp(problem, candidates).cost.memory.peak
-    told = exact.infeasible_message(
-        problem, candidates, Infeasible(proven=False), SearchOptions(memory_limit=limit)
-    )
+    question = Question(problem, candidates, SearchOptions(memory_limit=limit))
+    told = exact.infeasible_message(question, Infeasible(proven=False))
     assert told.startswith("no plan was found that fits")
     assert told.endswith("allow more time")
 
