@@ -114,9 +114,8 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
 def as_trees(arcs: Arcs, packed: Packed) -> Trees:
     """Trees as columns of ranks by depth and their parents."""
     depth, _, _ = measured(arcs, packed.weight, packed.arc)
-    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
-    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
-    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
+    over = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1)
+    return Trees.by_depth(packed.root, packed.weight, over, depth)
 
 
 @kernel(cache=True, superlinear=True)

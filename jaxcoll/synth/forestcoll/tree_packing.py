@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import dinic
+from jaxcoll.numerics.connectivity import dinic, with_reverses
 from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import Trees, reparent
@@ -148,13 +148,9 @@ def _pack(left, roots, weights, neighbour):
                 if most < weight[i]:
                     if count == room:
                         room *= 2
-                        root, weight, joined = (
-                            _wider(root, room), _wider(weight, room), _wider(joined, room),
-                        )  # fmt: skip
-                        vertex, parent, depth, at = (
-                            _longer(vertex, room), _longer(parent, room), _longer(depth, room),
-                            _longer(at, room),
-                        )  # fmt: skip
+                        root, weight, joined = _doubled(root), _doubled(weight), _doubled(joined)
+                        vertex, parent = _doubled(vertex), _doubled(parent)
+                        depth, at = _doubled(depth), _doubled(at)
                     root[count], weight[count], joined[count] = root[i], weight[i] - most, joined[i]
                     vertex[count], parent[count], depth[count] = vertex[i], parent[i], depth[i]
                     at[count] = at[i]
@@ -197,17 +193,8 @@ def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, lay
 
 
 @kernel(cache=True)
-def _wider(column, room):
-    out = np.zeros(room, column.dtype)
-    out[: len(column)] = column
-    return out
-
-
-@kernel(cache=True)
-def _longer(table, room):
-    out = np.full((room, table.shape[1]), -1, table.dtype)
-    out[: len(table)] = table
-    return out
+def _doubled(column):
+    return np.concatenate((column, column))  # what a new row holds is written before it is read
 
 
 @kernel(cache=True)
@@ -260,31 +247,10 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
                 src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
                 a += 1
             hub += 1
-    ptr, head, mate, room = _listed(n + extra, src, dst, capacity)
+    ptr, head, mate, room, _ = with_reverses(n + extra, src, dst, capacity)
     scratch = n + extra + 1
     flow = dinic(
         ptr, head, mate, room, x, y, others + asked, np.empty(scratch, np.int64),
         np.empty(scratch, np.int64), np.empty(scratch, np.int64), np.empty(scratch, np.int64),
     )  # fmt: skip
     return max(0, flow - others)
-
-
-@kernel(cache=True)
-def _listed(vertices, src, dst, capacity):
-    """Arcs and their reverses by the vertex they leave."""
-    arcs = len(src)
-    ptr = np.zeros(vertices + 1, np.int64)
-    for a in range(arcs):
-        ptr[src[a] + 1] += 1
-        ptr[dst[a] + 1] += 1
-    for v in range(vertices):
-        ptr[v + 1] += ptr[v]
-    at = ptr[:-1].copy()
-    head, mate = np.empty(2 * arcs, np.int64), np.empty(2 * arcs, np.int64)
-    room = np.zeros(2 * arcs, np.int64)
-    for a in range(arcs):
-        e, r = at[src[a]], at[dst[a]]
-        at[src[a]] += 1
-        at[dst[a]] += 1
-        head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
-    return ptr, head, mate, room
