@@ -167,7 +167,6 @@ class Bidirectional(Expansion):
         return size, 2 * degree
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L and T_B of the base."""
         return base
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
@@ -222,7 +221,6 @@ class DegreeExpansion(Expansion):
         return size * self.copies, degree * self.copies
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L + 1 and T_B + (n - 1)/(nN) (Theorem 11)."""
         more = Fraction(self.copies - 1, self.copies * size)
         return Cost(base.steps + 1, base.inverse_bandwidth + more)
 
@@ -232,6 +230,8 @@ class DegreeExpansion(Expansion):
         number = arc_numbers(*degree_expansion_arcs(base.digraph, n))
         send = base.sends.split(chunks // base.chunks)
         # Axes: send, copy j that its data belongs to, copy i of its receiver.
+        # All copies of a send run at once: the data of copy j uses arcs out of copies j alone, so
+        # that no two copies meet on one.
         source, target = np.arange(n)[:, None], np.arange(n)
         every = (slice(None), None, None)
         within = Sends.of(
@@ -278,11 +278,12 @@ class LineGraph(Expansion):
         return size * degree, degree
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L + 1 and T_B + 1/N, upper bounds (Theorem 7)."""
         return Cost(base.steps + 1, base.inverse_bandwidth + Fraction(1, size))
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
         digraph, degree = base.digraph, base.digraph.degree
+        # The base sends over arcs of G, which are ranks here. A first step brings each shard from
+        # its rank v'v to all ranks vu: from there it goes the ways that v's shard goes in A.
         links = expanded.links[:, None]
         first = Sends.of(0, links, expanded.tails[links], np.arange(base.chunks))
         # Axes: send, arc v'v into the owner v of its chunk, arc ww' out of its receiver w.
@@ -340,8 +341,9 @@ class CartesianPower(Expansion):
         return size**self.exponent, degree * self.exponent
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """n T_L and T_B N/(N - 1) (N^n - 1)/N^n (Theorem 12)."""
         ranks = size**self.exponent
+        # From the optimum (N - 1)/N of N ranks to that of N^n: a base that takes more time than
+        # its optimum keeps the ratio.
         factor = Fraction(size * (ranks - 1), (size - 1) * ranks)
         return Cost(base.steps * self.exponent, base.inverse_bandwidth * factor)
 

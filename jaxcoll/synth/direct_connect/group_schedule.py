@@ -102,6 +102,8 @@ class GroupSchedule:
 
         All links of one offset carry equally much.
         """
+        # Translations take the links of an offset to one another: the tree of rank 0, moved by all
+        # ranks, puts on each of them what rank 0's tree puts on all of them together.
         found = np.zeros((self.num_steps, self.network.degree), np.int64)
         _count(self.step, self.via, found)
         return found

@@ -58,6 +58,9 @@ class _Side:
         """The least scale at which a number of trees per root fit (as ``fixed_k``, by cuts)."""
         n, (src, dst) = len(trees), self.ends()
         need = sum(trees)
+        # Trees exist as long as no cut lets out fewer than are rooted inside (Edmonds). Newton's
+        # method: the cut that is short at one scale says which larger one it needs, starting from
+        # the cuts around single ranks, until a flow to every rank finds none that is short.
         network = FlowNetwork(n + 1, np.append(src, [n] * n), np.append(dst, np.arange(n)))
 
         def scale_for(inside: np.ndarray) -> Fraction:
@@ -84,6 +87,7 @@ class _Side:
                 paths.setdefault((u, v), []).append(PathCapacity(path, amount))
         logical = Logical(len(trees), paths, ())
         packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
+        # Whole trees may need every link less than the scale allows, so that it is counted.
         routed = dataclasses.replace(assemble(logical, packed), is_tight=False)
         return as_flow(self.topology, scaling, routed)
 
@@ -180,6 +184,7 @@ def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, ...]:
 
 def _apportioned(chunks: int, shares: Sequence[Fraction]) -> list[int]:
     """Whole numbers of chunks in proportion to shares that add up to 1: largest remainders."""
+    # Ranks of equal remainders in their order, so that equal bounds give equal schedules.
     exact = [chunks * share for share in shares]
     found = [math.floor(x) for x in exact]
     order = sorted(range(len(exact)), key=lambda r: (found[r] - exact[r], r))
@@ -224,8 +229,9 @@ def _turns(
 ) -> np.ndarray:
     """The step in which each chunk starts, 0..count - 1: evenly within each pair of trees."""
     ends = [_batches(flow, start, times) + flow.weight * times for flow in (give, receive)]
-    # Between two marks all chunks have the same two trees, and one pair's chunks share no link's
-    # time with themselves: spread over all steps, each pair takes its part of every step.
+    # Between two marks all chunks have the same two trees. Spread over all steps, such a pair takes
+    # its part of every step, as the capacities of the links were shared out; one pair after another
+    # would leave most links idle.
     marks = np.unique(np.concatenate([[0], *ends]))
     sizes = np.diff(marks)
     offset = np.arange(marks[-1]) - np.repeat(marks[:-1], sizes)

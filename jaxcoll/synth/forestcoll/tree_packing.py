@@ -206,26 +206,14 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     hold y already add as much to both, and those of one rank need no vertex of their own.
     """
     n = len(left)
-    # Of mu only min(g, m) matters, so the flow may stop there.
-    asked = min(left[x, y], weight[i])
-    arcs, extra, others = 0, 0, 0
-    for u in range(n):
-        for k in range(n):
-            v = neighbour[u, k]
-            if v < 0:
-                break
-            arcs += left[u, v] > 0
-    for j in range(count):
-        if j != i and joined[j] < n and depth[j, y] < 0:
-            others += weight[j]
-            if joined[j] == 1:
-                arcs += vertex[j, 0] != x
-            else:
-                extra += 1
-                arcs += 1 + joined[j]
-    src, dst = np.empty(arcs, np.int64), np.empty(arcs, np.int64)
-    capacity = np.empty(arcs, np.int64)
-    a, hub = 0, n
+    # Room for all arcs there may be: counting them first would take as long as writing them.
+    room = n * n + count * (n + 1)
+    src, dst, capacity = (
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+    )
+    a, hub, others = 0, n, 0
     for u in range(n):
         for k in range(n):
             v = neighbour[u, k]
@@ -235,22 +223,24 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
                 src[a], dst[a], capacity[a] = u, v, left[u, v]
                 a += 1
     for j in range(count):
-        if j != i and joined[j] < n and depth[j, y] < 0:
-            if joined[j] == 1:
-                if vertex[j, 0] != x:
-                    src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
-                    a += 1
-                continue
-            src[a], dst[a], capacity[a] = x, hub, weight[j]
-            a += 1
-            for k in range(joined[j]):
-                src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
+        if j == i or joined[j] == n or depth[j, y] >= 0:
+            continue
+        others += weight[j]
+        if joined[j] == 1:
+            if vertex[j, 0] != x:
+                src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
                 a += 1
-            hub += 1
-    ptr, head, mate, room, _ = with_reverses(n + extra, src, dst, capacity)
-    scratch = n + extra + 1
-    flow = dinic(
-        ptr, head, mate, room, x, y, others + asked, np.empty(scratch, np.int64),
-        np.empty(scratch, np.int64), np.empty(scratch, np.int64), np.empty(scratch, np.int64),
-    )  # fmt: skip
+            continue
+        src[a], dst[a], capacity[a] = x, hub, weight[j]
+        a += 1
+        for k in range(joined[j]):
+            src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
+            a += 1
+        hub += 1
+    ptr, head, mate, residual, _ = with_reverses(hub, src[:a], dst[:a], capacity[:a])
+    level, at = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
+    queue, path = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
+    # Of mu only min(g, m) matters, so the flow may stop there.
+    limit = others + min(left[x, y], weight[i])
+    flow = dinic(ptr, head, mate, residual, x, y, limit, level, at, queue, path)
     return max(0, flow - others)

@@ -24,7 +24,7 @@ from jaxcoll.synth.tacos.state import Network, bit_of, lowest_bit
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_FAR = np.iinfo(np.int64).max
+_NEVER = np.iinfo(np.int64).max
 
 
 class Rule(enum.IntEnum):
@@ -40,7 +40,7 @@ class Rule(enum.IntEnum):
             of those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
         PATIENT: as DOWNSTREAM_NEED, but a slow link leaves out chunks that faster links will
             bring earlier from a rank that has them or is about to get them (slow-link avoidance,
-            see ``slow_links``). Where not every rank wants everything, the fast way may be closed,
+            see above). Where not every rank wants everything, the fast way may be closed,
             and the rule is DOWNSTREAM_NEED; any.
     """
 
@@ -79,51 +79,52 @@ def keep_highest(candidates, planes, block, count):
 
 
 @kernel(cache=True, nogil=True)
-def keep_most_needed(candidates, net, lack, v, block, planes, carry):
-    """Keeps the candidates that most ranks next to rank v lack.
+def count_need(have, lack, near_ptr, near, v, block, planes, row, carry):
+    """How many ranks next to rank v lack each chunk of a block, into ``planes[row]``.
 
     Args:
-        planes, carry: scratch, of shape (1, planes, words) and (words,).
+        lack: without blocks where every rank lacks what it does not have.
+        planes: binary numbers, a plane of bits per digit, of shape (rows, planes, words).
+        carry: scratch, of shape (words,).
     """
-    words, count = len(candidates), planes.shape[1]
-    # Counters of all chunks at once, a plane of bits per binary digit: adding a rank's lacks is a
-    # few words of carries instead of a loop over chunks.
-    near_ptr, near = net.near_ptr, net.near
+    count, words = planes.shape[1:]
     for p in range(count):
         for q in range(words):
-            planes[0, p, q] = _ZERO
+            planes[row, p, q] = _ZERO
     for i in range(near_ptr[v], near_ptr[v + 1]):
         w = near[i]
         for q in range(words):
-            carry[q] = lack[block, w, q]
+            carry[q] = lack[block, w, q] if len(lack) else ~have[block, w, q]
+        # One more lacks each chunk of ``carry``: 64 counters add at once, digit by digit, as a
+        # ripple-carry adder does. Counting chunk by chunk would read every bit by itself.
         for p in range(count):
             for q in range(words):
-                digit = planes[0, p, q]
-                planes[0, p, q] = digit ^ carry[q]
+                digit = planes[row, p, q]
+                planes[row, p, q] = digit ^ carry[q]
                 carry[q] &= digit
-    keep_highest(candidates, planes, 0, count)
 
 
 @kernel(inline="always")
-def _clear(candidates, count):
-    """Drops the candidates in the first words."""
-    for q in range(count):
-        candidates[q] = _ZERO
+def _least(candidates, q, kept, best, bit, value):
+    """A candidate of word q joins those of least value, or takes their place: (kept, best)."""
+    if value < best:
+        for before in range(q):
+            candidates[before] = _ZERO
+        kept, best = _ZERO, value
+    if value == best:
+        kept |= bit
+    return kept, best
 
 
 @kernel(cache=True, nogil=True)
 def keep_rarest(candidates, block, copies):
     """Keeps the candidates of which there are the fewest copies."""
-    best = _FAR
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
-            if copies[slot] < best:
-                best, kept = np.int64(copies[slot]), _ZERO
-                _clear(candidates, q)
-            if copies[slot] == best:
-                kept |= bit_of(slot)
+            kept, best = _least(candidates, q, kept, best, bit_of(slot), np.int64(copies[slot]))
             word &= word - _ONE
         candidates[q] = kept
 
@@ -136,7 +137,7 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         rate: chunks that a link carries in some time, int64 of shape (links,).
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
-    best = _FAR
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -146,11 +147,7 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
                 other = in_link[i]
                 if other != link and have[block, src[other], q] & bit != _ZERO:
                     others += rate[other]
-            if others < best:
-                best, kept = others, _ZERO
-                _clear(candidates, q)
-            if others == best:
-                kept |= bit
+            kept, best = _least(candidates, q, kept, best, bit, others)
             word &= word - _ONE
         candidates[q] = kept
 
@@ -163,17 +160,13 @@ def keep_farthest(candidates, block, distance, target):
         distance: from the receiver to every rank, of shape (ranks,).
         target: the rank that wants the chunk of each slot.
     """
-    best = np.int64(-1)
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
-            far = distance[target[slot]]
-            if far > best:
-                best, kept = far, _ZERO
-                _clear(candidates, q)
-            if far == best:
-                kept |= bit_of(slot)
+            near = -distance[target[slot]]
+            kept, best = _least(candidates, q, kept, best, bit_of(slot), near)
             word &= word - _ONE
         candidates[q] = kept
 
@@ -187,7 +180,7 @@ def keep_fewest_ways(candidates, net, onward, link, block):
             (blocks, links, words).
     """
     out_ptr, u = net.out_ptr, net.src[link]
-    best = _FAR
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -195,11 +188,7 @@ def keep_fewest_ways(candidates, net, onward, link, block):
             ways = np.int64(0)
             for other in range(out_ptr[u], out_ptr[u + 1]):
                 ways += onward[block, other, q] & bit != _ZERO
-            if ways < best:
-                best, kept = ways, _ZERO
-                _clear(candidates, q)
-            if ways == best:
-                kept |= bit
+            kept, best = _least(candidates, q, kept, best, bit, ways)
             word &= word - _ONE
         candidates[q] = kept
 
@@ -209,8 +198,6 @@ def keep_fewest_ways(candidates, net, onward, link, block):
 _SLOWER = 2
 # Ranks that a link compares with at most, the nearest: each is another row of bits to read.
 _MOST = 64
-
-_NEVER = np.iinfo(np.int64).max
 
 
 @kernel(cache=True, nogil=True)
