@@ -44,8 +44,7 @@ EXEMPT = {
         "_cheapest": KERNEL,
     },
     "jaxcoll/synth/tacos/events.py": {"expand": KERNEL, "_match": KERNEL},
-    "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL},
-    "jaxcoll/synth/tacos/rules.py": {"count_need": KERNEL},
+    "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
     "jaxcoll/synth/trees/joint_trees_kernel.py": {
         "replace": KERNEL,
         "_grow": KERNEL,

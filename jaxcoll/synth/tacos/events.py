@@ -244,8 +244,7 @@ def _match(net, now, direct, costs, work, goal, columns, time, count, first_bloc
                     rules.keep_rarest(candidates, block, copies)
                 elif rule == _SCARCE:
                     rules.keep_scarcest(candidates, net, have, link, v, block, rate)
-                rules.count_need(have, lack, net.near_ptr, net.near, v, block, planes, 0, carry)
-                rules.keep_highest(candidates, planes, 0, planes.shape[1])
+                rules.keep_most_needed(candidates, net, lack, v, block, planes, carry)
                 if rule != _RAREST:
                     rules.keep_rarest(candidates, block, copies)
             random[0] = next_random(random[0])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.rules import count_need, keep_highest
+from jaxcoll.synth.tacos.rules import keep_highest
 from jaxcoll.synth.tacos.state import (
     WORD,
     Holdings,
@@ -151,7 +151,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                     for q in range(WORDS):
                         free[block, q] = lack[block, v, q] if len(lack) else ~have[block, v, q]
                     if planes is not None:
-                        count_need(have, lack, near_ptr, near, v, block, need, block, scratch)
+                        _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
                     if len(relay):
                         _keep_useful(lack, relay, near_ptr, near, v, block, free)
                 # Chunks that the source has ("precond[s][c] is True") and the rank may take, 64
@@ -211,6 +211,29 @@ def _need(blocks, planes):
     if planes is None:
         return np.empty((0, 0, WORDS), np.uint64)
     return np.empty((blocks, planes, WORDS), np.uint64)
+
+
+@kernel(cache=True, nogil=True)
+def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
+    """How many ranks next to rank v lack each chunk of a block."""
+    for p in range(planes):
+        for q in range(WORDS):
+            need[block, p, q] = _ZERO
+    for i in range(near_ptr[v], near_ptr[v + 1]):
+        w = near[i]
+        if len(lack):
+            for q in range(WORDS):
+                carry[q] = lack[block, w, q]
+        else:
+            for q in range(WORDS):
+                carry[q] = ~have[block, w, q]
+        # One more lacks each chunk of ``carry``: 64 counters add at once, digit by digit, as a
+        # ripple-carry adder does. Counting chunk by chunk would read every bit by itself.
+        for p in range(planes):
+            for q in range(WORDS):
+                digit = need[block, p, q]
+                need[block, p, q] = digit ^ carry[q]
+                carry[q] &= digit
 
 
 @kernel(inline="always")

@@ -79,52 +79,54 @@ def keep_highest(candidates, planes, block, count):
 
 
 @kernel(cache=True, nogil=True)
-def count_need(have, lack, near_ptr, near, v, block, planes, row, carry):
-    """How many ranks next to rank v lack each chunk of a block, into ``planes[row]``.
+def keep_most_needed(candidates, net, lack, v, block, planes, carry):
+    """Keeps the candidates that most ranks next to rank v lack.
 
     Args:
-        lack: without blocks where every rank lacks what it does not have.
-        planes: binary numbers, a plane of bits per digit, of shape (rows, planes, words).
-        carry: scratch, of shape (words,).
+        planes, carry: scratch, of shape (1, planes, words) and (words,).
     """
-    count, words = planes.shape[1:]
+    words, count = len(candidates), planes.shape[1]
+    # Counters of all chunks at once, a plane of bits per binary digit: adding a rank's lacks is a
+    # few words of carries instead of a loop over chunks. ``lockstep`` has an adder of its
+    # own: one for both, which also read tables without ``lack``, made this search slower.
+    near_ptr, near = net.near_ptr, net.near
     for p in range(count):
         for q in range(words):
-            planes[row, p, q] = _ZERO
+            planes[0, p, q] = _ZERO
     for i in range(near_ptr[v], near_ptr[v + 1]):
         w = near[i]
         for q in range(words):
-            carry[q] = lack[block, w, q] if len(lack) else ~have[block, w, q]
-        # One more lacks each chunk of ``carry``: 64 counters add at once, digit by digit, as a
-        # ripple-carry adder does. Counting chunk by chunk would read every bit by itself.
+            carry[q] = lack[block, w, q]
         for p in range(count):
             for q in range(words):
-                digit = planes[row, p, q]
-                planes[row, p, q] = digit ^ carry[q]
+                digit = planes[0, p, q]
+                planes[0, p, q] = digit ^ carry[q]
                 carry[q] &= digit
+    keep_highest(candidates, planes, 0, count)
 
 
 @kernel(inline="always")
-def _least(candidates, q, kept, best, bit, value):
-    """A candidate of word q joins those of least value, or takes their place: (kept, best)."""
-    if value < best:
-        for before in range(q):
-            candidates[before] = _ZERO
-        kept, best = _ZERO, value
-    if value == best:
-        kept |= bit
-    return kept, best
+def _clear(candidates, count):
+    """Drops the candidates in the first words."""
+    for q in range(count):
+        candidates[q] = _ZERO
 
 
 @kernel(cache=True, nogil=True)
 def keep_rarest(candidates, block, copies):
     """Keeps the candidates of which there are the fewest copies."""
+    # How many copies there are is a number of its own for each slot, and no plane of bits: so this
+    # rule and the next look at the candidates one by one, each word from its lowest bit up.
     best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
-            kept, best = _least(candidates, q, kept, best, bit_of(slot), np.int64(copies[slot]))
+            if copies[slot] < best:
+                best, kept = np.int64(copies[slot]), _ZERO
+                _clear(candidates, q)
+            if copies[slot] == best:
+                kept |= bit_of(slot)
             word &= word - _ONE
         candidates[q] = kept
 
@@ -137,6 +139,8 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         rate: chunks that a link carries in some time, int64 of shape (links,).
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
+    # By what the other sources have now, not by what they will have: a chunk that none of them has
+    # yet is brought by this link or by nobody in this span.
     best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
@@ -147,7 +151,11 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
                 other = in_link[i]
                 if other != link and have[block, src[other], q] & bit != _ZERO:
                     others += rate[other]
-            kept, best = _least(candidates, q, kept, best, bit, others)
+            if others < best:
+                best, kept = others, _ZERO
+                _clear(candidates, q)
+            if others == best:
+                kept |= bit
             word &= word - _ONE
         candidates[q] = kept
 
@@ -160,13 +168,18 @@ def keep_farthest(candidates, block, distance, target):
         distance: from the receiver to every rank, of shape (ranks,).
         target: the rank that wants the chunk of each slot.
     """
-    best = _NEVER
+    # The chunk with the longest way to go is the last to arrive: a delay of it delays the end.
+    best = np.int64(-1)
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
-            near = -distance[target[slot]]
-            kept, best = _least(candidates, q, kept, best, bit_of(slot), near)
+            far = distance[target[slot]]
+            if far > best:
+                best, kept = far, _ZERO
+                _clear(candidates, q)
+            if far == best:
+                kept |= bit_of(slot)
             word &= word - _ONE
         candidates[q] = kept
 
@@ -179,6 +192,7 @@ def keep_fewest_ways(candidates, net, onward, link, block):
         onward: what each link brings nearer to where it is wanted, bits of shape
             (blocks, links, words).
     """
+    # A chunk with another way may leave by that; one with this way alone would wait for the link.
     out_ptr, u = net.out_ptr, net.src[link]
     best = _NEVER
     for q in range(len(candidates)):
@@ -188,7 +202,11 @@ def keep_fewest_ways(candidates, net, onward, link, block):
             ways = np.int64(0)
             for other in range(out_ptr[u], out_ptr[u + 1]):
                 ways += onward[block, other, q] & bit != _ZERO
-            kept, best = _least(candidates, q, kept, best, bit, ways)
+            if ways < best:
+                best, kept = ways, _ZERO
+                _clear(candidates, q)
+            if ways == best:
+                kept |= bit
             word &= word - _ONE
         candidates[q] = kept
 

@@ -164,45 +164,36 @@ def prepare_lockstep(
     return Lockstep(now, wanted, most, planes, states, chunk_of_slot, slot)
 
 
-def search_in_lockstep(
-    network: tables.Network,
-    collective: Collective,
-    rule: Rule,
-    random: np.random.Generator,
-    limit: int,
-) -> Found:
-    """Steps in which every link carries one chunk at most; given up after ``limit`` steps."""
-    now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
-        network, collective, rule, random
-    )
-    edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
-    step_ptr, done = [0], wanted == 0
-    # A kernel sees no signals: Python handles them between two calls.
-    at_once = np.empty(max(1, _LINKS_AT_ONCE // len(network.src)), np.int64)
-    while not done and len(step_ptr) <= min(limit, most):
-        asked, first = at_once[: min(limit, most) + 1 - len(step_ptr)], step_ptr[-1]
-        steps, wanted = kernel.expand(
-            network, now, wanted, planes, states, chunk_of_slot, edge[first:], chunk[first:], asked
-        )
-        step_ptr += (first + np.cumsum(asked[:steps])).tolist()
-        done = wanted == 0
-    ptr = np.asarray(step_ptr, np.int64)
-    if done and len(now.relay):
-        # Chunks were passed on by ranks that do not want them; sends that led nowhere are taken
-        # out.
-        ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
-    return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
-
-
 def best_in_lockstep(
     topology: Topology, collective: Collective, rule: Rule, seed: int, effort: Effort
 ) -> tuple[Found, dict[str, object]]:
     """The best of several searches in lockstep, and its certificate."""
     network = read_network(topology)
+    # A kernel sees no signals: Python handles them between two calls.
+    at_once = np.empty(max(1, _LINKS_AT_ONCE // len(network.src)), np.int64)
 
     def attempt(number: int, limit: int) -> Found:
+        """Steps in which every link carries one chunk at most; given up after ``limit``."""
         random = np.random.default_rng([seed, number])
-        return search_in_lockstep(network, collective, rule, random, limit)
+        now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
+            network, collective, rule, random
+        )
+        edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
+        step_ptr, done = [0], wanted == 0
+        while not done and len(step_ptr) <= min(limit, most):
+            asked, first = at_once[: min(limit, most) + 1 - len(step_ptr)], step_ptr[-1]
+            columns = edge[first:], chunk[first:], asked
+            steps, wanted = kernel.expand(
+                network, now, wanted, planes, states, chunk_of_slot, *columns
+            )
+            step_ptr += (first + np.cumsum(asked[:steps])).tolist()
+            done = wanted == 0
+        ptr = np.asarray(step_ptr, np.int64)
+        if done and len(now.relay):
+            # Chunks were passed on by ranks that do not want them; sends that led nowhere are taken
+            # out.
+            ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
+        return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
     # Steps that the links into a rank need for its chunks: below ``step_bound``, but found fast.
     steps = -(-_wanted(collective) // np.maximum(np.diff(network.in_ptr), 1))
