@@ -139,8 +139,8 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         rate: chunks that a link carries in some time, int64 of shape (links,).
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
-    # By what the other sources have now, not by what they will have: a chunk that none of them has
-    # yet is brought by this link or by nobody in this span.
+    # The other sources count with the chunks that they hold now: one that none of them holds yet is
+    # brought by this link or by nobody in this span.
     best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
