@@ -313,6 +313,33 @@ def _total(capacity: Capacities) -> int:
 
 
 @kernel(cache=True)
+def with_reverses(vertices, src, dst, capacity):
+    """Arcs and their reverses, listed by the vertex they leave, as ``dinic`` reads them.
+
+    Returns:
+        (ptr, head, mate, residual, place): arguments of ``dinic``, and where each arc stands in
+        their columns.
+    """
+    arcs = len(src)
+    ptr = np.zeros(vertices + 1, np.int64)
+    for a in range(arcs):
+        ptr[src[a] + 1] += 1
+        ptr[dst[a] + 1] += 1
+    for v in range(vertices):
+        ptr[v + 1] += ptr[v]
+    at, place = ptr[:-1].copy(), np.empty(arcs, np.int64)
+    head, mate = np.empty(2 * arcs, np.int64), np.empty(2 * arcs, np.int64)
+    residual = np.zeros(2 * arcs, np.int64)
+    for a in range(arcs):
+        e, r = at[src[a]], at[dst[a]]
+        at[src[a]] += 1
+        at[dst[a]] += 1
+        head[e], head[r], mate[e], mate[r] = dst[a], src[a], r, e
+        residual[e], place[a] = capacity[a], e
+    return ptr, head, mate, residual, place
+
+
+@kernel(cache=True)
 def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path):
     """Flow from source to sink, at most ``limit``; ``residual`` is updated in place.
 

@@ -18,16 +18,17 @@ from fractions import Fraction
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.bounds.moore import Cost, ports_of
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import IN_BLOCKS, Counts, Problem, Synthesizer
+from jaxcoll.synth.direct_connect.bfb_balance import direct
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
 from jaxcoll.topology import Topology
 
@@ -99,7 +100,7 @@ class Bfb(Synthesizer):
         Raises:
             TopologyError: switches, or links of different bandwidth.
         """
-        _direct(checks.instance(topology, Topology, "topology", TopologyError))
+        direct(checks.instance(topology, Topology, "topology", TopologyError))
         if len(set(topology.exact_bandwidth)) > 1:
             raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
@@ -121,7 +122,7 @@ class Bfb(Synthesizer):
             CollectiveError: a group whose ranks cannot reach each other over links among
                 themselves, or more than 2**31 - 1 sends.
         """
-        _direct(topology)
+        direct(topology)
         if collective.num_deliveries > _MOST_SENDS:
             raise CollectiveError(
                 f"{collective} takes {collective.num_deliveries} sends, more than {_MOST_SENDS}; "
@@ -140,7 +141,9 @@ class Bfb(Synthesizer):
             ptr, link, chunk = parts[0].columns
             copies = np.zeros(len(link), bool)
             return Schedule(topology, collective, edges, ptr, link, chunk, copies, provenance)
-        step = np.concatenate([np.repeat(np.arange(len(p.steps)), p.sends) for p in parts])
+        step = np.concatenate(
+            [np.repeat(np.arange(len(p.steps)), np.diff(p.columns[0])) for p in parts]
+        )
         _, links, chunks = (
             np.concatenate(column) for column in zip(*(p.columns for p in parts), strict=True)
         )
@@ -167,8 +170,7 @@ class Bfb(Synthesizer):
                 f"group {g}, {checks.shown(collective.groups[g])}"
             ) from None
         chunk += np.int32(collective.chunk_ptr[g])
-        columns = ptr, link, chunk
-        return _Part(columns, times.tolist(), ticks)
+        return _Part((ptr, link, chunk), times.tolist(), ticks)
 
 
 def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
@@ -184,13 +186,17 @@ def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
     """
     checks.instance(network, (Topology, Arcs), "network", TopologyError)
     if isinstance(network, Topology):
-        size, tails, heads = _direct(network).num_ranks, network.src, network.dst
+        size, tails, heads = direct(network).num_ranks, network.src, network.dst
     else:
         size, tails, heads = network.size, network.tails, network.heads
     links = InLinks.of(size, np.asarray(tails), np.asarray(heads))
     if size == 1:
         return ()
-    return bottlenecks(links, _one_per_orbit(size, network.generators))
+    # Vertices that an automorphism takes to one another have the same jobs and links, so that the
+    # first of each orbit is solved: on a vertex-transitive graph a single vertex.
+    moved = np.asarray(network.generators, np.int64).reshape(-1, size)
+    orbit = components(size, np.tile(np.arange(size), len(moved)), moved.ravel())
+    return bottlenecks(links, np.unique(orbit))
 
 
 def bfb_cost(network: Topology | Arcs) -> Cost:
@@ -213,25 +219,6 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
     # whole buffer takes over all links of a rank.
     shards = sum((step.shards for step in found), Fraction(0))
     return Cost(len(found), shards * degree / size)
-
-
-def _direct(topology: Topology) -> Topology:
-    if not topology.is_direct:
-        raise TopologyError(f"bfb is for networks without switches; {topology} has some")
-    return topology
-
-
-def _one_per_orbit(size: int, generators: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """The first vertex of every orbit of a group of automorphisms."""
-    if not generators:
-        return np.arange(size)
-    # Vertices that an automorphism takes to one another have the same jobs and links, so that one
-    # of each orbit is solved: on a vertex-transitive graph a single vertex.
-    images = np.asarray(generators)[:, :size]
-    ends = np.tile(np.arange(size), len(images)), images.ravel()
-    moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
-    _, orbit = sp.csgraph.connected_components(moves, directed=False)
-    return np.unique(orbit, return_index=True)[1]
 
 
 # ---------------------------------------------------------------------- times of links
@@ -261,15 +248,7 @@ def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | Non
     if not len(used):
         raise TopologyError("every vertex must reach every other")
     speeds = {int(i): speeds[i] for i in used}
-    if (
-        len(
-            {
-                bandwidth if nbytes is None else (alpha, bandwidth)
-                for alpha, bandwidth in speeds.values()
-            }
-        )
-        == 1
-    ):
+    if len({speed[nbytes is None :] for speed in speeds.values()}) == 1:  # without bytes no alpha
         return _Ticks(np.zeros(len(which), np.int64), np.ones(len(which), np.int64))
     # Where links differ a step is as long as (A.12) says, in whole ticks, so that flows stay exact
     # integers. Rounding up only makes links slower: the time that is claimed is never too short.
@@ -295,11 +274,6 @@ class _Part:
     columns: tuple[np.ndarray, np.ndarray, np.ndarray]
     steps: list[int]
     ticks: _Ticks
-
-    @property
-    def sends(self) -> np.ndarray:
-        """Sends of each step."""
-        return np.diff(self.columns[0])
 
 
 def _certificate(parts: list[_Part]) -> dict[str, object]:

@@ -15,6 +15,7 @@ same method: the set of jobs that the links which can deliver it take longest fo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -24,7 +25,7 @@ import numpy as np
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import FlowNetwork, dinic
+from jaxcoll.numerics.connectivity import FlowNetwork, dinic, with_reverses
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import hop_distances
 from jaxcoll.topology import Topology
@@ -81,43 +82,30 @@ def _augment(jobs, short, room, flow, tight):
     """
     groups, links = len(short), len(room)
     sink, missing = groups + links + 1, short.sum()
-    arcs = np.empty((4, groups + len(flow) + links), np.int64)  # from, to, room there and back
-    entry = np.empty(len(flow), np.int64)
+    count = groups + len(flow) + links
+    src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
+    capacity, entry = np.empty(count, np.int64), np.empty(len(flow), np.int64)
     at = 0
     for g in range(groups):
-        arcs[:, at] = 0, 1 + g, short[g], 0
+        src[at], dst[at], capacity[at] = 0, 1 + g, short[g]
         at += 1
         for i in range(jobs.ptr[g], jobs.ptr[g + 1]):
-            # Room for the missing amount is room enough; flow of the arc may be taken back.
-            arcs[:, at] = 1 + g, 1 + groups + jobs.link[i], missing, flow[i]
+            # Room for the missing amount is room enough.
+            src[at], dst[at], capacity[at] = 1 + g, 1 + groups + jobs.link[i], missing
             entry[i] = at
             at += 1
     for j in range(links):
-        arcs[:, at] = 1 + groups + j, sink, room[j], 0
+        src[at], dst[at], capacity[at] = 1 + groups + j, sink, room[j]
         at += 1
-    ptr = np.zeros(sink + 2, np.int64)
-    for k in range(at):
-        ptr[arcs[0, k] + 1] += 1
-        ptr[arcs[1, k] + 1] += 1
-    ptr = np.cumsum(ptr)
-    free = ptr.copy()
-    head, mate, left = (
-        np.empty(2 * at, np.int64),
-        np.empty(2 * at, np.int64),
-        np.empty(2 * at, np.int64),
-    )
-    back = np.empty(at, np.int64)
-    for k in range(at):
-        there, here = free[arcs[0, k]], free[arcs[1, k]]
-        free[arcs[0, k]] += 1
-        free[arcs[1, k]] += 1
-        head[there], mate[there], left[there] = arcs[1, k], here, arcs[2, k]
-        head[here], mate[here], left[here] = arcs[0, k], there, arcs[3, k]
-        back[k] = here
+    ptr, head, mate, left, place = with_reverses(sink + 1, src, dst, capacity)
+    # What a link takes already is room of the reverse: the flow may take it back, and afterwards it
+    # stands there again.
+    back = mate[place[entry]]
+    left[back] = flow
     level, current = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
     queue, path = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
     got = dinic(ptr, head, mate, left, 0, sink, missing, level, current, queue, path)
-    flow[:] = left[back[entry]]
+    flow[:] = left[back]
     # Groups that the last search did not reach: all that they need and the links they may use are
     # on the far side of the cut. Those are the J that has too few links.
     tight[:] = level[1 : 1 + groups] < 0
@@ -138,13 +126,6 @@ def _tight_links(jobs, tight, links):
 
 
 @kernel(cache=True)
-def _gcd(a, b):
-    while b:
-        a, b = b, a % b
-    return a
-
-
-@kernel(cache=True)
 def least_share(jobs, links, top, bottom, tight, used):
     """U of (3.1) as (top, bottom) in shards, not below what is given; and |J|, 0 if that is enough.
 
@@ -159,7 +140,7 @@ def least_share(jobs, links, top, bottom, tight, used):
         used[:], size = _tight_links(jobs, found, links)
         width = used.sum()
         # In lowest terms, so that amounts multiplied by them stay small.
-        common = _gcd(size, width)
+        common = math.gcd(size, width)
         top, bottom = size // common, width // common
     return top, bottom, size
 
@@ -167,27 +148,20 @@ def least_share(jobs, links, top, bottom, tight, used):
 @kernel(cache=True)
 def _enough(amount, used, delay, pace, above):
     """The least time after ``above`` in which some links take an amount (A.12 in integers)."""
-    low, high = above, above + 1
-    # Doubling steps and then halving: the time is not bounded beforehand, since a delay may be
-    # long.
-    while True:  # low is too early; high may be
+    # Growing steps and then halving: the time is not bounded beforehand, since a delay may be long.
+    low, high, is_bounded = above, above + 1, False  # low is too early; high may be, until bounded
+    while not is_bounded or high - low > 1:
+        time = low + (high - low) // 2 if is_bounded else high
         total = 0
         for j in range(len(used)):
-            if used[j] and high > delay[j]:
-                total += min((high - delay[j]) // pace[j], amount)
+            if used[j] and time > delay[j]:
+                total += min((time - delay[j]) // pace[j], amount)
         if total >= amount:
-            break
-        low, high = high, high + 2 * (high - above)
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        total = 0
-        for j in range(len(used)):
-            if used[j] and middle > delay[j]:
-                total += min((middle - delay[j]) // pace[j], amount)
-        if total >= amount:
-            high = middle
+            high, is_bounded = time, True
+        elif is_bounded:
+            low = time
         else:
-            low = middle
+            low, high = high, high + 2 * (high - above)
     return high
 
 
@@ -232,6 +206,13 @@ def deal(jobs, unit, flow, via):
 Speed = tuple[Fraction, Fraction]  # alpha in seconds, shards per second
 
 
+def direct(topology: Topology) -> Topology:
+    """The topology, which must have no switches."""
+    if not topology.is_direct:
+        raise TopologyError(f"bfb is for networks without switches; {topology} has some")
+    return topology
+
+
 def bfb_times(topology: Topology, nbytes: Number) -> tuple[Fraction, ...]:
     """Seconds of each step of a BFB all_gather whose shards may be split at will (A.12).
 
@@ -247,9 +228,7 @@ def bfb_times(topology: Topology, nbytes: Number) -> tuple[Fraction, ...]:
         TopologyError: the network has switches.
         CollectiveError: nbytes is not above 0.
     """
-    checks.instance(topology, Topology, "topology", TopologyError)
-    if not topology.is_direct:
-        raise TopologyError(f"bfb is for networks without switches; {topology} has some")
+    direct(checks.instance(topology, Topology, "topology", TopologyError))
     size = checks.nbytes(nbytes, CollectiveError)
     shard = checks.rational(size, "nbytes", CollectiveError) / topology.num_ranks
     hops = hop_distances(topology)

@@ -60,6 +60,7 @@ class Sends:
 
     def split(self, pieces: int) -> Sends:
         """The sends with every chunk split into equal pieces."""
+        # Pieces of a chunk follow each other, as sends too, so that they share a message.
         piece = np.arange(pieces)
         column = (slice(None), None)
         index = self.index[column] * pieces + piece
@@ -194,6 +195,7 @@ def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
     moved, parts = schedule.relabel(image), schedule.collective.chunks_per_shard
     if schedule.collective.is_grouped:
         raise TopologyError(f"ranks of groups keep their names: {schedule.collective}")
+    # A shard goes with its rank: without this the collective would no longer be in order.
     chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
     collective = Collective(moved.collective.kind, len(image), parts)
     return dataclasses.replace(moved, collective=collective, chunk=chunk.astype(np.int32))

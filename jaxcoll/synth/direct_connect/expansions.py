@@ -167,11 +167,9 @@ class Bidirectional(Expansion):
         return size, 2 * degree
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L and T_B of the base."""
         return base
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
-        """See ``Expansion.sends``."""
         digraph, send = base.digraph, base.sends
         # A shard is cut in two: one half follows A, the other the image of A under an isomorphism
         # from G to its transpose. So both halves take T_L steps, each over links of its own.
@@ -223,17 +221,17 @@ class DegreeExpansion(Expansion):
         return size * self.copies, degree * self.copies
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L + 1 and T_B + (n - 1)/(nN) (Theorem 11)."""
         more = Fraction(self.copies - 1, self.copies * size)
         return Cost(base.steps + 1, base.inverse_bandwidth + more)
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
-        """See ``Expansion.sends``."""
         n, ports = self.copies, expanded.degree
         chunks = math.lcm(base.chunks, ports)
         number = arc_numbers(*degree_expansion_arcs(base.digraph, n))
         send = base.sends.split(chunks // base.chunks)
         # Axes: send, copy j that its data belongs to, copy i of its receiver.
+        # All copies of a send run at once: the data of copy j uses arcs out of copies j alone, so
+        # that no two copies meet on one.
         source, target = np.arange(n)[:, None], np.arange(n)
         every = (slice(None), None, None)
         within = Sends.of(
@@ -280,12 +278,12 @@ class LineGraph(Expansion):
         return size * degree, degree
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """T_L + 1 and T_B + 1/N, upper bounds (Theorem 7)."""
         return Cost(base.steps + 1, base.inverse_bandwidth + Fraction(1, size))
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
-        """See ``Expansion.sends``."""
         digraph, degree = base.digraph, base.digraph.degree
+        # The base sends over arcs of G, which are ranks here. A first step brings each shard from
+        # its rank v'v to all ranks vu: from there it goes the ways that v's shard goes in A.
         links = expanded.links[:, None]
         first = Sends.of(0, links, expanded.tails[links], np.arange(base.chunks))
         # Axes: send, arc v'v into the owner v of its chunk, arc ww' out of its receiver w.
@@ -343,13 +341,13 @@ class CartesianPower(Expansion):
         return size**self.exponent, degree * self.exponent
 
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """n T_L and T_B N/(N - 1) (N^n - 1)/N^n (Theorem 12)."""
         ranks = size**self.exponent
+        # From the optimum (N - 1)/N of N ranks to that of N^n: a base that takes more time than
+        # its optimum keeps the ratio.
         factor = Fraction(size * (ranks - 1), (size - 1) * ranks)
         return Cost(base.steps * self.exponent, base.inverse_bandwidth * factor)
 
     def sends(self, base: Gather, expanded: Digraph) -> tuple[int, int, Sends]:
-        """See ``Expansion.sends``."""
         n = self.exponent
         number = arc_numbers(*product_arcs((base.digraph,) * n))
         parts = [self._phase(base, number, part, phase) for part in range(n) for phase in range(n)]
@@ -358,33 +356,27 @@ class CartesianPower(Expansion):
     def _phase(self, base: Gather, number: np.ndarray, part: int, phase: int) -> Sends:
         """A phase of one part: blocks gathered along earlier dimensions move along the next."""
         n, side, send = self.exponent, base.digraph.size, base.sends
-        sides = (side,) * n
+        stride = [side ** (n - 1 - d) for d in range(n)]
         dimension = (part + phase) % n
         # Part i starts along dimension i: in every phase the n parts use n different dimensions,
         # each dimension's links for one part, so that no link idles (Definition 14).
         gathered = [(part + earlier) % n for earlier in range(phase)]
-        vertices = np.arange(side**n).reshape(sides)
+        vertices = np.arange(side**n).reshape((side,) * n)
         # Axes: line along the dimension, send, origin along the dimensions gathered before.
         lines = np.moveaxis(vertices, dimension, -1).reshape(-1, side)
         first_arc = (dimension * len(lines) + np.arange(len(lines))) * base.digraph.num_arcs
-        origin = _cleared(lines, gathered, sides)[:, send.owner, None]
+        # A rank has by now the shards of all that differ from it in gathered dimensions alone: its
+        # own place with these coordinates 0, and what each value of them adds to that.
+        cleared = lines - sum(lines // stride[d] % side * stride[d] for d in gathered)
         block = np.zeros(1, np.int64)
         for d in gathered:
-            block = (block[:, None] + np.arange(side) * side ** (n - 1 - d)).ravel()
+            block = (block[:, None] + np.arange(side) * stride[d]).ravel()
         return Sends.of(
             (phase * base.steps + send.step)[:, None],
             number[first_arc[:, None, None] + send.arc[:, None]],
-            origin + block,
+            cleared[:, send.owner, None] + block,
             (part * base.chunks + send.index)[:, None],
         )
-
-
-def _cleared(vertices: np.ndarray, dimensions: list[int], sides: tuple[int, ...]) -> np.ndarray:
-    """Vertices of a box with some coordinates set to 0."""
-    places = list(np.unravel_index(vertices, sides))
-    for d in dimensions:
-        places[d] = np.zeros_like(places[d])
-    return np.ravel_multi_index(places, sides)
 
 
 def bfb_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:

@@ -79,14 +79,10 @@ class GroupNetwork:
             bandwidth=speed(self.bandwidth),
             name=checks.text(self.name, "name", TopologyError),
         )
-        self._check_connected()
-
-    def _check_connected(self) -> None:
-        """Refuse offsets that generate a subgroup only: a lattice of a determinant above 1."""
         # Offsets and moduli together span a sublattice of the integers; the ranks fall into as many
         # parts as its index, the product of its invariant factors.
-        basis = np.diag(self.moduli).tolist()
-        index = math.prod(_smith_form([*basis, *map(list, self.offsets)])[0])
+        basis = np.diag(moduli).tolist()
+        index = math.prod(_smith_form([*basis, *map(list, offsets)])[0])
         if index > 1:
             raise TopologyError(
                 f"offsets {self.offsets} reach one rank in {index} of Z_{self.moduli}; add an "

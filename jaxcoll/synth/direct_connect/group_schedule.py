@@ -87,10 +87,8 @@ class GroupSchedule:
         bad = _first_early(self.network.behind, self.step, self.via)
         if bad >= 0:
             rank, chunk = divmod(bad, self.chunks_per_shard)
-            sender, step = (
-                int(self.network.behind[self.via[rank, chunk], rank]),
-                int(self.step[rank]),
-            )
+            sender = int(self.network.behind[self.via[rank, chunk], rank])
+            step = int(self.step[rank])
             raise ScheduleError(
                 f"step {step}: rank {sender} sends chunk {chunk} of rank 0 to rank {rank}, but has "
                 f"not received it before",
@@ -104,6 +102,8 @@ class GroupSchedule:
 
         All links of one offset carry equally much.
         """
+        # Translations take the links of an offset to one another: the tree of rank 0, moved by all
+        # ranks, puts on each of them what rank 0's tree puts on all of them together.
         found = np.zeros((self.num_steps, self.network.degree), np.int64)
         _count(self.step, self.via, found)
         return found
@@ -128,7 +128,11 @@ class GroupSchedule:
                 f"than {_MOST_SENDS} that a Schedule can hold"
             )
         topology = network.topology()
-        links = _links_of_offsets(network, topology.src, topology.dst)
+        # The link of every offset out of every rank; parallel ones, of equal offsets, in order.
+        key, links = topology.src.astype(np.int64) * n + topology.dst, []
+        for i, offset in enumerate(network.offsets):
+            ends = np.arange(n) * n + network.ahead[i]
+            links.append(np.searchsorted(key, ends) + network.offsets[:i].count(offset))
         rank, chunk = (column.ravel() for column in np.indices((n - 1, chunks)))
         step, offset = self.step[1 + rank], self.via[1 + rank, chunk]
         # Rank q's tree is rank 0's with q added to every rank; a link of an offset stays one of
@@ -139,7 +143,7 @@ class GroupSchedule:
             topology,
             Collective("all_gather", n, chunks),
             np.broadcast_to(step, (n, len(step))).ravel(),
-            links[offset, moved[:, sender]].ravel(),
+            np.stack(links)[offset, moved[:, sender]].ravel(),
             (np.arange(n)[:, None] * chunks + chunk).ravel(),
             provenance=Provenance("bfb"),
         )
@@ -207,17 +211,6 @@ def _shares(hops: np.ndarray, sets: np.ndarray, links: int) -> list[Fraction]:
     return [Fraction(int(a), int(b)) for a, b in zip(top, bottom, strict=True)]
 
 
-def _links_of_offsets(network: GroupNetwork, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """The link of every offset and rank it leaves, (degree, ranks); parallel ones in order."""
-    n = network.num_ranks
-    key = src.astype(np.int64) * n + dst
-    links = np.empty((network.degree, n), np.int64)
-    for i, offset in enumerate(network.offsets):
-        before = sum(other == offset for other in network.offsets[:i])
-        links[i] = np.searchsorted(key, np.arange(n) * n + network.shifted(offset)) + before
-    return links
-
-
 @kernel(cache=True)
 def _hops(ahead):
     """Hops from rank 0 to every rank, int32 of shape (ranks,)."""
@@ -246,9 +239,8 @@ def _solve(hops, sets, links, top, bottom):
     tight, used = np.zeros(len(hops), np.bool_), np.zeros(links, np.bool_)
     for t in range(1, len(start) - 1):
         jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
-        top[t - 1], bottom[t - 1], _ = least_share(
-            jobs, links, len(jobs.source), links, tight, used
-        )
+        most = len(jobs.source)  # over all links: a bound to start from
+        top[t - 1], bottom[t - 1], _ = least_share(jobs, links, most, links, tight, used)
 
 
 @kernel(cache=True)

@@ -56,7 +56,13 @@ def balanced_all_gather(
     checks.instance(digraph, Digraph, "digraph", TopologyError)
     steps = checks.integer(steps, "steps", TopologyError, least=1)
     chunks = checks.integer(chunks, "chunks", TopologyError, least=1)
-    _check(digraph, chunks)
+    if digraph.self_loops:
+        raise TopologyError(f"{digraph} has self-loops, which carry less than other links")
+    if (digraph.size - 1) * chunks % digraph.degree:
+        raise TopologyError(
+            f"{digraph.degree} links cannot share {digraph.size - 1} shards of {chunks} chunks "
+            f"equally; take a multiple of {digraph.degree} chunks"
+        )
     group = _symmetries(digraph)
     # One source per orbit, the least: its sends, moved by the group, are those of all others, which
     # divides the program's size by that of the group.
@@ -78,17 +84,10 @@ def balanced_all_gather(
     if answer.found is None:
         raise TopologyError(f"no all_gather of {digraph} was found in {seconds} s; allow more")
     chosen = [move for move, taken in zip(moves, answer.found, strict=False) if taken]
-    return Gather(digraph, chunks, steps, _images(digraph, group, sources, chosen))
-
-
-def _check(digraph: Digraph, chunks: int) -> None:
-    if digraph.self_loops:
-        raise TopologyError(f"{digraph} has self-loops, which carry less than other links")
-    if (digraph.size - 1) * chunks % digraph.degree:
-        raise TopologyError(
-            f"{digraph.degree} links cannot share {digraph.size - 1} shards of {chunks} chunks "
-            f"equally; take a multiple of {digraph.degree} chunks"
-        )
+    source, chunk, arc, step = np.asarray(chosen).T
+    # Back from the representatives to all sources: every automorphism moves the sends of each.
+    arcs = _arc_images(digraph, group)[:, arc]
+    return Gather(digraph, chunks, steps, Sends.of(step, arcs, group[:, sources[source]], chunk))
 
 
 def _symmetries(digraph: Digraph) -> np.ndarray:
@@ -168,16 +167,6 @@ def _add_loads(program: Program, digraph: Digraph, group, moves: list[Move], ste
 def _arc_images(digraph: Digraph, group: np.ndarray) -> np.ndarray:
     """The image of every arc under every automorphism; int64 of shape (group, arcs)."""
     return np.stack([arc_numbers(image[digraph.tails], image[digraph.heads]) for image in group])
-
-
-def _images(digraph: Digraph, group, sources, chosen: list[Move]) -> Sends:
-    source, chunk, arc, step = np.asarray(chosen).T
-    return Sends.of(
-        step,
-        _arc_images(digraph, group)[:, arc],
-        group[:, sources[source]],
-        chunk,
-    )
 
 
 # One row per vertex, one word per chunk of its shard, one character per vertex u: step * d + i, in
@@ -340,7 +329,14 @@ def searched_all_gather(digraph: Digraph) -> Gather | None:
             and np.array_equal(known.tails, digraph.tails)
             and np.array_equal(known.heads, digraph.heads)
         ):
-            return _read(known, _ROWS[name].split())
+            rows = _ROWS[name].split()
+            codes = np.asarray([[-1 if u == "." else int(u, 36) for u in row] for row in rows])
+            row, receiver = np.nonzero(codes >= 0)
+            step, place = np.divmod(codes[row, receiver], known.degree)
+            chunks = len(rows) // known.size
+            owner, index = np.divmod(row, chunks)
+            sends = Sends.of(step, known.in_arcs[receiver, place], owner, index)
+            return Gather(known, chunks, int(step.max()) + 1, sends)
     return None
 
 
@@ -351,13 +347,3 @@ def _digraphs() -> dict[str, Digraph]:
     return {
         g.name: g for digraph in known for g in (digraph, digraph.transpose()) if g.name in _ROWS
     }
-
-
-def _read(digraph: Digraph, rows: list[str]) -> Gather:
-    chunks = len(rows) // digraph.size
-    codes = np.asarray([[-1 if char == "." else int(char, 36) for char in row] for row in rows])
-    row, receiver = np.nonzero(codes >= 0)
-    step, place = np.divmod(codes[row, receiver], digraph.degree)
-    owner, index = np.divmod(row, chunks)
-    sends = Sends.of(step, digraph.in_arcs[receiver, place], owner, index)
-    return Gather(digraph, chunks, int(step.max()) + 1, sends)

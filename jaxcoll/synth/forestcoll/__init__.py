@@ -155,8 +155,13 @@ class ForestColl(Synthesizer):
             TopologyError: switches that let out more or less than they let in; see ``fast``.
         """
         weights = _weights(topology, collective)
-        if self.fast:
-            _check_quick(topology)
+        n, links = topology.num_ranks, topology.num_links
+        if self.fast and n * links > _BOUNDED_FAST:
+            raise TopologyError(
+                f"forestcoll finds the optimum in seconds where ranks times links are up to "
+                f"{_BOUNDED_FAST}; {topology} has {n} ranks and {links} links; fast=False takes "
+                f"the time"
+            )
         chunks = collective.chunks_per_shard
         rates = rates_for_chunks(topology, weights, chunks, self.k)  # step 1
         flow: TreeFlow = known_forest(rates, self.guess, self.fast)  # steps 2 to 4
@@ -202,16 +207,6 @@ def _known_bound(topology: Topology) -> AllReduceBound:
     from jaxcoll.bounds.all_reduce import all_reduce_bound
 
     return all_reduce_bound(topology)
-
-
-def _check_quick(topology: Topology) -> None:
-    n, links = topology.num_ranks, topology.num_links
-    if n * links > _BOUNDED_FAST:
-        raise TopologyError(
-            f"forestcoll finds the optimum in seconds where ranks times links are up to "
-            f"{_BOUNDED_FAST}; {topology} has {n} ranks and {links} links; fast=False takes "
-            f"the time"
-        )
 
 
 def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | None:

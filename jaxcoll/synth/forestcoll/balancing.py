@@ -108,15 +108,14 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
     # Trees were allowed to rise while overloads were removed. With loads settled, the highest are
     # lowered by the same paths, which keep every load as it is.
     work.lower()
-    return work.packed()
+    return Packed(*(column[: work.count] for column in work.batches[:3]))
 
 
 def as_trees(arcs: Arcs, packed: Packed) -> Trees:
     """Trees as columns of ranks by depth and their parents."""
     depth, _, _ = measured(arcs, packed.weight, packed.arc)
-    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
-    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
-    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
+    over = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1)
+    return Trees.by_depth(packed.root, packed.weight, over, depth)
 
 
 @kernel(cache=True, superlinear=True)
@@ -272,9 +271,6 @@ class _Balancing:
             first, *others = self.lists
             self.lists = Lists(first, *_with_rows(others, room))
 
-    def packed(self) -> Packed:
-        return Packed(*(column[: self.count] for column in self.batches[:3]))
-
 
 def _with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
     """The same columns with more rows, those at the end of zeros."""
@@ -305,7 +301,15 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
         for rise in rises:
             if most > 1:
                 _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
-            _alternate(arcs, batches, lists, load, scratch, v, rise, height)
+            # What is left goes along alternating paths, one search for each: a path
+            # changes the loads that the next one must respect.
+            for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
+                if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):
+                    break
+                end = search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
+                if end < 0:
+                    break
+                follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
 
 
 @kernel(cache=True)
@@ -372,18 +376,6 @@ def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
                     free -= 1
                     spare[place] = spare[free]
             b = after
-
-
-@kernel(cache=True)
-def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
-    """Move trees from overloaded arcs into v along alternating paths to arcs with some to spare."""
-    for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
-        if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):
-            break
-        end = search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
-        if end < 0:
-            break
-        follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
 
 
 @kernel(cache=True)

@@ -16,14 +16,14 @@ per rank tells.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall
+from jaxcoll.numerics.connectivity import FlowNetwork, Shortfall, components
 from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
 from jaxcoll.topology import Topology
 
@@ -90,7 +90,13 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
     # Theorem 27 allows any order. Tier by tier, from the ranks up, a switch is split off when all
     # that is below it are ranks, and the pairing can go by the hosts that these belong to.
-    level, tiers = topology.hops_to_rank.tolist(), _tiers(topology)
+    # Those of a tier have as many ports, and switches that reach no rank are in none.
+    joined = np.unique(np.sort([topology.src, topology.dst], axis=0), axis=1)
+    ports = np.bincount(joined.ravel(), minlength=topology.num_vertices).tolist()
+    level = topology.hops_to_rank.tolist()
+    switches = [w for w, hops in enumerate(level) if hops > 0]
+    by_tier = sorted(switches, key=lambda w: (level[w], ports[w]))
+    tiers = [list(t) for _, t in itertools.groupby(by_tier, lambda w: (level[w], ports[w]))]
     left = [w for tier in tiers for w in tier]
     how: list[str] = []
     while left:
@@ -100,19 +106,6 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
     # Links among switches that no rank is joined to are of no use.
     kept = {pair: p for pair, p in network.paths.items() if max(pair) < topology.num_ranks}
     return Logical(topology.num_ranks, kept, tuple(how))
-
-
-def _tiers(topology: Topology) -> list[list[int]]:
-    """Switches by hops to the nearest rank and then by ports, without those that reach none."""
-    near: list[set[int]] = [set() for _ in range(topology.num_vertices)]
-    for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
-        near[u].add(v)
-        near[v].add(u)
-    tiers: dict[tuple[int, int], list[int]] = {}
-    for w, hops in enumerate(topology.hops_to_rank.tolist()):
-        if hops > 0:
-            tiers.setdefault((hops, len(near[w])), []).append(w)
-    return [tiers[key] for key in sorted(tiers)]
 
 
 def _next_tier(network: Capacities, tiers: list[list[int]], left: list[int]) -> list[int]:
@@ -182,29 +175,26 @@ def _split_exactly(network: Capacities, switches: Iterable[int]) -> list[str]:
     """Split off switches one by one (Algorithm 3): every link out can be paired (Theorem 27)."""
     how = []
     for w in switches:
-        _split_off(network, w)
+        into, out = network.ports([w])[w]
+        cuts = _Cuts(network)
+        for t in out:  # "foreach egress edge f = (w, t)"
+            # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
+            for u in sorted(into, key=lambda u: (u == t, u)):
+                if (w, t) not in network.capacity:
+                    break
+                if (u, w) in network.capacity:
+                    amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
+                    if amount:
+                        network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
+            # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced
+            # network.
+            if (w, t) in network.capacity:
+                raise TopologyError(
+                    f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "
+                    f"find no way in, which cannot happen on a balanced network"
+                )
         how.append("split")
     return how
-
-
-def _split_off(network: Capacities, w: int) -> None:
-    into, out = network.ports([w])[w]
-    cuts = _Cuts(network)
-    for t in out:  # "foreach egress edge f = (w, t)"
-        # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
-        for u in sorted(into, key=lambda u: (u == t, u)):
-            if (w, t) not in network.capacity:
-                break
-            if (u, w) in network.capacity:
-                amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
-                if amount:
-                    network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
-        # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced network.
-        if (w, t) in network.capacity:
-            raise TopologyError(
-                f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "
-                f"find no way in, which cannot happen on a balanced network"
-            )
 
 
 class _Cuts:
@@ -296,13 +286,10 @@ class Capacities:
 
     def groups(self) -> dict[int, int]:
         """For each rank the least rank of its component among the ranks; a switch is its own."""
-        n, vertices = self.topology.num_ranks, range(self.topology.num_vertices)
-        ends = np.asarray([pair for pair in self.capacity if max(pair) < n]).reshape(-1, 2)
-        shape = len(vertices), len(vertices)
-        direct = sp.coo_matrix((np.ones(len(ends), np.int8), tuple(ends.T)), shape)
-        part = sp.csgraph.connected_components(direct, directed=False)[1]
-        least: dict[int, int] = {}
-        return {v: least.setdefault(int(part[v]), v) for v in vertices}
+        n = self.topology.num_ranks
+        direct = np.asarray([pair for pair in self.capacity if max(pair) < n], np.int64)
+        ends = direct.reshape(-1, 2).T
+        return dict(enumerate(components(self.topology.num_vertices, *ends).tolist()))
 
     def first_short(self, targets: Sequence[int] | range) -> Shortfall | None:
         """The first rank that cannot get every tree from a source linked to all roots (D_k)."""
@@ -418,18 +405,16 @@ class Capacities:
             # carries nothing and would cost latency and bandwidth, so that it is cut out of the
             # path.
             if u != t:
-                self._add(u, t, self._without_loops(first.path + second.path), both)
+                path, paths = self._without_loops(first.path + second.path), self.paths
+                for part in paths.setdefault((u, t), []):
+                    if part.path == path:
+                        part.amount += both
+                        break
+                else:
+                    paths[u, t].append(PathCapacity(path, both))
         for pair in ((u, w), (w, t)):
             if not self.paths[pair]:
                 del self.paths[pair]
-
-    def _add(self, u: int, t: int, path: Path, amount: int) -> None:
-        paths = self.paths.setdefault((u, t), [])
-        same = next((part for part in paths if part.path == path), None)
-        if same is None:
-            paths.append(PathCapacity(path, amount))
-        else:
-            same.amount += amount
 
     def _without_loops(self, path: Path) -> Path:
         """The path without the loops it makes through a switch that it crosses twice."""

@@ -18,19 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.synth.forestcoll.edge_splitting import Capacities
 from jaxcoll.synth.forestcoll.pairings import share_of, transported
-from jaxcoll.synth.forestcoll.spanning import RoutedTrees
+from jaxcoll.synth.forestcoll.spanning import MOST_EDGES, RoutedTrees
 from jaxcoll.topology import Topology
 
-# Tree edges that are held at most.
-_MOST_EDGES = 2**28
 _SAFE = 2**61  # capacities and trees together, so that flows of 64 bits stay exact
 
 Pack = Callable[[Topology, Scaling], RoutedTrees]
@@ -88,11 +86,15 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
     """
     n, vertices = topology.num_ranks, topology.num_vertices
     seen: dict[bytes, tuple[int, np.ndarray, int]] = {}
-    for outer in _between_hosts(topology):
+    # Switches that may join hosts: the widest or the highest.
+    degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
+    for outer in (
+        (np.arange(vertices) >= n) & (number >= least)
+        for number in (degree, topology.hops_to_rank)
+        for least in sorted(set(number[n:].tolist()))
+    ):
         inside = ~(outer[topology.src] | outer[topology.dst])
-        ends = topology.src[inside], topology.dst[inside]
-        graph = sp.coo_matrix((np.ones(len(ends[0]), np.int8), ends), (vertices, vertices))
-        part = sp.csgraph.connected_components(graph, directed=False)[1]
+        part = components(vertices, topology.src[inside], topology.dst[inside])
         names, of_rank = np.unique(part[:n], return_inverse=True)
         largest = max(len(names), int(np.bincount(of_rank).max()))
         # Packing takes about the square of the ranks times the vertices: parts of half the ranks
@@ -108,15 +110,6 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
         found = _trimmed(topology, scaling, host, count)
         if found is not None:
             yield Partition(host, [np.flatnonzero(host[:n] == b) for b in range(count)], *found)
-
-
-def _between_hosts(topology: Topology) -> Iterator[np.ndarray]:
-    """Switches that may join hosts, bool of shape (vertices,): the widest or the highest."""
-    n, vertices = topology.num_ranks, topology.num_vertices
-    degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
-    for number in (degree, topology.hops_to_rank):
-        for least in sorted(set(number[n:].tolist())):
-            yield (np.arange(vertices) >= n) & (number >= least)
 
 
 def _trimmed(
@@ -308,7 +301,7 @@ def _joined(
     order = np.argsort(root, kind="stable")
     first = np.searchsorted(root[order], np.arange(n))
     most = min(len(across.weight) + len(root) + n, sum(scaling.trees))
-    if most * (n - 1) > _MOST_EDGES:
+    if most * (n - 1) > MOST_EDGES:
         raise TopologyError(f"{topology} needs up to {most} different trees, too many to hold")
     root, weight, edge = _rows(
         (across.root, across.weight, across.tree_ptr, across.edge, topology.dst[link[ptr[1:] - 1]]),

@@ -58,6 +58,9 @@ class _Side:
         """The least scale at which a number of trees per root fit (as ``fixed_k``, by cuts)."""
         n, (src, dst) = len(trees), self.ends()
         need = sum(trees)
+        # Trees exist as long as no cut lets out fewer than are rooted inside (Edmonds). Newton's
+        # method: the cut that is short at one scale says which larger one it needs, starting from
+        # the cuts around single ranks, until a flow to every rank finds none that is short.
         network = FlowNetwork(n + 1, np.append(src, [n] * n), np.append(dst, np.arange(n)))
 
         def scale_for(inside: np.ndarray) -> Fraction:
@@ -84,6 +87,7 @@ class _Side:
                 paths.setdefault((u, v), []).append(PathCapacity(path, amount))
         logical = Logical(len(trees), paths, ())
         packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
+        # Whole trees may need every link less than the scale allows, so that it is counted.
         routed = dataclasses.replace(assemble(logical, packed), is_tight=False)
         return as_flow(self.topology, scaling, routed)
 
@@ -116,9 +120,12 @@ def joint_all_reduce(
     times = chunks // base if chunks % base == 0 else 1
     weights = _apportioned(chunks // times, bound.roots)
     receive, give = (side.trees(weights) for side in _sides(topology, _shared(bound)))
-    edges, number = _all_edges(
-        topology, give.edges.reverse(topology.transpose().transpose_links()), receive.edges
-    )
+    # The edges of both phases, each path once: a link that serves both has one order of messages.
+    first = give.edges.reverse(topology.transpose().transpose_links())
+    path = np.append(first.path_link, receive.edges.path_link)
+    ptr = np.append(first.path_ptr, first.path_ptr[-1] + receive.edges.path_ptr[1:])
+    keep, number = distinct_rows(ptr, path)
+    edges = Edges.along(topology, *take_rows(ptr, path, keep))
     start = np.cumsum([0, *weights]) * times
     up, down = (_sends(flow, start, times) for flow in (give, receive))
     # Of a tree with fewer chunks than another each goes on for as many more steps.
@@ -158,26 +165,26 @@ def _shared(bound: AllReduceBound) -> SharedPaths:
     return bound.shared
 
 
-def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, _Side]:
+def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, ...]:
     """What out-trees may use, and what in-trees may, as out-trees of the transposed network."""
     back = topology.transpose_links()
     reversed_paths = tuple(tuple(int(back[e]) for e in reversed(path)) for path in shared.paths)
-    return (
-        _side(topology, shared.paths, shared.copies),
-        _side(topology.transpose(), reversed_paths, shared.sums),
+    ways = (
+        (topology, shared.paths, shared.copies),
+        (topology.transpose(), reversed_paths, shared.sums),
     )
-
-
-def _side(
-    topology: Topology, paths: Sequence[tuple[int, ...]], speeds: Sequence[Fraction]
-) -> _Side:
     # A path of no speed would carry a tree at no scale.
-    kept = [i for i, speed in enumerate(speeds) if speed]
-    return _Side(topology, tuple(paths[i] for i in kept), tuple(speeds[i] for i in kept))
+    return tuple(
+        _Side(
+            network, *zip(*((p, s) for p, s in zip(paths, speeds, strict=True) if s), strict=True)
+        )
+        for network, paths, speeds in ways
+    )
 
 
 def _apportioned(chunks: int, shares: Sequence[Fraction]) -> list[int]:
     """Whole numbers of chunks in proportion to shares that add up to 1: largest remainders."""
+    # Ranks of equal remainders in their order, so that equal bounds give equal schedules.
     exact = [chunks * share for share in shares]
     found = [math.floor(x) for x in exact]
     order = sorted(range(len(exact)), key=lambda r: (found[r] - exact[r], r))
@@ -221,22 +228,11 @@ def _turns(
     give: TreeFlow, receive: TreeFlow, start: np.ndarray, times: int, count: int
 ) -> np.ndarray:
     """The step in which each chunk starts, 0..count - 1: evenly within each pair of trees."""
-    ends = [
-        first + flow.weight * times
-        for flow in (give, receive)
-        for first in [_batches(flow, start, times)]
-    ]
+    ends = [_batches(flow, start, times) + flow.weight * times for flow in (give, receive)]
+    # Between two marks all chunks have the same two trees. Spread over all steps, such a pair takes
+    # its part of every step, as the capacities of the links were shared out; one pair after another
+    # would leave most links idle.
     marks = np.unique(np.concatenate([[0], *ends]))
     sizes = np.diff(marks)
     offset = np.arange(marks[-1]) - np.repeat(marks[:-1], sizes)
     return offset * count // np.repeat(sizes, sizes)
-
-
-def _all_edges(topology: Topology, first: Edges, second: Edges) -> tuple[Edges, np.ndarray]:
-    """The edges of both phases, each path once, and the new number of each edge."""
-    path = np.concatenate([first.path_link, second.path_link])
-    ptr = np.concatenate([first.path_ptr, first.path_ptr[-1] + second.path_ptr[1:]])
-    keep, number = distinct_rows(ptr, path)
-    ptr, path = take_rows(ptr, path, keep)
-    edges = Edges.along(topology, ptr, path)
-    return edges, number

@@ -17,11 +17,8 @@ import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.numerics.connectivity import FlowNetwork
-from jaxcoll.synth.forestcoll.spanning import RoutedTrees
+from jaxcoll.synth.forestcoll.spanning import MOST_EDGES, RoutedTrees
 from jaxcoll.topology import Topology
-
-# Of the columns made at once, int32: beyond 1 GB the general way is taken.
-_MOST_EDGES = 2**28
 
 
 def moved_trees(topology: Topology, scaling: Scaling) -> RoutedTrees | None:
@@ -51,7 +48,7 @@ def moved_trees(topology: Topology, scaling: Scaling) -> RoutedTrees | None:
     # Where the k trees part: tree i reaches v by the direction whose part of 0..k-1 holds i.
     ends = np.cumsum(share, axis=0)
     starts = np.unique(np.concatenate([[0], ends.ravel()]))[:-1]
-    if len(starts) * n * n > _MOST_EDGES:
+    if len(starts) * n * n > MOST_EDGES:
         return None
     order = np.argsort(distance, kind="stable")[1:]
     edge = np.empty((n, len(starts), n - 1), np.int32)
@@ -95,17 +92,13 @@ def _directions(
 
 
 def _last_links(is_last: np.ndarray, quota: list[int], k: int) -> np.ndarray | None:
-    """Of the k trees to each rank, how many arrive by each direction; (directions, ranks).
+    """Of the k trees to each rank, how many arrive by each direction.
 
-    A flow: k to each rank, shared among the directions that end a shortest way to it, of which
-    each takes its quota in all.
-
-    Args:
-        is_last: whether a direction ends a shortest way to a rank, bool of that shape.
+    ``is_last`` says which directions end a shortest way to a rank; both (directions, ranks).
     """
     # Trees of shortest paths are free to choose the last link of each way, and only that: whichever
     # is chosen, the rank before it has been reached one step earlier by all trees. So loads are a
-    # transport problem, which one flow solves.
+    # transport problem, which one flow solves: k to each rank, and each direction's quota in all.
     count, n = is_last.shape
     arcs = [(r, direction) for direction, r in np.argwhere(is_last).tolist()]
     source, sink = n + count, n + count + 1

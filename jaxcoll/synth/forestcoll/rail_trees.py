@@ -17,11 +17,8 @@ import numpy as np
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.connectivity import components
-from jaxcoll.synth.forestcoll.spanning import RoutedTrees
+from jaxcoll.synth.forestcoll.spanning import MOST_EDGES, RoutedTrees
 from jaxcoll.topology import Topology
-
-# Of the columns made while trees are joined, int32: beyond 1 GB the general way is taken.
-_MOST_EDGES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +165,9 @@ def joined_trees(
     """
     count, size = hosts.ranks.shape
     n, k = topology.num_ranks, scaling.k
-    if not _on_rails(topology, hosts):
+    # Only where ranks of one index are joined by one outer switch.
+    switch = topology.dst[hosts.up]
+    if (switch != switch[0]).any() or (topology.src[hosts.down] != switch).any():
         return None
     per_host = len(inner.path_ptr) - 1
     root, weight, edge = [], [], []
@@ -181,20 +180,25 @@ def joined_trees(
         # them in any host, so it is enough to part 0..k-1 at the ends of batches modulo k.
         marks = np.unique(np.concatenate([[0], ends % k]))
         edges = len(marks) * n * size * count
-        if edges * size > _MOST_EDGES:
+        if edges * size > MOST_EDGES:
             return None
         for mark, length in zip(marks, np.diff([*marks, k]), strict=True):
             shape = rooted[np.searchsorted(ends, mark + k * np.arange(count), side="right")]
             root.append(hosts.ranks[:, index])
             weight.append(np.full(count, length))
             edge.append(_tree_edges(inner, shape, count, size, index, per_host))
-    path_ptr, path_link = _paths(hosts, inner)
+    # The links of the edges inside every host, then of each rank's to its index in every other.
+    hops = np.append(np.tile(np.diff(inner.path_ptr), count), np.full(n * (count - 1), 2))
+    host, ahead, index = np.indices((count, count - 1, size)).reshape(3, -1)
+    across = np.stack(
+        [hosts.up[host, index], hosts.down[(host + ahead + 1) % count, index]], axis=1
+    )
     return RoutedTrees(
         root=np.concatenate(root),
         weight=np.concatenate(weight),
         edge=np.concatenate(edge, axis=None),
-        path_ptr=path_ptr,
-        path_link=path_link,
+        path_ptr=np.append(0, np.cumsum(hops)),
+        path_link=np.append(hosts.links[:, inner.path_link], across),
         how="hosts on rails",
         switches=inner.switches,
     )
@@ -214,23 +218,3 @@ def _tree_edges(
             tree = slice(inner.tree_ptr[shape[ahead]], inner.tree_ptr[shape[ahead] + 1])
             parts.append(host * per_host + inner.edge[tree][None, :])
     return np.concatenate(parts, axis=1).astype(np.int32)
-
-
-def _on_rails(topology: Topology, hosts: Hosts) -> bool:
-    """Whether ranks of one index are joined by one outer switch."""
-    switch = topology.dst[hosts.up]
-    return bool((switch == switch[0]).all() and (topology.src[hosts.down] == switch).all())
-
-
-def _paths(hosts: Hosts, inner: RoutedTrees) -> tuple[np.ndarray, np.ndarray]:
-    """The links of the edges inside every host, then of each rank's to its index in every other."""
-    count, size = hosts.ranks.shape
-    hops = np.tile(np.diff(inner.path_ptr), count)
-    links = hosts.links[:, inner.path_link].ravel()
-    host, ahead, index = np.indices((count, count - 1, size)).reshape(3, -1)
-    across = np.stack(
-        [hosts.up[host, index], hosts.down[(host + ahead + 1) % count, index]], axis=1
-    )
-    path = np.concatenate([links, across.ravel()])
-    ptr = np.concatenate([[0], np.cumsum(np.concatenate([hops, np.full(len(across), 2)]))])
-    return ptr, path

@@ -22,6 +22,9 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 
+# Tree edges that are held at most, int32: beyond 1 GB the general way is taken.
+MOST_EDGES = 2**28
+
 # Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
 # out[out_ptr[u]:out_ptr[u + 1]]. All int64.
 Arcs = namedtuple("Arcs", ["ptr", "tail", "head", "capacity", "out_ptr", "out"])
@@ -80,16 +83,6 @@ def _enter(lists, b, a):
 
 
 @kernel(cache=True)
-def _leave(lists, b, a):
-    if lists.before[b] >= 0:
-        lists.after[lists.before[b]] = lists.after[b]
-    else:
-        lists.first[a] = lists.after[b]
-    if lists.after[b] >= 0:
-        lists.before[lists.after[b]] = lists.before[b]
-
-
-@kernel(cache=True)
 def is_below(arcs, batches, b, v, u):
     """Whether u is v or a descendant of v."""
     if batches.children[b, v] == 0:
@@ -121,15 +114,6 @@ def _subtree(arcs, batches, scratch, b, v):
 
 
 @kernel(cache=True)
-def _reach_below(arcs, batches, scratch, b, v):
-    """Edges from v to its deepest descendant."""
-    if batches.children[b, v] == 0:
-        return 0
-    count = _subtree(arcs, batches, scratch, b, v)
-    return batches.depth[b, scratch.ranks[count - 1]] - batches.depth[b, v]
-
-
-@kernel(cache=True)
 def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
     """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
 
@@ -141,8 +125,12 @@ def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
         return False
     if depth <= batches.depth[b, v]:
         return True
-    if lists.reach[b] < 0:
-        lists.reach[b] = _reach_below(arcs, batches, scratch, b, v)
+    if lists.reach[b] < 0:  # edges from v to its deepest descendant, which ``_subtree`` lists last
+        lists.reach[b] = 0
+        if batches.children[b, v]:
+            count = _subtree(arcs, batches, scratch, b, v)
+            deepest = batches.depth[b, scratch.ranks[count - 1]]
+            lists.reach[b] = deepest - batches.depth[b, v]
     return depth + lists.reach[b] <= height
 
 
@@ -152,7 +140,12 @@ def take(arcs, batches, lists, scratch, b, v, a):
     # Depths are kept and not recomputed by walks to the root: ``may_take`` reads them for every
     # candidate, and a move changes only those below the rank.
     old = batches.arc[b, v]
-    _leave(lists, b, old)
+    if lists.before[b] >= 0:
+        lists.after[lists.before[b]] = lists.after[b]
+    else:
+        lists.first[old] = lists.after[b]
+    if lists.after[b] >= 0:
+        lists.before[lists.after[b]] = lists.before[b]
     _enter(lists, b, a)
     rise = batches.depth[b, arcs.tail[a]] + 1 - batches.depth[b, v]
     if rise:
@@ -298,6 +291,18 @@ class Trees:
     vertex: np.ndarray
     parent: np.ndarray
 
+    @classmethod
+    def by_depth(cls, root: np.ndarray, weight: np.ndarray, over: np.ndarray, depth) -> Trees:
+        """Trees by the parent and the depth of each rank, both of shape (batches, n)."""
+        order = np.argsort(depth, axis=1, kind="stable")
+        return cls(root, weight, order, np.take_along_axis(over, order, axis=1))
+
+    def over(self) -> np.ndarray:
+        """The parent of each rank, -1 at the root, of shape (batches, n)."""
+        found = np.empty_like(self.parent)
+        np.put_along_axis(found, self.vertex, self.parent, axis=1)
+        return found
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoutedTrees:
@@ -341,9 +346,8 @@ def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     Args:
         spare: capacity that no tree uses, by pair of ranks, int64 of shape (n, n).
     """
-    over = np.empty_like(trees.parent)  # the parent of each rank
-    np.put_along_axis(over, trees.vertex, trees.parent, axis=1)
-    weight, root, depth = trees.weight, trees.root, depths(over)
+    over, weight, root = trees.over(), trees.weight, trees.root
+    depth = depths(over)
     # Height 2 ends the search: height 1 would be links from every root to every rank.
     while depth.max() > 2:
         lower, *found = _below(spare, weight, over, root, int(depth.max()) - 1)
@@ -351,9 +355,7 @@ def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
             break
         spare, weight, over, root = found
         depth = depths(over)
-    order = np.argsort(depth, axis=1, kind="stable")
-    parent = np.take_along_axis(over, order, axis=1)
-    return Trees(root, weight, order, parent), depth.max(axis=1)
+    return Trees.by_depth(root, weight, over, depth), depth.max(axis=1)
 
 
 @kernel(cache=True)

@@ -156,7 +156,8 @@ def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> 
     """Steps 2 to 4 on a balanced network; a single rank has trees without edges."""
     n, vertices = topology.num_ranks, topology.num_vertices
     if n == 1:
-        return _of_one_rank(scaling)
+        root, nothing = np.zeros(1, np.int64), np.zeros(0, np.int64)
+        return RoutedTrees(root, np.asarray(scaling.trees), nothing, root, nothing, "single rank")
     if fast and n * n * vertices > _PACKED_FAST:
         raise TopologyError(
             "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
@@ -168,11 +169,6 @@ def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> 
     logical = remove_switches(topology, scaling, guess=guess)  # step 2
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)  # steps 3 and 4
     return assemble(logical, trees)
-
-
-def _of_one_rank(scaling: Scaling) -> RoutedTrees:
-    root, nothing = np.zeros(1, np.int64), np.zeros(0, np.int64)
-    return RoutedTrees(root, np.asarray(scaling.trees), nothing, root, nothing, how="single rank")
 
 
 def assemble(logical: Logical, trees: Trees) -> RoutedTrees:

@@ -108,7 +108,7 @@ def _joined(
         enters, leaves: arcs into T by the rank in S they leave, and out of T by the rank they
             enter: [rank in T, amount].
     """
-    within, across = parents(first), parents(second)
+    within, across = first.over(), second.over()
     waiting: dict[int, list[list[int]]] = {}  # batches of T by root: [batch, trees left]
     for i, (root, weight) in enumerate(
         zip(first.root.tolist(), first.weight.tolist(), strict=True)
@@ -147,17 +147,5 @@ def _joined(
                 part[1] -= amount
                 if not part[1]:
                     source.pop()
-    return by_depth(np.asarray(root), np.asarray(weight), np.stack(rows))
-
-
-def parents(trees: Trees) -> np.ndarray:
-    """The parent of each rank, -1 at the root, int64 of shape (batches, ranks)."""
-    found = np.empty_like(trees.parent)
-    np.put_along_axis(found, trees.vertex.astype(np.int64), trees.parent, axis=1)
-    return found.astype(np.int64)
-
-
-def by_depth(root: np.ndarray, weight: np.ndarray, parent: np.ndarray) -> Trees:
-    """Trees with their ranks in the order of their depth."""
-    order = np.argsort(depths(parent), axis=1, kind="stable")
-    return Trees(root, weight, order, np.take_along_axis(parent, order, axis=1))
+    over = np.stack(rows)
+    return Trees.by_depth(np.asarray(root), np.asarray(weight), over, depths(over))

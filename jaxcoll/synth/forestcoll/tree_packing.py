@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.connectivity import dinic
+from jaxcoll.numerics.connectivity import dinic, with_reverses
 from jaxcoll.synth.forestcoll.balancing import arcs_of, as_trees, balanced_trees
 from jaxcoll.synth.forestcoll.edge_splitting import Pair
 from jaxcoll.synth.forestcoll.spanning import Trees, reparent
@@ -148,13 +148,9 @@ def _pack(left, roots, weights, neighbour):
                 if most < weight[i]:
                     if count == room:
                         room *= 2
-                        root, weight, joined = (
-                            _wider(root, room), _wider(weight, room), _wider(joined, room),
-                        )  # fmt: skip
-                        vertex, parent, depth, at = (
-                            _longer(vertex, room), _longer(parent, room), _longer(depth, room),
-                            _longer(at, room),
-                        )  # fmt: skip
+                        root, weight, joined = _doubled(root), _doubled(weight), _doubled(joined)
+                        vertex, parent = _doubled(vertex), _doubled(parent)
+                        depth, at = _doubled(depth), _doubled(at)
                     root[count], weight[count], joined[count] = root[i], weight[i] - most, joined[i]
                     vertex[count], parent[count], depth[count] = vertex[i], parent[i], depth[i]
                     at[count] = at[i]
@@ -197,17 +193,8 @@ def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, lay
 
 
 @kernel(cache=True)
-def _wider(column, room):
-    out = np.zeros(room, column.dtype)
-    out[: len(column)] = column
-    return out
-
-
-@kernel(cache=True)
-def _longer(table, room):
-    out = np.full((room, table.shape[1]), -1, table.dtype)
-    out[: len(table)] = table
-    return out
+def _doubled(column):
+    return np.concatenate((column, column))  # what a new row holds is written before it is read
 
 
 @kernel(cache=True)
@@ -219,26 +206,14 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     hold y already add as much to both, and those of one rank need no vertex of their own.
     """
     n = len(left)
-    # Of mu only min(g, m) matters, so the flow may stop there.
-    asked = min(left[x, y], weight[i])
-    arcs, extra, others = 0, 0, 0
-    for u in range(n):
-        for k in range(n):
-            v = neighbour[u, k]
-            if v < 0:
-                break
-            arcs += left[u, v] > 0
-    for j in range(count):
-        if j != i and joined[j] < n and depth[j, y] < 0:
-            others += weight[j]
-            if joined[j] == 1:
-                arcs += vertex[j, 0] != x
-            else:
-                extra += 1
-                arcs += 1 + joined[j]
-    src, dst = np.empty(arcs, np.int64), np.empty(arcs, np.int64)
-    capacity = np.empty(arcs, np.int64)
-    a, hub = 0, n
+    # Room for all arcs there may be: counting them first would take as long as writing them.
+    room = n * n + count * (n + 1)
+    src, dst, capacity = (
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+    )
+    a, hub, others = 0, n, 0
     for u in range(n):
         for k in range(n):
             v = neighbour[u, k]
@@ -248,43 +223,24 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
                 src[a], dst[a], capacity[a] = u, v, left[u, v]
                 a += 1
     for j in range(count):
-        if j != i and joined[j] < n and depth[j, y] < 0:
-            if joined[j] == 1:
-                if vertex[j, 0] != x:
-                    src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
-                    a += 1
-                continue
-            src[a], dst[a], capacity[a] = x, hub, weight[j]
-            a += 1
-            for k in range(joined[j]):
-                src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
+        if j == i or joined[j] == n or depth[j, y] >= 0:
+            continue
+        others += weight[j]
+        if joined[j] == 1:
+            if vertex[j, 0] != x:
+                src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
                 a += 1
-            hub += 1
-    ptr, head, mate, room = _listed(n + extra, src, dst, capacity)
-    scratch = n + extra + 1
-    flow = dinic(
-        ptr, head, mate, room, x, y, others + asked, np.empty(scratch, np.int64),
-        np.empty(scratch, np.int64), np.empty(scratch, np.int64), np.empty(scratch, np.int64),
-    )  # fmt: skip
+            continue
+        src[a], dst[a], capacity[a] = x, hub, weight[j]
+        a += 1
+        for k in range(joined[j]):
+            src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
+            a += 1
+        hub += 1
+    ptr, head, mate, residual, _ = with_reverses(hub, src[:a], dst[:a], capacity[:a])
+    level, at = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
+    queue, path = np.empty(hub + 1, np.int64), np.empty(hub + 1, np.int64)
+    # Of mu only min(g, m) matters, so the flow may stop there.
+    limit = others + min(left[x, y], weight[i])
+    flow = dinic(ptr, head, mate, residual, x, y, limit, level, at, queue, path)
     return max(0, flow - others)
-
-
-@kernel(cache=True)
-def _listed(vertices, src, dst, capacity):
-    """Arcs and their reverses by the vertex they leave."""
-    arcs = len(src)
-    ptr = np.zeros(vertices + 1, np.int64)
-    for a in range(arcs):
-        ptr[src[a] + 1] += 1
-        ptr[dst[a] + 1] += 1
-    for v in range(vertices):
-        ptr[v + 1] += ptr[v]
-    at = ptr[:-1].copy()
-    head, mate = np.empty(2 * arcs, np.int64), np.empty(2 * arcs, np.int64)
-    room = np.zeros(2 * arcs, np.int64)
-    for a in range(arcs):
-        e, r = at[src[a]], at[dst[a]]
-        at[src[a]] += 1
-        at[dst[a]] += 1
-        head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
-    return ptr, head, mate, room

@@ -11,8 +11,6 @@ slots are those of ``state``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -50,19 +48,6 @@ _NEVER = np.iinfo(np.int64).max
 
 # Ranks matched in one call: kernels see no signals, and Python handles them between two calls.
 _AT_ONCE = 1 << 16
-
-
-class Event(NamedTuple):
-    """One instant: ``count`` ranks wait, ``size`` arrivals are to come, ``sends`` were made.
-
-    ``block`` is the block at which all links start to look.
-    """
-
-    time: Any
-    count: Any
-    block: Any
-    size: Any
-    sends: Any
 
 
 # ---------------------------------------------------------------------- Algorithm 2, by events
@@ -112,8 +97,9 @@ def expand(
         # Only where every rank wants every chunk: then what its links can still carry is a bound.
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
             break
-        event = Event(time, count, block, size, sends)
-        sends, size, last_arrival = _match(net, now, direct, costs, work, goal, event, sent)
+        sends, size, last_arrival = _match(
+            net, now, direct, costs, work, goal, sent, time, count, block, size, sends
+        )
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             break
@@ -173,12 +159,8 @@ def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
 @kernel(cache=True, nogil=True)
 def _let_wait(waiting, waits, count, v, near_ptr, near):
     """Adds rank v and the ranks next to it to those that wait, each once; their number."""
-    if not waits[v]:
-        waits[v] = True
-        waiting[count] = v
-        count += 1
-    for i in range(near_ptr[v], near_ptr[v + 1]):
-        w = near[i]
+    for i in range(near_ptr[v] - 1, near_ptr[v + 1]):
+        w = near[i] if i >= near_ptr[v] else v
         if not waits[w]:
             waits[w] = True
             waiting[count] = w
@@ -210,7 +192,7 @@ def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, ti
 
 
 @kernel(cache=True, nogil=True)
-def _match(net, now, direct, costs, work, goal, event, columns):
+def _match(net, now, direct, costs, work, goal, columns, time, count, first_block, size, sends):
     """Gives chunks to the idle links into the ranks that wait.
 
     Algorithm 1, "Make link-chunk matches". Of the links into one rank, the one that would be done
@@ -218,9 +200,12 @@ def _match(net, now, direct, costs, work, goal, event, columns):
 
     Args:
         columns: receive the sends, with room for all.
+        count: how many ranks wait.
+        first_block: at which all links start to look.
+        size, sends: arrivals to come, and sends made.
 
     Returns:
-        (sends, size, finish): see ``Event``; and when the last of the new sends arrives.
+        (sends, size, finish): the new numbers, and when the last of the new sends arrives.
     """
     # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
     in_ptr, in_link, src, lack, left = net.in_ptr, net.in_link, net.src, now.lack, now.left
@@ -229,10 +214,9 @@ def _match(net, now, direct, costs, work, goal, event, columns):
     taken, following, copies, candidates = work.slot, work.next, work.copies, work.candidates
     first, last, planes, carry, random = work.first, work.last, work.planes, work.carry, work.random
     onward, target, distance, rate = direct.onward, direct.target, direct.distance, costs.rate
-    moves, most, time, rule = len(direct.onward) > 0, goal.most, event.time, goal.rule
-    sends, size, finish = event.sends, event.size, np.int64(0)
+    moves, most, rule, finish = len(direct.onward) > 0, goal.most, goal.rule, np.int64(0)
     start, edge, slot = columns.start, columns.edge, columns.slot
-    for w in range(event.count):
+    for w in range(count):
         v = work.waiting[w]
         work.waits[v] = False
         if left[v] == 0:
@@ -247,7 +231,7 @@ def _match(net, now, direct, costs, work, goal, event, columns):
             if chosen < 0 or time + soonest >= goal.limit:
                 break
             link = links[chosen]
-            block = _look(net, now, direct, costs, candidates, event.block, link, v)
+            block = _look(net, now, direct, costs, candidates, first_block, link, v)
             if block < 0:
                 number[chosen] = most
                 continue
@@ -280,9 +264,10 @@ def _match(net, now, direct, costs, work, goal, event, columns):
             load[chosen] += serial[link, sizes[s]]
         for j in range(idle):
             if head[j] >= 0:
-                first[links[j]] = sends
-                sends = _send(edge, slot, links[j], taken, following, head[j], sends)
-                start[first[links[j]] : sends] = time
+                first[links[j]], k = sends, head[j]
+                while k >= 0:  # the message's chunks, as they were linked while it grew
+                    start[sends], edge[sends], slot[sends] = time, links[j], taken[k]
+                    sends, k = sends + 1, following[k]
                 last[links[j]] = sends
                 finish = max(finish, time + load[j])
                 size = push(work.times, work.events, size, time + load[j], links[j])
@@ -318,16 +303,6 @@ def _done_first(links, load, number, serial, idle, most):
 
 
 @kernel(inline="always")
-def _send(edge, slot, link, taken, following, k, sends):
-    """Writes the message of a link, from its chunk ``taken[k]`` on; the number of sends."""
-    while k >= 0:
-        edge[sends], slot[sends] = link, taken[k]
-        sends += 1
-        k = following[k]
-    return sends
-
-
-@kernel(inline="always")
 def _look(net, now, direct, costs, candidates, start, link, v):
     """The first block, from ``start`` on, in which a link into rank v could carry a chunk; or -1.
 
@@ -355,11 +330,11 @@ def _look(net, now, direct, costs, candidates, start, link, v):
             candidates[q] = word
             found |= word
         if first < last and found != _ZERO:
-            for i in range(first, last):
-                for q in range(WORDS):
-                    candidates[q] &= lack[block, faster[i], q]
+            # Slow-link avoidance: what any of these ranks has comes from there earlier.
             found = _ZERO
             for q in range(WORDS):
+                for i in range(first, last):
+                    candidates[q] &= lack[block, faster[i], q]
                 found |= candidates[q]
         if found != _ZERO:
             break

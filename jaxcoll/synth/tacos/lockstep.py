@@ -133,7 +133,11 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
         # The paper shuffles the unsatisfied pairs (d, c) and asks for each which link brings it.
         # Here each link into d, in random order, asks which c it can bring: a pass over bits
         # instead of a list of ranks times chunks.
-        x = _draw_order(in_link, first, degree, random[v], order)  # "random_shuffle"
+        x = random[v]
+        for i in range(degree):  # "random_shuffle"
+            x = next_random(x)
+            j = random_below(x, i + 1)
+            order[i], order[j] = order[j], in_link[first + i]
         for i in range(degree):
             link = order[i]
             u = src[link]
@@ -144,7 +148,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
             while block >= 0:
                 if seen_by[block] != v:
                     seen_by[block] = v
-                    _look_at(have, lack, v, block, free)
+                    for q in range(WORDS):
+                        free[block, q] = lack[block, v, q] if len(lack) else ~have[block, v, q]
                     if planes is not None:
                         _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
                     if len(relay):
@@ -206,28 +211,6 @@ def _need(blocks, planes):
     if planes is None:
         return np.empty((0, 0, WORDS), np.uint64)
     return np.empty((blocks, planes, WORDS), np.uint64)
-
-
-@kernel(cache=True, nogil=True)
-def _draw_order(in_link, first, degree, x, order):
-    """The links into a rank in random order, into ``order``; the generator's next state."""
-    for i in range(degree):
-        x = next_random(x)
-        j = random_below(x, i + 1)
-        order[i] = order[j]
-        order[j] = in_link[first + i]
-    return x
-
-
-@kernel(inline="always")
-def _look_at(have, lack, v, block, free):
-    """The chunks of a block that rank v may take."""
-    if len(lack):
-        for q in range(WORDS):
-            free[block, q] = lack[block, v, q]
-    else:
-        for q in range(WORDS):
-            free[block, q] = ~have[block, v, q]
 
 
 @kernel(cache=True, nogil=True)

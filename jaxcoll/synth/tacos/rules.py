@@ -24,7 +24,7 @@ from jaxcoll.synth.tacos.state import Network, bit_of, lowest_bit
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_FAR = np.iinfo(np.int64).max
+_NEVER = np.iinfo(np.int64).max
 
 
 class Rule(enum.IntEnum):
@@ -40,7 +40,7 @@ class Rule(enum.IntEnum):
             of those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
         PATIENT: as DOWNSTREAM_NEED, but a slow link leaves out chunks that faster links will
             bring earlier from a rank that has them or is about to get them (slow-link avoidance,
-            see ``slow_links``). Where not every rank wants everything, the fast way may be closed,
+            see above). Where not every rank wants everything, the fast way may be closed,
             and the rule is DOWNSTREAM_NEED; any.
     """
 
@@ -87,7 +87,8 @@ def keep_most_needed(candidates, net, lack, v, block, planes, carry):
     """
     words, count = len(candidates), planes.shape[1]
     # Counters of all chunks at once, a plane of bits per binary digit: adding a rank's lacks is a
-    # few words of carries instead of a loop over chunks.
+    # few words of carries instead of a loop over chunks. ``lockstep`` has an adder of its
+    # own: one for both, which also read tables without ``lack``, made this search slower.
     near_ptr, near = net.near_ptr, net.near
     for p in range(count):
         for q in range(words):
@@ -114,7 +115,9 @@ def _clear(candidates, count):
 @kernel(cache=True, nogil=True)
 def keep_rarest(candidates, block, copies):
     """Keeps the candidates of which there are the fewest copies."""
-    best = _FAR
+    # How many copies there are is a number of its own for each slot, and no plane of bits: so this
+    # rule and the next look at the candidates one by one, each word from its lowest bit up.
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -136,7 +139,9 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         rate: chunks that a link carries in some time, int64 of shape (links,).
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
-    best = _FAR
+    # The other sources count with the chunks that they hold now: one that none of them holds yet is
+    # brought by this link or by nobody in this span.
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -163,6 +168,7 @@ def keep_farthest(candidates, block, distance, target):
         distance: from the receiver to every rank, of shape (ranks,).
         target: the rank that wants the chunk of each slot.
     """
+    # The chunk with the longest way to go is the last to arrive: a delay of it delays the end.
     best = np.int64(-1)
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
@@ -186,8 +192,9 @@ def keep_fewest_ways(candidates, net, onward, link, block):
         onward: what each link brings nearer to where it is wanted, bits of shape
             (blocks, links, words).
     """
+    # A chunk with another way may leave by that; one with this way alone would wait for the link.
     out_ptr, u = net.out_ptr, net.src[link]
-    best = _FAR
+    best = _NEVER
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -209,8 +216,6 @@ def keep_fewest_ways(candidates, net, onward, link, block):
 _SLOWER = 2
 # Ranks that a link compares with at most, the nearest: each is another row of bits to read.
 _MOST = 64
-
-_NEVER = np.iinfo(np.int64).max
 
 
 @kernel(cache=True, nogil=True)

@@ -122,20 +122,12 @@ def _prepare(
     network: tables.Network,
     cost: np.ndarray,
     slot: np.ndarray,
-    collective: Collective,
+    of: Collective,
     now: tables.Holdings,
 ) -> tuple[int, int]:
-    shard = slice(None, None, collective.chunks_per_shard)
-    return tables.prepare(
-        network,
-        cost,
-        slot,
-        collective.owner[shard],
-        collective.group_of_chunk[shard],
-        collective.chunk_ptr,
-        collective.group_of_rank,
-        now,
-    )
+    shard = slice(None, None, of.chunks_per_shard)
+    shards = of.owner[shard], of.group_of_chunk[shard]
+    return tables.prepare(network, cost, slot, *shards, of.chunk_ptr, of.group_of_rank, now)
 
 
 # ---------------------------------------------------------------------- in lockstep
@@ -172,47 +164,40 @@ def prepare_lockstep(
     return Lockstep(now, wanted, most, planes, states, chunk_of_slot, slot)
 
 
-def search_in_lockstep(
-    network: tables.Network,
-    collective: Collective,
-    rule: Rule,
-    random: np.random.Generator,
-    limit: int,
-) -> Found:
-    """Steps in which every link carries one chunk at most; given up after ``limit`` steps."""
-    now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
-        network, collective, rule, random
-    )
-    edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
-    step_ptr, done = [0], wanted == 0
-    # A kernel sees no signals: Python handles them between two calls.
-    at_once = np.empty(max(1, _LINKS_AT_ONCE // len(network.src)), np.int64)
-    while not done and len(step_ptr) <= min(limit, most):
-        asked, first = at_once[: min(limit, most) + 1 - len(step_ptr)], step_ptr[-1]
-        steps, wanted = kernel.expand(
-            network, now, wanted, planes, states, chunk_of_slot, edge[first:], chunk[first:], asked
-        )
-        step_ptr += (first + np.cumsum(asked[:steps])).tolist()
-        done = wanted == 0
-    ptr = np.asarray(step_ptr, np.int64)
-    if done and len(now.relay):
-        # Chunks were passed on by ranks that do not want them; sends that led nowhere are taken
-        # out.
-        ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
-    return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
-
-
 def best_in_lockstep(
     topology: Topology, collective: Collective, rule: Rule, seed: int, effort: Effort
 ) -> tuple[Found, dict[str, object]]:
     """The best of several searches in lockstep, and its certificate."""
     network = read_network(topology)
+    # A kernel sees no signals: Python handles them between two calls.
+    at_once = np.empty(max(1, _LINKS_AT_ONCE // len(network.src)), np.int64)
 
     def attempt(number: int, limit: int) -> Found:
+        """Steps in which every link carries one chunk at most; given up after ``limit``."""
         random = np.random.default_rng([seed, number])
-        return search_in_lockstep(network, collective, rule, random, limit)
+        now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
+            network, collective, rule, random
+        )
+        edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
+        step_ptr, done = [0], wanted == 0
+        while not done and len(step_ptr) <= min(limit, most):
+            asked, first = at_once[: min(limit, most) + 1 - len(step_ptr)], step_ptr[-1]
+            columns = edge[first:], chunk[first:], asked
+            steps, wanted = kernel.expand(
+                network, now, wanted, planes, states, chunk_of_slot, *columns
+            )
+            step_ptr += (first + np.cumsum(asked[:steps])).tolist()
+            done = wanted == 0
+        ptr = np.asarray(step_ptr, np.int64)
+        if done and len(now.relay):
+            # Chunks were passed on by ranks that do not want them; sends that led nowhere are taken
+            # out.
+            ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
+        return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
-    simple = _ingress_steps(network, collective) if collective.kind == "all_gather" else 0
+    # Steps that the links into a rank need for its chunks: below ``step_bound``, but found fast.
+    steps = -(-_wanted(collective) // np.maximum(np.diff(network.in_ptr), 1))
+    simple = int(steps.max()) if collective.kind == "all_gather" else 0
     best, bound = _best(attempt, simple, lambda: step_bound(topology, collective), effort)
     return best, {"step_bound": bound} if best.cost <= bound else {}
 
@@ -240,13 +225,24 @@ def _best(
     return best, bound
 
 
-def _ingress_steps(network: tables.Network, collective: Collective) -> int:
-    """Steps the links into each rank need for its chunks; below ``step_bound``, but found fast."""
-    members = np.flatnonzero(collective.group_of_rank >= 0)
-    chunks = np.diff(collective.chunk_ptr) - collective.chunks_per_shard
-    wanted = chunks[collective.group_of_rank[members]]
-    ports = np.diff(network.in_ptr)[members]
-    return int((-(-wanted // ports)).max())
+def _wanted(collective: Collective) -> np.ndarray:
+    """Chunks that each rank must receive, int64 of shape (ranks,)."""
+    wanted, shard = np.zeros(collective.num_ranks, np.int64), collective.chunks_per_shard
+    for group, chunks in zip(
+        collective.groups, np.diff(collective.chunk_ptr).tolist(), strict=True
+    ):
+        members, root = np.asarray(group), collective.root or 0
+        if collective.kind == "all_gather":
+            wanted[members] = chunks - shard
+        elif collective.kind == "broadcast":
+            wanted[np.delete(members, root)] = chunks
+        elif collective.kind == "all_to_all":
+            wanted[members] = chunks // len(group) - shard
+        elif collective.kind == "gather":
+            wanted[members[root]] = chunks - shard
+        else:
+            wanted[np.delete(members, root)] = shard
+    return wanted
 
 
 # ---------------------------------------------------------------------- by events
@@ -361,9 +357,7 @@ def search_by_events(
     most = min(most, collective.num_chunks)
     work = _workspace(network, collective.num_ranks, collective.num_chunks, most, state)
     goal = tables.Goal(int(rule), int(most), int(limit))
-    (start, edge, slots), finish, done = _expand(
-        network, now, direct, costs, work, goal, int(wanted)
-    )
+    (start, edge, slots), finish, done = _expand(network, now, direct, costs, work, goal, wanted)
     step_ptr = equal_runs(start)  # sends that start together are a step
     chunk = np.take(chunk_of_slot, slots)
     if done and relay:
@@ -407,11 +401,7 @@ def _expand(
 def _costs(
     network: tables.Network, times: SendTimes, chunk_of_slot: np.ndarray, avoids: bool
 ) -> tables.Costs:
-    """The times of sends by slot.
-
-    Args:
-        avoids: whether slow links are avoided, see ``slow_links``.
-    """
+    """The times of sends by slot; ``avoids``: whether slow links are avoided (``rules``)."""
     first = last = np.zeros(len(network.src), np.int64)
     faster = np.zeros(0, np.int64)
     if avoids:
@@ -438,10 +428,7 @@ def _workspace(
     planes = int(np.diff(network.near_ptr).max()).bit_length()
     chunks = min(most * ports, slots)
     return tables.Workspace(
-        link=np.empty(ports, np.int64),
-        load=np.empty(ports, np.int64),
-        number=np.empty(ports, np.int64),
-        head=np.empty(ports, np.int64),
+        *np.empty((4, ports), np.int64),  # link, load, number, head
         slot=np.empty(chunks, np.int32),
         next=np.empty(chunks, np.int64),
         candidates=np.empty(tables.WORDS, np.uint64),
@@ -462,21 +449,7 @@ def ingress_ticks(
     network: tables.Network, collective: Collective, times: SendTimes, aggregated: bool
 ) -> int:
     """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
-    n = collective.num_ranks
-    wanted = np.zeros(n, np.int64)
-    for g, group in enumerate(collective.groups):
-        members = np.asarray(group)
-        chunks = int(np.diff(collective.chunk_ptr)[g])
-        if collective.kind == "all_gather":
-            wanted[members] = chunks - collective.chunks_per_shard
-        elif collective.kind == "broadcast":
-            wanted[np.delete(members, collective.root or 0)] = chunks
-        elif collective.kind == "all_to_all":
-            wanted[members] = chunks // len(group) - collective.chunks_per_shard
-        elif collective.kind == "gather":
-            wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
-        else:
-            wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
+    n, wanted = collective.num_ranks, _wanted(collective)
     # The smallest chunks, on all links into a rank at once and without any gap: a bound, not a
     # plan.
     least = times.serial[:, 0]

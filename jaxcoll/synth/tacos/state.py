@@ -324,7 +324,7 @@ class Costs(NamedTuple):
         rate: chunks that a link carries in a fixed time, for comparison, int64 of shape (links,).
         first, last, faster: slow-link avoidance (the rule patient): link i brings no chunk that one
             of the ranks ``faster[first[i]:last[i]]`` has or is about to get, int64; see
-            ``slow_links``.
+            ``rules``.
     """
 
     alpha: np.ndarray

@@ -39,6 +39,21 @@ def test_links_carry_what_the_program_says_and_time_comes_close(topology):
     assert schedule.provenance.certificate["reached"] == str(bound.seconds)
 
 
+@pytest.mark.parametrize(
+    ("topology", "shares"),
+    [
+        (nvswitch_hosts((3, 2), inside=4e9, network=1e9), "1/3 1/3 1/3 0 0"),
+        (nvswitch_hosts((3, 2), inside=8e9, network=1e9), "1/3 1/3 1/3 0 0"),
+        (mesh(3, 3), "0 1/6 0 1/6 1/3 1/6 0 1/6 0"),
+        (mesh(2, 4), "0 1/4 1/4 0 0 1/4 1/4 0"),
+    ],
+)
+def test_of_equal_optima_one_with_short_trees_and_many_roots_is_taken(topology, shares):
+    # All of these have solutions of equal value with fewer roots, and with longer trees.
+    roots = all_reduce_bound(topology).roots
+    assert " ".join(map(str, roots)) == shares
+
+
 @settings(max_examples=25)
 @given(strategies.topologies(max_ranks=5, switches=True, exact=True), st.integers(1, 12))
 def test_schedules_are_sound_with_any_number_of_chunks(topology, chunks):
