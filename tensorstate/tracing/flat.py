@@ -295,7 +295,7 @@ class LoopBoundary:
         if isinstance(x, FlatVar):
             return x
         out = FlatVar(x.shape, x.dtype)
-        self.append(*jaxprs.filling(), [x], [out], place, self.info)
+        self.append(*jaxprs.at_boundary("fill"), [x], [out], place, self.info)
         return out
 
     def carry_in(self, carry: Sequence[FlatAtom]) -> list[FlatVar]:
