@@ -279,8 +279,8 @@ def sharding_rule(
     names = dict.fromkeys(itertools.chain.from_iterable(declaration.operands))
     number = {name: k for k, name in enumerate(names)}
     # A label that some result of the function lacks is summed over in it, in a way that only its
-    # user knows: a softmax over all keys does not follow from those over parts. It stays whole, unless
-    # it is ``summed``.
+    # user knows: a softmax over all keys does not follow from those over parts. It stays whole,
+    # unless it is ``summed``.
     missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
     whole = whole | (missing - tried.summed)
     attention = declaration.attention
