@@ -44,8 +44,8 @@ class Runner(Protocol):
         """Makes the runners of a body, for which all that it reads from outside is known."""
         ...
 
-    def enter(self, operator: Operator, x: Any) -> None:
-        """Store what a boundary operator passes into the body."""
+    def enter(self, operator: Operator, x: Any, again: bool = False) -> None:
+        """Store what a boundary operator passes into the body, or did in the mirrored iteration."""
         ...
 
     stacks: dict[int, Any]  # of tensors of bodies that loops mirror, by tensor
@@ -57,10 +57,6 @@ class Runner(Protocol):
 
     def restore(self, tensor: int, x: Any) -> None:
         """Store the copy of a tensor that the iteration which is mirrored has saved."""
-        ...
-
-    def enter_again(self, operator: Operator, x: Any) -> None:
-        """Store a row that the iteration which is mirrored has read."""
         ...
 
     def in_turn(self, arrays: list[Any]) -> list[Any]:
@@ -94,6 +90,9 @@ def run_loop(
         operators: all of the loop's, inner loops included.
         unroll: iterations of a scan in one body, where collectives of one hide under another.
     """
+    # The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are
+    # the operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows
+    # are also the tensors that the other has stacked, and the rows that recomputation reads.
     loop = graph.loops[number]
     mine = [o for o in operators if o.loops[-1] == number and o.primitive in LOOP_BOUNDARY]
     at = {name: [o for o in mine if o.primitive == name] for name in LOOP_BOUNDARY}
@@ -102,6 +101,7 @@ def run_loop(
     restored, again = runner.mirrored[number]
     kept, _ = runner.mirrored[graph.mirrored.get(number)]
     rows_again = [o for o in again if o.primitive == "scan_row"]
+    # All that the body reads from outside is resharded here, once, and not in every iteration.
     start = runner.body([*inside, *(o for o in again if o not in rows_again)])
     rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
     rows += [stacked(flat_operand(runner, o, again=True), o) for o in rows_again]
@@ -114,7 +114,7 @@ def run_loop(
             body.enter(operator, x)
         given = given[len(at["scan_row"]) :]
         for operator, x in zip(rows_again, given, strict=False):
-            body.enter_again(operator, x)
+            body.enter(operator, x, again=True)
         for tensor, x in zip(restored, given[len(rows_again) :], strict=True):
             body.restore(tensor, x)
         body.run_operators(until)
@@ -125,6 +125,8 @@ def run_loop(
         return [flat_operand(body, operator).reshape(before.shape) for operator, before in made]
 
     if loop.length is None:
+        # Both functions of ``while_loop`` run the operators that stand before the condition: XLA
+        # has no way to give the body what the condition has computed.
         (condition,) = at["while_condition"]
         before = [o for o in inside if o.index < condition.index]
 
@@ -144,6 +146,11 @@ def run_loop(
         runner.stacks.update(zip(kept, stacks, strict=True))
     made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
+
+
+# Of a forward scan of 12 layers that saves t1 and recomputes t2 = tanh(t1), the scan of the
+# backward pass has the stack of t1 among its rows, and runs tanh in every iteration. Only what it
+# reads is stacked: JAX's own residuals would be stacked whatever the search decides.
 
 
 class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
@@ -259,34 +266,25 @@ class _Evaluation:
                     self.values[use.tensor] = result
 
     def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
-        """An operand of an operator."""
         return self.values[operator.operands[k].tensor]
 
     def shard(self, operator: Operator) -> LocalShard:
-        """The whole operator."""
         return LocalShard.full(operator.sizes)
 
     def body(self, operators: Sequence[Operator]) -> Callable[[], _Evaluation]:
-        """Makes the evaluation of one iteration, which reads all that is known before it."""
         return lambda: _Evaluation(self.graph, dict(self.values), self.depth + 1)
 
-    def enter(self, operator: Operator, x: Any) -> None:
-        """Store what passes into the body."""
+    def enter(self, operator: Operator, x: Any, again: bool = False) -> None:
         self.values[operator.results[0].tensor] = x
 
     def in_turn(self, arrays: list[Any]) -> list[Any]:
-        """The operands themselves."""
         return arrays
 
     def saved_copy(self, tensor: int) -> Any:
-        """The tensor itself."""
         return self.values[tensor]
 
     def restore(self, tensor: int, x: Any) -> None:
-        """Store a tensor of the body that is mirrored."""
         self.values[tensor] = x
-
-    enter_again = enter
 
 
 def interpret(graph: Graph) -> Callable[..., Any]:

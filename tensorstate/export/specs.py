@@ -73,6 +73,7 @@ def _activations(table: PlacementTable) -> dict[str, PartitionSpec]:
             continue
         for use, view in zip(operator.results, operator.eqn.outputs, strict=True):
             read = graph.tensors[use.tensor].consumers
+            # As read, since a partial sum has no spec; as produced, if nobody reads it.
             placements = [table.operand_placements(c.operator, c.operand) for c in read]
             placements.append(table.produced_placements(use.tensor))
             first = next((p for p in placements if p is not None and has_no_partial(p)), None)

@@ -334,13 +334,14 @@ def _spec(sharding: Any, ndim: int) -> PinSpec | None:
     if spec is None:
         return None
     dims: list[Axes | None] = [
-        None if axes is PartitionSpec.UNCONSTRAINED else _names(axes) for axes in spec
+        None if axes is PartitionSpec.UNCONSTRAINED else axis_names(axes) for axes in spec
     ]
     return (*dims, *(() for _ in range(ndim - len(dims))))
 
 
-def _names(axes: Any) -> Axes:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+def axis_names(entry: Any) -> Axes:
+    """The mesh axes of one dimension of a ``PartitionSpec``: ``None``, a name, or several."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _refused_pin(eqn: Any) -> str | None:
