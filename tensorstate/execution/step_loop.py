@@ -1,4 +1,4 @@
-"""Loops of the step itself, run as loops, and the step on one device.
+"""Loops of the step itself, run as loops.
 
 The body of a loop is traced once, whatever its length. Arrays that it reads from outside are in the
 placements that it requires before the loop begins. A carry, a row and a stack have one dimension
@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import read_view, run_operator
+from tensorstate.execution.microbatch_loop import read_view
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Operator, View
 from tensorstate.rules.sharding_rule import LocalShard
 
@@ -231,78 +230,3 @@ def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:
         return x.reshape(*x.shape[: x.ndim - len(sizes)], *sizes)
     open_sums = x.ndim - 1 - (len(sizes) - len(labels[0]))
     return jnp.moveaxis(x, 0, open_sums).reshape(*x.shape[1 : 1 + open_sums], *sizes)
-
-
-# ---------------------------------------------------------------------- on one device
-
-
-def evaluate(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
-    """All tensors of a graph, as global arrays, from its arguments; without those inside loops."""
-    values: dict[int, Any] = {}
-    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
-        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
-    _Evaluation(graph, values).run_operators(graph.operators)
-    return values
-
-
-class _Evaluation:
-    """Runs operators on global arrays; of the bodies of loops, one iteration after another."""
-
-    def __init__(self, graph: Graph, values: dict[int, Any], depth: int = 0):
-        self.graph, self.values, self.depth = graph, values, depth
-        self.stacks: dict[int, Any] = {}
-        self.mirrored = MirroredReads(graph, lambda _producer: False)  # nothing is recomputed
-
-    def run_operators(self, operators: Sequence[Operator]) -> None:
-        """Run operators in order, loops as loops."""
-        for number, body in by_loop(operators, self.depth):
-            if number is not None:
-                self.values.update(run_loop(self, self.graph, number, body))
-                continue
-            for operator in body:
-                arrays = [self.operand(operator, k) for k in range(len(operator.operands))]
-                results = run_operator(operator, arrays, self.shard(operator))
-                for use, result in zip(operator.results, results, strict=True):
-                    self.values[use.tensor] = result
-
-    def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
-        return self.values[operator.operands[k].tensor]
-
-    def shard(self, operator: Operator) -> LocalShard:
-        return LocalShard.full(operator.sizes)
-
-    def body(self, operators: Sequence[Operator]) -> Callable[[], _Evaluation]:
-        return lambda: _Evaluation(self.graph, dict(self.values), self.depth + 1)
-
-    def enter(self, operator: Operator, x: Any, again: bool = False) -> None:
-        self.values[operator.results[0].tensor] = x
-
-    def in_turn(self, arrays: list[Any]) -> list[Any]:
-        return arrays
-
-    def saved_copy(self, tensor: int) -> Any:
-        return self.values[tensor]
-
-    def restore(self, tensor: int, x: Any) -> None:
-        self.values[tensor] = x
-
-
-def interpret(graph: Graph) -> Callable[..., Any]:
-    """The step of a graph on one device, with the signature of the traced function."""
-
-    def step(*args):
-        leaves, tree = jax.tree.flatten(args)
-        if tree != graph.in_tree:
-            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
-        values = evaluate(graph, leaves)
-        outputs = [
-            read_view(
-                out.view,
-                None if out.view.tensor is None else values[out.view.tensor],
-                out.view.sizes,
-            )
-            for out in graph.outputs
-        ]
-        return jax.tree.unflatten(graph.out_tree, outputs)
-
-    return step
