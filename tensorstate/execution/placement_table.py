@@ -122,10 +122,10 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
 
 
 def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The all-gathers that replicate a tensor, the minor mesh axis first.
-
-    Blocks of a position that two axes shard follow each other along the minor one.
-    """
+    """The all-gathers that replicate a tensor, the minor mesh axis first."""
+    # Shards 0 to 7 of axes (2, 4) on one position: along the minor axis devices with 0 to 3 join
+    # theirs to one block, and those with 4 to 7; along the major one first, 0 and 4 would be
+    # joined.
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:
@@ -325,6 +325,8 @@ def placements_through_view(
     to_positions = [p for dimension in target.positions for p in dimension]
     if source.sizes != target.sizes or None in to_positions:
         return None
+    # A weight and its new value are two tensors with one array, whose positions may be in another
+    # order: the transposed gradient gives a transposed view.
     other = dict(zip(from_positions, to_positions, strict=True))
     moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
     return tuple(placement for placement in moved if placement is not None)

@@ -413,6 +413,8 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
 
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     """The decisions of a plan that no sharding of an argument or result expresses."""
+    # Shardings of arguments and results say where a step begins and ends. XLA chooses the rest, and
+    # knows neither saved copies nor recomputation.
     inside = {
         reshard.group
         for tensor, reshard in table.reshards.items()
@@ -439,7 +441,8 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
 
 def _donatable_args(graph: Graph) -> tuple[int, ...]:
     """The arguments of which every leaf is replaced by a result."""
-    # As whole arguments, as ``donate_argnums`` names them.
+    # Whole arguments, since ``donate_argnums`` names those: of (params, step number) that is one
+    # tree, the parameters are donated only if the number is returned too.
     updated = {out.updates for out in graph.outputs}
     donatable, start = [], 0
     for number, child in enumerate(graph.in_tree.children()):

@@ -148,7 +148,8 @@ def _write_network(network: CollectiveCostModel | None, hardware: Hardware | Non
         return None
     if any(REGISTRY.get(each.name) is not type(each) for each, _ in network.candidates):
         return None
-    # The network was relabeled to the mesh's order; the file has it as it was given.
+    # The network was relabeled to the mesh's order; the file has it as it was given, so that its
+    # ranks are those of the user's own files.
     topology = network.topology.relabel(network.device_order)
     return {
         "topology": json.loads(dump_network(topology)),
@@ -191,6 +192,8 @@ def loads(text: str) -> PlanFile:
         raise FormatError(f"a plan with content that is refused: {error}") from error
 
 
+# A number of a class, a node or a tensor, or a size: Python's integers have no bound, and arrays
+# that are made from them would overflow.
 _whole = readers.whole(0, MOST)
 
 

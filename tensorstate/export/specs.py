@@ -80,6 +80,7 @@ def _activations(table: PlacementTable) -> dict[str, PartitionSpec]:
             spec = None if first is None else to_partition_spec(view, first, table.mesh)
             if spec is not None and view.shape:
                 by_line[f"{operator.primitive} {operator.source}"][spec] = None
+    # A line in a loop of the user's runs once per layer, mostly with one sharding in all of them.
     named = {}
     for name, specs in by_line.items():
         for number, spec in enumerate(specs, 1):

@@ -205,7 +205,7 @@ class Row(NamedTuple):
     @property
     def is_doubled(self) -> bool:
         """Whether as many collectives send twice the bytes, and once those of 32-bit sums."""
-        # XLA for CPU has no 16-bit sums or sends: it widens, and its bytes are twice the predicted.
+        # XLA on CPU sends 16-bit floats as 32-bit ones; those that are wide in the plan stay so.
         same_count = self.predicted_count == self.compiled_count
         return same_count and self.compiled_bytes == 2 * self.predicted_bytes - self.predicted_wide
 
@@ -315,8 +315,7 @@ def compare_with_hlo(
     count: dict[tuple[str, str], int] = defaultdict(int)
     nbytes: dict[tuple[str, str], int] = defaultdict(int)
     for collective in program.collectives:
-        # No axes, or one that no plan has, is a collective of XLA's own: it shows as a row of its
-        # own.
+        # Groups along no axes of the mesh are of a collective that XLA has added.
         along = collective.axes
         axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
         key = collective.kind, axes
