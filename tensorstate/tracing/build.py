@@ -53,8 +53,7 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     """The tensors and operators of a flat program.
 
     Args:
-        unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
-            "refuse" raises.
+        unknown: as for ``propagate_factors``.
 
     Raises:
         PlanError: naming the primitive without a rule, and its line in the model.

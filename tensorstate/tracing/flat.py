@@ -90,8 +90,7 @@ class FlatEqn:
         inputs, outputs: its operands and results.
         stack: names of the functions and transformations that contain it.
         infos: JAX's source info of the equation, and of the user's call that contains it.
-        remat_region: number of the checkpoint region that recomputes it, or ``None``.
-        loops: the loops in whose body it runs, outermost first.
+        remat_region, loops: as of ``ir.graph.TracedEqn`` and ``ir.graph.Operator``.
     """
 
     primitive: Any
@@ -114,13 +113,9 @@ class FlatLoop:
     """A loop whose body is in the program once.
 
     Attributes:
-        length: number of iterations; ``None`` if it depends on data.
-        reverse: whether it starts with the last row.
+        length, reverse, source, mirrors: as of ``ir.graph.Loop``.
         carries: of every carry the equations ``carry_in`` and ``carry_out``.
         condition: the equation ``while_condition``, if the length depends on data.
-        source: the line of the model.
-        mirrors: the loop that it runs through backwards, reading arrays of that body, of the same
-            iteration; ``None`` for others.
     """
 
     length: int | None

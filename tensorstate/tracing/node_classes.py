@@ -44,7 +44,6 @@ def group_nodes(
         loops: of the graph. Both ends of a carry are of one class.
         ties: further pairs of operators with equal labels that are of one class.
     """
-    # First chains, then classes: a chain is what two layers have in common, whatever its length.
     mirrored = {loop.mirrors for loop in loops}
     around = [_stage(operator, loops, mirrored) for operator in operators]
     stages = [*zip(stages, around, strict=True)] if stages else around

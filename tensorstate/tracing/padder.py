@@ -264,7 +264,7 @@ class Padder:
             params["new_sizes"] = shape
         elif eqn.primitive.name == "broadcast_in_dim":
             params["shape"] = shape
-            # Where a padded dimension is new in the result, its added rows hold what all rows hold.
+            # Where a padded dimension is new in the result, its added rows repeat the array itself.
             kept = {params["broadcast_dimensions"][d] for d in self.padded(x)}
             fill = fill if kept == self.padded(out) else None
         self.write(eqn, [self.atom(x)], params, fill)
@@ -277,8 +277,7 @@ class Padder:
             for x, out in zip(eqn.inputs, eqn.outputs, strict=True):
                 self._fill[id(out)] = self.fill(x)
             return
-        # exp of a fill 0 is a fill 1: computed once here, on scalars. An operand that is not padded
-        # where the result is, as a bias along another dimension, has many values in added rows.
+        # ``exp`` of a fill of 0 is a fill of 1, computed here on scalars.
         padded = self.padded(eqn.outputs[0])
         fills = [
             self.fill(x) if isinstance(x, SplatConstant) or self.padded(x) == padded else None
