@@ -79,6 +79,12 @@ def by_loop(
         yield number, list(group)
 
 
+# The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are the
+# operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows are
+# also the tensors that the other has stacked, and the rows that recomputation reads. All that the
+# body reads from outside is resharded once, by ``runner.body``, and not in every iteration. Of a
+# ``while_loop`` both functions run the operators that stand before the condition, since XLA gives
+# the body no result of the condition.
 def run_loop(
     runner: Runner, graph: Graph, number: int, operators: Sequence[Operator], unroll: int = 1
 ) -> dict[int, Any]:
@@ -89,9 +95,6 @@ def run_loop(
         operators: all of the loop's, inner loops included.
         unroll: iterations of a scan in one body, where collectives of one hide under another.
     """
-    # The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are
-    # the operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows
-    # are also the tensors that the other has stacked, and the rows that recomputation reads.
     loop = graph.loops[number]
     mine = [o for o in operators if o.loops[-1] == number and o.primitive in LOOP_BOUNDARY]
     at = {name: [o for o in mine if o.primitive == name] for name in LOOP_BOUNDARY}
@@ -100,7 +103,6 @@ def run_loop(
     restored, again = runner.mirrored[number]
     kept, _ = runner.mirrored[graph.mirrored.get(number)]
     rows_again = [o for o in again if o.primitive == "scan_row"]
-    # All that the body reads from outside is resharded here, once, and not in every iteration.
     start = runner.body([*inside, *(o for o in again if o not in rows_again)])
     rows = [stacked(flat_operand(runner, o), o) for o in at["scan_row"]]
     rows += [stacked(flat_operand(runner, o, again=True), o) for o in rows_again]
@@ -124,8 +126,6 @@ def run_loop(
         return [flat_operand(body, operator).reshape(before.shape) for operator, before in made]
 
     if loop.length is None:
-        # Both functions of ``while_loop`` run the operators that stand before the condition: XLA
-        # has no way to give the body what the condition has computed.
         (condition,) = at["while_condition"]
         before = [o for o in inside if o.index < condition.index]
 

@@ -318,9 +318,8 @@ def compare_with_hlo(
         # Groups along no axes of the mesh are of a collective that XLA has added.
         along = collective.axes
         axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
-        key = collective.kind, axes
-        count[key] += collective.arrays * collective.times
-        nbytes[key] += collective.nbytes * collective.times
+        count[collective.kind, axes] += collective.arrays * collective.times
+        nbytes[collective.kind, axes] += collective.nbytes * collective.times
     wide = _wide_sends(cost)
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
