@@ -31,13 +31,19 @@ def apply_joined(
         steps: gathers, scatters or sums along one axis.
         arrays: the shards before, of one dtype.
     """
+    # All-gather of a [2, 3] along 0 and b [4] along 0 on two devices: the vector [a0, b0] becomes
+    # [[a0, b0], [a1, b1]], of which the columns of a are the shards of a, one row per device.
     first = steps[0]
     axis, kind, n = first.axis, first.kind, mesh.sizes[first.axis]
     pairs = [*zip(steps, arrays, strict=True)]
     # A reduce-scatter gives device k the k-th part of the vector. So the parts for one device stand
     # side by side, of all tensors, and not the tensors.
     if kind == "reduce_scatter":
-        rows = [_leading(x, s.target[axis], n).reshape(n, -1) for s, x in pairs]
+        rows = []
+        for s, x in pairs:
+            at = s.target[axis]
+            parts = x.reshape(*x.shape[:at], n, x.shape[at] // n, *x.shape[at + 1 :])
+            rows.append(jnp.moveaxis(parts, at, 0).reshape(n, -1))
     else:
         rows = [x.reshape(1, -1) for x in arrays]
     source, target = ([REPLICATED] * len(mesh.sizes) for _ in range(2))
@@ -67,13 +73,6 @@ def apply_joined(
     return results
 
 
-def _leading(x: jax.Array, position: int, n: int) -> jax.Array:
-    """An array with the n parts of a dimension as rows."""
-    size = x.shape[position] // n
-    split = x.reshape(*x.shape[:position], n, size, *x.shape[position + 1 :])
-    return jnp.moveaxis(split, position, 0)
-
-
 def send(of: Any, tensors: Sequence[int]) -> None:
     """Reshard results after the forward pass: those of a whole bucket by one collective."""
     copies = [of.unsent.pop(tensor) for tensor in tensors]
@@ -90,6 +89,8 @@ def send(of: Any, tensors: Sequence[int]) -> None:
 
 def gather_together(of: Any, tensor: int, in_forward: bool) -> Copies:
     """The copy of a tensor that its bucket gathers, with those that can be gathered now."""
+    # The priced schedule has joined tensors that are read near each other. Which of them exist by
+    # the first read is known only here: those that do not are gathered alone.
     when = "in_forward" if in_forward else "after_forward"
     bucket = of.table.buckets.get((tensor, when), ()) if of.overlap else ()
     if bucket and (tensor, when) not in of.arrived:

@@ -37,6 +37,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
         raise PlanError(f"the plan is for {wanted} devices, got {len(given)}")
     if len(given) < wanted:
         raise PlanError(f"the plan is for {wanted} devices, JAX has {len(given)}")
+    # ``jax.make_mesh`` would make Explicit axes by default, under which arguments need types.
     kinds = (AxisType.Auto,) * len(names)
     chosen = list(given[:wanted])
     for device in chosen:
@@ -44,6 +45,7 @@ def priced_mesh(network: CollectiveCostModel, devices: Sequence[Any] | None) -> 
     if not isinstance(network, ScheduleCosts):
         return jax.make_mesh(sizes, names, kinds, devices=chosen)
     if all(getattr(device, "coords", None) is not None for device in chosen):
+        # Back to the numbers of the user's network: it was relabeled to the order of the mesh.
         topology = network.topology.relabel(network.device_order)
         try:
             chosen = reorder(chosen, topology)

@@ -47,6 +47,7 @@ def completion_scalar(x: jax.Array) -> jax.Array:
 
 def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
     """The arrays, none available before all of them and all the tokens are."""
+    # Twice, with the same tokens: from a barrier that is their only consumer XLA would remove them.
     waiting = list(arrays)
     for _ in range(2 if waiting and tokens else 0):
         waiting = lax.optimization_barrier((*waiting, *tokens))[: len(waiting)]
@@ -113,6 +114,8 @@ def updated_args(graph: Graph) -> dict[int, set[int]]:
             if operator.phase != "optimizer":
                 args[tensor.index].add(updated)
                 continue
+            # Of Adam, sizes lead from the new weight through its moments to the gradient, and not
+            # into the norm by which all gradients are clipped.
             same = [use.tensor for use in operator.operands]
             pending += [t for t in same if graph.tensors[t].size == tensor.size]
     return args
@@ -169,6 +172,8 @@ def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     shape = [math.prod(dimension) for dimension in sizes]
     if array is None:
         return lax.full(shape, view.value, view.dtype)
+    # Tensor to array: positions in the array's order, repeated where it has none, and then flat. A
+    # device does the same with its local sizes, since a view never mixes factors.
     positions = [position for dimension in view.positions for position in dimension]
     order = [position for position in positions if position is not None]
     if order != sorted(order):
@@ -282,10 +287,7 @@ class MicrobatchLoop:
                     )
                     for placements, x in copies.items()
                 }
-            elif any(
-                step.kind != "slice"
-                for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
-            ):
+            elif self.table.is_sent(tensor):
                 arrays = wait_for([*copies.values()], microbatch.index)
                 copies_of[tensor] = dict(zip(copies, arrays, strict=True))
             else:
@@ -312,41 +314,30 @@ class MicrobatchLoop:
 
         def microbatch(total: list[jax.Array], index: jax.Array):
             final_copy = body(MicrobatchSlice(index, self.count, self.batch_shards))
-            total = [
-                self._accumulated(tensor, before, final_copy(tensor, placements), index)
-                for (tensor, placements), before in zip(carried, total, strict=True)
-            ]
-            return total, [final_copy(*where) for where in stacked]
+            after = []
+            for (tensor, placements), before in zip(carried, total, strict=True):
+                placement = self.batch_placement(tensor)
+                now = final_copy(tensor, placements)
+                added = ACCUMULATE[placement](before, now)
+                # The carry begins with zeros, which a sum may have; a maximum may be below.
+                is_extremum = placement in (MAX, MIN)
+                after.append(jnp.where(index == 0, now, added) if is_extremum else added)
+            return after, [final_copy(*where) for where in stacked]
 
         zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
         totals, stacks = lax.scan(microbatch, zeros, jnp.arange(self.count))
         copies_of: dict[int, Copies] = {}
         for (tensor, placements), x in zip(carried, totals, strict=True):
             copies_of.setdefault(tensor, {})[placements] = x
+        whole = MicrobatchSlice(0, self.count, self.batch_shards)
         for (tensor, placements), x in zip(stacked, stacks, strict=True):
-            copies_of.setdefault(tensor, {})[placements] = self._join_microbatches(
-                tensor, placements, x
-            )
+            position = self.batch_placement(tensor)
+            joined = x[-1]  # a key, which every microbatch has
+            if position >= 0:
+                joined = whole.join_batch(x, position, self._devices(tensor, placements))
+            copies_of.setdefault(tensor, {})[placements] = joined
         return copies_of
 
     def _sizes(self, tensor: int, placements: Placements) -> list[int]:
         sizes = enumerate(self.table.graph.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
-
-    def _accumulated(
-        self, tensor: int, before: jax.Array, now: jax.Array, index: jax.Array
-    ) -> jax.Array:
-        """A carried tensor after microbatch ``index``; the first replaces a maximum or minimum."""
-        placement = self.batch_placement(tensor)
-        total = ACCUMULATE[placement](before, now)
-        return jnp.where(index == 0, now, total) if placement in (MAX, MIN) else total
-
-    def _join_microbatches(
-        self, tensor: int, placements: Placements, stack: jax.Array
-    ) -> jax.Array:
-        if self.batch_placement(tensor) < 0:
-            return stack[-1]
-        microbatch = MicrobatchSlice(0, self.count, self.batch_shards)
-        return microbatch.join_batch(
-            stack, self.batch_placement(tensor), self._devices(tensor, placements)
-        )

@@ -67,6 +67,7 @@ def scheduled_collectives(
 def lax_collectives(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
     """Collectives of ``jax.lax``: in the HLO they keep their names."""
     axis, before, after = _step_args(step, mesh)
+    # Those of Booleans, "or" and "and", are those of integers.
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
@@ -93,6 +94,7 @@ def apply_reshard_step(
     """
     if step.kind != "slice":
         return collectives(step, x, mesh)
+    # From replicated to sharded: every device keeps its part, and nothing is sent.
     position = step.target[step.axis]
     size = x.shape[position] // mesh.sizes[step.axis]
     start = lax.axis_index(mesh.names[step.axis]) * size
@@ -101,6 +103,7 @@ def apply_reshard_step(
 
 def shard_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
     """The shard of a position (or label) that this device has; the first mesh axis is the major."""
+    # Axes of 2 and 4 devices that shard one position: device (1, 3) has shard 1 * 4 + 3 of 8.
     index: Any = 0
     for name, size, placement in zip(mesh.names, mesh.sizes, placements, strict=True):
         if placement == wanted:
@@ -119,10 +122,10 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
 
 
 def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The all-gathers that replicate a tensor, the minor mesh axis first.
-
-    Blocks of a position that two axes shard follow each other along the minor one.
-    """
+    """The all-gathers that replicate a tensor, the minor mesh axis first."""
+    # Shards 0 to 7 of axes (2, 4) on one position: along the minor axis devices with 0 to 3 join
+    # theirs to one block, and those with 4 to 7; along the major one first, 0 and 4 would be
+    # joined.
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:
@@ -201,11 +204,13 @@ class PlacementTable:
         }
         around = () if strategies.ring is None else (strategies.ring.label,)
         ring = tuple(n for n, p in zip(self.mesh.names, strategy, strict=True) if p in around)
+        # Sizes are those of the whole step: with microbatches, operators of the graph have one's.
         split = self.problem.microbatch_split or self.problem.pipeline
         batch = None if split is None else split.labels[number]
         sizes = self.traced.operators[number].sizes
         if microbatch is None or batch is None:
             return LocalShard(sizes, counts, indices, ring=ring)
+        # A microbatch is a part of each device's part of the batch.
         counts = tuple(
             n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
@@ -238,6 +243,12 @@ class PlacementTable:
         saved = None if reshard is None else reshard.saved
         return self.produced_placements(tensor) if saved is None else saved
 
+    def is_sent(self, tensor: int) -> bool:
+        """Whether a tensor is resharded by collectives within a pass."""
+        reshard = self.reshards[tensor]
+        steps = (*reshard.in_forward.steps, *reshard.after_forward.steps)
+        return any(step.kind != "slice" for step in steps)
+
     def operand_placements(self, operator: int, operand: int) -> Placements | None:
         """The placements in which an operand is read; ``None`` for a result of its own node."""
         edge = self._edges.get((operator, operand))
@@ -269,6 +280,8 @@ class PlacementTable:
         tensor = out.view.tensor
         if tensor is None:
             return replicated
+        # As its argument is given: so that the step's result is the next step's argument, in the
+        # same memory.
         if out.updates is not None:
             before = self.input_view(self.graph.inputs[out.updates])
             moved = placements_through_view(
@@ -285,17 +298,12 @@ class PlacementTable:
 
     def final_placements(self, tensor: int) -> list[Placements]:
         """The placements of a tensor's copies at the end of the step."""
-        reshard, group = (
-            self.reshards[tensor],
-            self.problem.tensor_groups[self.reshards[tensor].group],
-        )
+        reshard = self.reshards[tensor]
+        group = self.problem.tensor_groups[reshard.group]
         if any(consumer_class.after_loop for consumer_class in group.consumer_classes):
-            loop_resident = (
-                reshard.produced_placements
-                if group.is_input or reshard.loop_resident is None
-                else reshard.loop_resident
-            )
-            return [loop_resident, *(step.target for step in reshard.after_loop.steps)]
+            resident = None if group.is_input else reshard.loop_resident
+            left = reshard.produced_placements if resident is None else resident
+            return [left, *(step.target for step in reshard.after_loop.steps)]
         inputs = [reshard.produced_placements] if group.is_input or reshard.saved is None else []
         saved = [] if reshard.saved is None else [reshard.saved]
         return [*saved, *inputs, *(step.target for step in reshard.after_forward.steps)]
@@ -317,6 +325,8 @@ def placements_through_view(
     to_positions = [p for dimension in target.positions for p in dimension]
     if source.sizes != target.sizes or None in to_positions:
         return None
+    # A weight and its new value are two tensors with one array, whose positions may be in another
+    # order: the transposed gradient gives a transposed view.
     other = dict(zip(from_positions, to_positions, strict=True))
     moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
     return tuple(placement for placement in moved if placement is not None)

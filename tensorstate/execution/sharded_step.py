@@ -113,6 +113,7 @@ class ShardedStep:
             PlanError: arguments of another structure; a padded one of another shape.
         """
         arrays = self._padded_leaves(arguments, self.in_shardings, "inputs")
+        # Arrays of the host are padded there, so that no device holds a whole one.
         leaves = [
             x
             if array is None or np.shape(x) == array.padded_shape
@@ -200,6 +201,7 @@ class JittedStep:
 
     def __call__(self, *args):
         # Before the call: JAX 0.10 crashes on an array that is gone, or that is donated twice.
+        # Names are sought only where something is refused.
         leaves = jax.tree.leaves(args)
         if len(set(map(id, leaves))) < len(leaves) or any(
             getattr(x, "is_deleted", bool)() for x in leaves
@@ -276,6 +278,8 @@ def apply(
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
     in_specs, out_specs = partition_specs(table)
+    # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also
+    # where the plan returns it replicated.
     body = jax.shard_map(
         on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
@@ -332,6 +336,7 @@ def check_unpadded(padding: Padding | None, what: str) -> None:
 
 def _unsharded(sharding: NamedSharding, array: PaddedArray) -> NamedSharding:
     """A sharding without the axes of padded dimensions; replicated if several factors are one."""
+    # The axes do not divide a dimension as traced.
     spec = [*sharding.spec, *(None for _ in array.shape[len(sharding.spec) :])]
     sizes = zip(array.shape, array.padded_shape, spec, strict=True)
     kept = [None if n != longer else axes for n, longer, axes in sizes]
@@ -408,6 +413,8 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
 
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     """The decisions of a plan that no sharding of an argument or result expresses."""
+    # Shardings of arguments and results say where a step begins and ends. XLA chooses the rest, and
+    # knows neither saved copies nor recomputation.
     inside = {
         reshard.group
         for tensor, reshard in table.reshards.items()
@@ -422,6 +429,7 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         if reshard.saved not in (None, reshard.produced_placements)
     }
     recomputed, staged = len(table.recomputed_nodes), table.problem.pipeline
+    # ``reshard.group`` counts kinds of tensors: those of identical layers are one.
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
@@ -433,6 +441,8 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
 
 def _donatable_args(graph: Graph) -> tuple[int, ...]:
     """The arguments of which every leaf is replaced by a result."""
+    # Whole arguments, since ``donate_argnums`` names those: of (params, step number) that is one
+    # tree, the parameters are donated only if the number is returned too.
     updated = {out.updates for out in graph.outputs}
     donatable, start = [], 0
     for number, child in enumerate(graph.in_tree.children()):

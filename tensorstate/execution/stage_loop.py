@@ -82,28 +82,30 @@ class _View(NamedTuple):
 
     def take(self, x: jax.Array, row: Any, microbatch: Any) -> jax.Array:
         """A microbatch of a row, from the opened array."""
-        fixed = self._fixed(row, microbatch)
-        sizes = [1 if dim in fixed else size for dim, size in enumerate(x.shape)]
-        starts = [fixed.get(dim, 0) for dim in range(x.ndim)]
-        part = lax.dynamic_slice(x, starts, sizes) if fixed else x
+        window = self._window(x, row, microbatch)
+        part = x if window is None else lax.dynamic_slice(x, *window)
         part = part.reshape(part.shape[self.rows :])
         at = self.position
         return part if at is None else part.reshape(*part.shape[:at], -1, *part.shape[at + 3 :])
 
     def put(self, x: jax.Array, part: jax.Array, row: Any, microbatch: Any) -> jax.Array:
         """The opened array with a microbatch of a row replaced."""
-        fixed = self._fixed(row, microbatch)
-        sizes = [1 if dim in fixed else size for dim, size in enumerate(x.shape)]
-        starts = [fixed.get(dim, 0) for dim in range(x.ndim)]
-        part = part.reshape(sizes)
-        return lax.dynamic_update_slice(x, part, starts) if fixed else part
+        window = self._window(x, row, microbatch)
+        if window is None:
+            return part.reshape(x.shape)
+        starts, sizes = window
+        return lax.dynamic_update_slice(x, part.reshape(sizes), starts)
 
-    def _fixed(self, row: Any, microbatch: Any) -> dict[int, Any]:
-        """By dimension of the opened array, the index that is read or written."""
+    def _window(
+        self, x: jax.Array, row: Any, microbatch: Any
+    ) -> tuple[list[Any], list[int]] | None:
+        """Start and sizes of the part of an opened array; ``None`` for all of it."""
         fixed = {0: row} if self.rows else {}
         if self.position is not None:
             fixed[self.position + self.rows + 1] = microbatch % self.count
-        return fixed
+        starts = [fixed.get(dim, 0) for dim in range(x.ndim)]
+        sizes = [1 if dim in fixed else size for dim, size in enumerate(x.shape)]
+        return (starts, sizes) if fixed else None
 
 
 def run_stages(
@@ -160,6 +162,7 @@ class _Interleaved:
             for loop in staged.in_order
         )
         self.forward, self.backward = forward, backward
+        # One number for both scans and all between: a microbatch is the same examples everywhere.
         counts = forward.batch_shards(), backward.batch_shards(), _shards_of(between, runner)
         shards = math.lcm(*counts)
         forward.begin(shards)
@@ -195,6 +198,8 @@ class _Interleaved:
         """One microbatch forward, one through the head, and one backward."""
         forward, backward = self.forward, self.backward
         (received, *kept), sums, (received_back, *kept_back), streams = state
+        # Stage p has microbatch t - p forward. Backward, at place q = stages - 1 - p, it has t -
+        # (stages - 1) - q: the last stage takes back the microbatch that it has just taken forward.
         first = now - (self.staged.stages - 1)  # the microbatch that leaves the last stage
         entered: dict[int, jax.Array] = {}
         if has_forward:
@@ -206,6 +211,9 @@ class _Interleaved:
                 entered, sums = self.head(backward.turn(first, 0), leaving, sums)
         if has_backward:
             turn = backward.turn(first)
+            # Residuals are read from the stacks as this tick's forward part has left them. They
+            # have room for 2 * stages - 1 microbatches at most, which is the longest that any
+            # waits.
             rows = [
                 kept[-1][self.held[o.index]] if o.index in self.held else x
                 for o, x in zip(backward.rows, backward.given, strict=True)
@@ -219,11 +227,9 @@ class _Interleaved:
     def run(self) -> dict[int, jax.Array]:
         """Run all ticks: those that begin, those of both parts, those that end."""
         staged, exits, backward = self.staged, self.exits, self.backward
-        dtypes = [self.graph.tensors[o.operands[0].tensor].dtype for o in exits]
-        zeros = [
-            jnp.zeros(_local_sizes(self.runner, o), dtype)
-            for o, dtype in zip(exits, dtypes, strict=True)
-        ]
+        tensors = [self.graph.tensors[o.operands[0].tensor] for o in exits]
+        sizes = [_local_sizes(self.runner, o) for o in exits]
+        zeros = [jnp.zeros(n, tensor.dtype) for n, tensor in zip(sizes, tensors, strict=True)]
         state = self.forward.initial(), zeros, backward.initial(), backward.streams
         ends = [0, staged.stages - 1, staged.ticks, staged.ticks + staged.stages - 1]
         for part, (begin, end) in enumerate(itertools.pairwise(ends)):
@@ -305,6 +311,7 @@ class _Scan:
         self.sent = [k for k, kind in enumerate(kinds) if kind != SUM]
         self.summed = [k for k, kind in enumerate(kinds) if kind == SUM]
         self.is_held = staged.held_tensors.__contains__
+        # Backward the last layers come first: they are on the device that has them forward.
         index = lax.axis_index(staged.axis)
         self.place = staged.stages - 1 - index if self.loop.reverse else index
 
@@ -330,7 +337,9 @@ class _Scan:
         ]
         self.start = runner.microbatch_body(self.inside)
         self.streams = [self._view(self.enter[k]).open(initial[k]) for k in self.sent]
-        self.firsts = [self._first(initial[k]) for k in self.summed]
+        # Stages add their own layers' terms: all but the first begin with zero.
+        sums = [initial[k] for k in self.summed]
+        self.firsts = [jnp.where(self.place == 0, x, jnp.zeros_like(x)) for x in sums]
 
     def initial(self):
         """The carries received, the sums and the stacks before the first tick."""
@@ -338,7 +347,16 @@ class _Scan:
             jnp.zeros_like(self._view(self.enter[k]).take(x, 0, 0))
             for k, x in zip(self.sent, self.streams, strict=True)
         ]
-        return received, self.firsts, [self._empty(o) for o in self.stacks]
+        stacks = []
+        for operator in self.stacks:  # before their first rows
+            view, tensor = self._view(operator), operator.results[0].tensor
+            sizes = [self.num_layers, *_local_sizes(self.runner, operator)]
+            if view.position is not None:
+                at = view.position + 1
+                sizes[at] = sizes[at] // self.staged.microbatches * view.count
+            dtype = self.staged.traced.tensors[tensor].dtype
+            stacks.append(view.open(jnp.zeros(sizes, dtype)))
+        return received, self.firsts, stacks
 
     # ------------------------------------------------------------------ a tick
 
@@ -366,48 +384,43 @@ class _Scan:
         """One microbatch through the layers of the stage: its carries, the sums and the stacks."""
 
         def layer(state, row):
-            return self._layer(turn, given, state, row), None
+            sent, sums, made = state
+            body, at = self.start(turn.microbatch), turn.at
+            rows = [self._view(o).take(x, row, at) for o, x in zip(self.rows, given, strict=True)]
+            carry = dict(zip((*self.sent, *self.summed), (*sent, *sums), strict=True))
+            for k, operator in enumerate(self.enter):
+                body.enter(operator, carry[k])
+            for operator, x in zip(self.rows, rows, strict=True):
+                # Of a stage of one layer the row is the same in every tick, and XLA would gather it
+                # once, before all ticks, and keep it.
+                is_sent = self.runner.table.is_sent(operator.results[0].tensor)
+                body.enter(operator, wait_for([x], at)[0] if is_sent else x)
+            body.run_operators(self.inside)
+            after = [
+                flat_operand(body, operator).reshape(carry[k].shape)
+                for k, operator in enumerate(self.leave)
+            ]
+            made = [
+                self._stored_row(o, x, flat_operand(body, o), row, turn)
+                for o, x in zip(self.stacks, made, strict=True)
+            ]
+            return ([after[k] for k in self.sent], [after[k] for k in self.summed], made), None
 
         (leaving, added, made), _ = lax.scan(
             layer, (entering, sums, made), jnp.arange(self.num_layers), reverse=self.loop.reverse
         )
+        # A tick without a microbatch leaves them as they are.
         sums = [jnp.where(turn.is_real, new, old) for new, old in zip(added, sums, strict=True)]
         return leaving, sums, made
 
     def stored(self, turn: _Turn, streams, leaving) -> list[jax.Array]:
         """The streams with what leaves the last stage."""
+        # In the place of the initial carry, which only the first stage reads.
         is_end = turn.is_real & (self.place == self.staged.stages - 1)
         return [
             view.put(x, jnp.where(is_end, y, view.take(x, 0, turn.at)), 0, turn.at)
             for view, x, y in zip(self._views(), streams, leaving, strict=True)
         ]
-
-    def _layer(self, turn: _Turn, given, state, row: Any):
-        """One layer: the carries after it, and the stacks with its row."""
-        sent, sums, made = state
-        body, at = self.start(turn.microbatch), turn.at
-        given = [self._view(o).take(x, row, at) for o, x in zip(self.rows, given, strict=True)]
-        carry = dict(zip((*self.sent, *self.summed), (*sent, *sums), strict=True))
-        for k, operator in enumerate(self.enter):
-            body.enter(operator, carry[k])
-        for operator, x in zip(self.rows, given, strict=True):
-            body.enter(operator, self._in_its_tick(operator, x, at))
-        body.run_operators(self.inside)
-        after = [
-            flat_operand(body, operator).reshape(carry[k].shape)
-            for k, operator in enumerate(self.leave)
-        ]
-        made = [
-            self._stored_row(o, x, flat_operand(body, o), row, turn)
-            for o, x in zip(self.stacks, made, strict=True)
-        ]
-        return [after[k] for k in self.sent], [after[k] for k in self.summed], made
-
-    def _in_its_tick(self, operator: Operator, x: jax.Array, at: Any) -> jax.Array:
-        """A row that is resharded in every tick; XLA would do so once where a stage has one."""
-        reshard = self.runner.table.reshards[operator.results[0].tensor]
-        steps = (*reshard.in_forward.steps, *reshard.after_forward.steps)
-        return wait_for([x], at)[0] if any(step.kind != "slice" for step in steps) else x
 
     def _stored_row(
         self, operator: Operator, x: jax.Array, new: jax.Array, row: Any, turn: _Turn
@@ -421,6 +434,7 @@ class _Scan:
 
     def send(self, leaving: Sequence[jax.Array]) -> list[jax.Array]:
         """The carries that the previous stage sends."""
+        # Not from the last to the first: a new microbatch begins there.
         pairs = [(s, s + 1) for s in range(self.staged.stages - 1)]
         if self.loop.reverse:
             pairs = [(target, source) for source, target in pairs]
@@ -446,22 +460,9 @@ class _Scan:
         ]
         return {o.results[0].tensor: boundary_result(self.runner, o, x) for o, x in pairs}
 
-    def _first(self, x: jax.Array) -> jax.Array:
-        """The initial value of a sum: zero on all stages but the first."""
-        return jnp.where(self.place == 0, x, jnp.zeros_like(x))
-
     def last(self, x: jax.Array) -> jax.Array:
         """A carry after the last stage as a term of a sum over all stages."""
         return jnp.where(self.place == self.staged.stages - 1, x, jnp.zeros_like(x))
-
-    def _empty(self, operator: Operator) -> jax.Array:
-        """A stack before its first row, opened."""
-        view, tensor = self._view(operator), operator.results[0].tensor
-        sizes = [self.num_layers, *_local_sizes(self.runner, operator)]
-        if view.position is not None:
-            at = view.position + 1
-            sizes[at] = sizes[at] // self.staged.microbatches * view.count
-        return view.open(jnp.zeros(sizes, self.staged.traced.tensors[tensor].dtype))
 
     # ------------------------------------------------------------------ the batch
 

@@ -1,4 +1,4 @@
-"""Loops of the step itself, run as loops, and the step on one device.
+"""Loops of the step itself, run as loops.
 
 The body of a loop is traced once, whatever its length. Arrays that it reads from outside are in the
 placements that it requires before the loop begins. A carry, a row and a stack have one dimension
@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.errors import PlanError
-from tensorstate.execution.microbatch_loop import read_view, run_operator
+from tensorstate.execution.microbatch_loop import read_view
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, Operator, View
 from tensorstate.rules.sharding_rule import LocalShard
 
@@ -44,8 +43,8 @@ class Runner(Protocol):
         """Makes the runners of a body, for which all that it reads from outside is known."""
         ...
 
-    def enter(self, operator: Operator, x: Any) -> None:
-        """Store what a boundary operator passes into the body."""
+    def enter(self, operator: Operator, x: Any, again: bool = False) -> None:
+        """Store what a boundary operator passes into the body, or did in the mirrored iteration."""
         ...
 
     stacks: dict[int, Any]  # of tensors of bodies that loops mirror, by tensor
@@ -57,10 +56,6 @@ class Runner(Protocol):
 
     def restore(self, tensor: int, x: Any) -> None:
         """Store the copy of a tensor that the iteration which is mirrored has saved."""
-        ...
-
-    def enter_again(self, operator: Operator, x: Any) -> None:
-        """Store a row that the iteration which is mirrored has read."""
         ...
 
     def in_turn(self, arrays: list[Any]) -> list[Any]:
@@ -84,6 +79,12 @@ def by_loop(
         yield number, list(group)
 
 
+# The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are the
+# operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows are
+# also the tensors that the other has stacked, and the rows that recomputation reads. All that the
+# body reads from outside is resharded once, by ``runner.body``, and not in every iteration. Of a
+# ``while_loop`` both functions run the operators that stand before the condition, since XLA gives
+# the body no result of the condition.
 def run_loop(
     runner: Runner, graph: Graph, number: int, operators: Sequence[Operator], unroll: int = 1
 ) -> dict[int, Any]:
@@ -114,7 +115,7 @@ def run_loop(
             body.enter(operator, x)
         given = given[len(at["scan_row"]) :]
         for operator, x in zip(rows_again, given, strict=False):
-            body.enter_again(operator, x)
+            body.enter(operator, x, again=True)
         for tensor, x in zip(restored, given[len(rows_again) :], strict=True):
             body.restore(tensor, x)
         body.run_operators(until)
@@ -144,6 +145,11 @@ def run_loop(
         runner.stacks.update(zip(kept, stacks, strict=True))
     made = zip((*leave, *at["scan_stack"]), (*last, *ys), strict=True)
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
+
+
+# Of a forward scan of 12 layers that saves t1 and recomputes t2 = tanh(t1), the scan of the
+# backward pass has the stack of t1 among its rows, and runs tanh in every iteration. Only what it
+# reads is stacked: JAX's own residuals would be stacked whatever the search decides.
 
 
 class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
@@ -224,87 +230,3 @@ def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:
         return x.reshape(*x.shape[: x.ndim - len(sizes)], *sizes)
     open_sums = x.ndim - 1 - (len(sizes) - len(labels[0]))
     return jnp.moveaxis(x, 0, open_sums).reshape(*x.shape[1 : 1 + open_sums], *sizes)
-
-
-# ---------------------------------------------------------------------- on one device
-
-
-def evaluate(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
-    """All tensors of a graph, as global arrays, from its arguments; without those inside loops."""
-    values: dict[int, Any] = {}
-    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
-        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
-    _Evaluation(graph, values).run_operators(graph.operators)
-    return values
-
-
-class _Evaluation:
-    """Runs operators on global arrays; of the bodies of loops, one iteration after another."""
-
-    def __init__(self, graph: Graph, values: dict[int, Any], depth: int = 0):
-        self.graph, self.values, self.depth = graph, values, depth
-        self.stacks: dict[int, Any] = {}
-        self.mirrored = MirroredReads(graph, lambda _producer: False)  # nothing is recomputed
-
-    def run_operators(self, operators: Sequence[Operator]) -> None:
-        """Run operators in order, loops as loops."""
-        for number, body in by_loop(operators, self.depth):
-            if number is not None:
-                self.values.update(run_loop(self, self.graph, number, body))
-                continue
-            for operator in body:
-                arrays = [self.operand(operator, k) for k in range(len(operator.operands))]
-                results = run_operator(operator, arrays, self.shard(operator))
-                for use, result in zip(operator.results, results, strict=True):
-                    self.values[use.tensor] = result
-
-    def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
-        """An operand of an operator."""
-        return self.values[operator.operands[k].tensor]
-
-    def shard(self, operator: Operator) -> LocalShard:
-        """The whole operator."""
-        return LocalShard.full(operator.sizes)
-
-    def body(self, operators: Sequence[Operator]) -> Callable[[], _Evaluation]:
-        """Makes the evaluation of one iteration, which reads all that is known before it."""
-        return lambda: _Evaluation(self.graph, dict(self.values), self.depth + 1)
-
-    def enter(self, operator: Operator, x: Any) -> None:
-        """Store what passes into the body."""
-        self.values[operator.results[0].tensor] = x
-
-    def in_turn(self, arrays: list[Any]) -> list[Any]:
-        """The operands themselves."""
-        return arrays
-
-    def saved_copy(self, tensor: int) -> Any:
-        """The tensor itself."""
-        return self.values[tensor]
-
-    def restore(self, tensor: int, x: Any) -> None:
-        """Store a tensor of the body that is mirrored."""
-        self.values[tensor] = x
-
-    enter_again = enter
-
-
-def interpret(graph: Graph) -> Callable[..., Any]:
-    """The step of a graph on one device, with the signature of the traced function."""
-
-    def step(*args):
-        leaves, tree = jax.tree.flatten(args)
-        if tree != graph.in_tree:
-            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
-        values = evaluate(graph, leaves)
-        outputs = [
-            read_view(
-                out.view,
-                None if out.view.tensor is None else values[out.view.tensor],
-                out.view.sizes,
-            )
-            for out in graph.outputs
-        ]
-        return jax.tree.unflatten(graph.out_tree, outputs)
-
-    return step

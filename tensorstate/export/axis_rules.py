@@ -23,6 +23,7 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import check_unpadded, partition_specs
 from tensorstate.ir.graph import Tensor
+from tensorstate.ir.jaxprs import axis_names
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.constraints import from_partition_spec
 from tensorstate.problem.problem import Problem
@@ -119,6 +120,8 @@ def path_rules(problem: Problem, result: SearchResult) -> dict[str, PartitionSpe
     """
     check_unpadded(problem.traced.padding, "code with shardings by path")
     table = PlacementTable(problem, result.decisions, result.cost)
+    # "layers/0/up" and "layers/11/up" are "layers/*/up", and "layers/0/experts/3/up" is
+    # "layers/*/experts/*/up".
     by_pattern: dict[str, dict[str, PartitionSpec]] = defaultdict(dict)
     for tensor, spec in zip(problem.graph.inputs, partition_specs(table)[0], strict=True):
         name = problem.graph.tensors[tensor].name
@@ -144,11 +147,14 @@ def _named_inputs(problem: Problem, names: Any) -> list[tuple[Tensor, Names]]:
                 f"the names of {path_name(path) or 'the tree'} must be a PartitionSpec or a tuple "
                 f"of a name or None per dimension, got {given!r:.80}"
             )
+        # Leaves of ``nnx.State`` and of boxed metadata are one level below the parameter.
         by_path[path_name(path).removesuffix("/value").removesuffix("/.value")] = tuple(given)
     found, used = [], set()
     for index in problem.graph.inputs:
         tensor = problem.graph.tensors[index]
         name = tensor.name.removesuffix("/value")
+        # So one tree of names is also that of the optimizer's moments: ``state/mu/up`` ends in
+        # ``up``.
         ends = [path for path in by_path if path and f"/{name}".endswith(f"/{path}")]
         if not ends:
             continue
@@ -182,6 +188,8 @@ def _rules(
     named: Sequence[tuple[Tensor, Names]], planned: Mapping[int, PartitionSpec]
 ) -> tuple[tuple[str, Axes], ...]:
     """For every name the axes by which the plan shards most of its bytes."""
+    # Bytes vote, since they are what a wrong sharding costs: "embed" of one large table outweighs
+    # that of many biases.
     votes: dict[str, dict[Axes, int]] = defaultdict(lambda: defaultdict(int))
     for tensor, names in named:
         for name, axes in zip(names, _padded(planned[tensor.index], tensor), strict=False):
@@ -216,8 +224,7 @@ def _spec(
 
 def _padded(spec: PartitionSpec | None, tensor: Tensor) -> tuple[Axes, ...]:
     """The axes of every dimension."""
-    given = () if spec is None else tuple(spec)
-    axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in given]
+    axes = [axis_names(entry) for entry in spec or ()]
     return (*axes, *(() for _ in range(len(tensor.array_dims or ()) - len(axes))))
 
 
@@ -238,6 +245,7 @@ def _best_under(
             if not wanted or strategy == min(wanted):
                 yield strategy
 
+    # Without the memory limit: rules that exceed it are shown with their memory.
     candidates = [tuple(allowed(k)) for k in range(len(problem.strategies))]
     free = dataclasses.replace(options.linear, memory_limit=None)
     return solver.solve(problem, candidates, free).cost

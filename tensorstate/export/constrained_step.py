@@ -59,25 +59,15 @@ def constrained_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: M
     """The step of a problem, constrained as decided.
 
     Raises:
-        PlanError: a plan in microbatches, whose slices of every shard no constraint expresses.
+        PlanError: a plan in microbatches, whose slices of every shard no constraint expresses, or
+            in pipeline stages.
     """
-    check_whole(problem)
-    table = PlacementTable(problem, decisions, cost)
-    # Constraints are for Auto axes; the devices may be in a mesh of Explicit ones.
-    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-
-    def whole(*leaves):
-        return GlobalExecutor(table, auto).run(leaves)
-
-    return sharded_step(table, auto, whole)
+    return _on_whole_arrays(problem, decisions, cost, mesh, AxisType.Auto)
 
 
-def check_whole(problem: Problem) -> None:
-    """Refuse a plan in microbatches or in pipeline stages.
-
-    Raises:
-        PlanError: with the remedy.
-    """
+def _on_whole_arrays(
+    problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh, kind: AxisType
+) -> ShardedStep:
     if problem.microbatches > 1:
         raise PlanError(
             f"a plan of {problem.microbatches} microbatches has no form as constraints: run it by "
@@ -88,6 +78,12 @@ def check_whole(problem: Problem) -> None:
             f"a plan of {staged.stages} pipeline stages on {staged.axis!r} has no form as "
             "constraints: run it by plan.apply(), or search without stages="
         )
+    table = PlacementTable(problem, decisions, cost)
+    executor = ExplicitExecutor if kind == AxisType.Explicit else GlobalExecutor
+    # Constraints are for Auto axes and types for Explicit ones, whatever those of the given mesh.
+    kinds = (kind,) * len(mesh.axis_names)
+    devices = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return sharded_step(table, devices, lambda *leaves: executor(table, devices).run(leaves))
 
 
 class GlobalExecutor(LocalExecutor):
@@ -133,6 +129,9 @@ class GlobalExecutor(LocalExecutor):
             made: placements and number of positions of the results.
         """
 
+        # An open sum of [batch, width] on "data" of 4 devices is [4, batch, width] outside, sharded
+        # along the 4, and on a device one term: [1, batch, width], which ``run`` sees without the
+        # 1.
         def on_device(*local):
             terms = (x.reshape(x.shape[num_open(p) :]) for x, p in zip(local, given, strict=True))
             results = zip(run(*terms), made, strict=True)
@@ -189,12 +188,14 @@ class GlobalExecutor(LocalExecutor):
             self.table.read_placements(operator.index, k) for k in range(len(operator.operands))
         ]
         made = [self.table.produced_placements(use.tensor) for use in operator.results]
+        # Terms of open sums are one more dimension to the partitioner: these operators run on
+        # shards.
         if not any(map(num_open, (*given, *made))):
             results = self.on_whole_arrays(operator, arrays)
             if results is not None:
                 return results
 
-        def run(*local):
+        def run(*local):  # inside of the island a device has its shard, as in ``LocalExecutor``
             return run_operator(operator, local, LocalExecutor.shard(self, operator))
 
         results = zip(made, (len(use.labels) for use in operator.results), strict=True)
@@ -273,17 +274,9 @@ def explicit_step(problem: Problem, decisions: Decisions, cost: Cost, mesh: Mesh
     """The step of a problem, typed as decided.
 
     Raises:
-        PlanError: a plan in microbatches.
+        PlanError: as for ``constrained_step``.
     """
-    check_whole(problem)
-    kinds = (AxisType.Explicit,) * len(mesh.axis_names)
-    explicit = Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-    table = PlacementTable(problem, decisions, cost)
-
-    def whole(*leaves):
-        return ExplicitExecutor(table, explicit).run(leaves)
-
-    return sharded_step(table, explicit, whole)
+    return _on_whole_arrays(problem, decisions, cost, mesh, AxisType.Explicit)
 
 
 class ExplicitExecutor(GlobalExecutor):
@@ -306,6 +299,8 @@ class ExplicitExecutor(GlobalExecutor):
     ) -> list[jax.Array] | None:
         """The results of an operator, whose types are those of the plan."""
         inherited = super().on_whole_arrays
+        # Whether it runs so is asked on shapes first: inside ``auto_axes`` it is too late for
+        # ``None``.
         untyped = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         if jax.eval_shape(functools.partial(inherited, operator), untyped) is None:
             return None

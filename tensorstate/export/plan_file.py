@@ -21,7 +21,7 @@ from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.execution.sharded_step import partition_specs
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import LOOP_BOUNDARY, Graph, LoopForm, Phase
-from tensorstate.ir.placements import MIN, MeshShape, Placements, divides_evenly
+from tensorstate.ir.placements import MIN, MeshShape, divides_evenly
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.problem.pipeline import Schedule
 from tensorstate.problem.problem import Problem
@@ -111,7 +111,8 @@ class PlanFile:
         """The first operator in which another step differs, in one microbatch, or ``None``."""
         operators = _operators(graph)
         for number, (planned, given) in enumerate(zip(self.operators, operators, strict=False)):
-            if _what(planned) != _what(given):
+            # Not by class: the same operators may be grouped otherwise, by another version.
+            if dataclasses.replace(planned, node_class=given.node_class) != given:
                 source = graph.operators[number].source
                 return (
                     f"operator {number} is {_operator_text(given)} ({source}), the plan has "
@@ -132,6 +133,8 @@ class PlanFile:
         Raises:
             PlanError: naming the first.
         """
+        # Decisions are numbers: of classes, nodes and tensors. They mean the same only where
+        # tracing and grouping give the same numbers, which another version of JAX may not.
         graph, strategies = problem.graph, self.decisions.strategies
         classes = [operator.node_class for operator in _operators(graph)]
         if (
@@ -150,7 +153,12 @@ class PlanFile:
             raise PlanError("the plan recomputes nodes that the step does not have")
         copies = (*self.decisions.saved.items(), *self.decisions.loop_resident.items())
         for tensor, placements in copies:
-            if not _is_possible(problem, tensor, placements):
+            # Sums may be open, and shards are of equal size.
+            sizes = graph.tensors[tensor].sizes if 0 <= tensor < len(graph.tensors) else None
+            if sizes is None or not (
+                all(MIN <= p < len(sizes) for p in placements)
+                and divides_evenly(placements, sizes, problem.mesh)
+            ):
                 raise PlanError(f"tensor {tensor} of the step has no copy in {placements}")
 
     def result(self, problem: Problem) -> SearchResult:
@@ -162,6 +170,7 @@ class PlanFile:
         Raises:
             PlanError: the file shards an argument or a result in another way than its decisions do.
         """
+        # The shardings in a file are for its readers; decisions determine them, so they must agree.
         cost = estimate_cost(problem, self.decisions)
         specs = partition_specs(PlacementTable(problem, self.decisions, cost))
         pairs = zip((self.inputs, self.outputs), _leaves(problem.traced, *specs), strict=True)
@@ -172,6 +181,7 @@ class PlanFile:
                         f"the file has {leaf.name} as {leaf.spec}, its decisions as {again.spec}: "
                         "it was edited or cut short; save the plan again"
                     )
+        # 1e-6: of the same decisions, sums in another order differ in the last bits.
         found = {**self.found, "objective": self.options.value(cost)}
         if not math.isclose(found["objective"], self.found["objective"], rel_tol=1e-6):
             found["bound"] = -math.inf
@@ -179,6 +189,7 @@ class PlanFile:
 
 
 def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) -> str | None:
+    # By name first: of an argument that is gone, all behind it would else seem to have changed.
     types = {leaf.name: leaf.type for leaf in planned}
     for leaf in given:
         if leaf.name not in types:
@@ -193,22 +204,8 @@ def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) 
     return None
 
 
-def _what(operator: OperatorKey) -> tuple[str, str, tuple[int, ...]]:
-    return operator.primitive, operator.phase, operator.sizes
-
-
 def _operator_text(operator: OperatorKey) -> str:
     return f"{operator.primitive} of {list(operator.sizes)} in {operator.phase}"
-
-
-def _is_possible(problem: Problem, tensor: int, placements: Placements) -> bool:
-    """Whether a tensor can have placements: sums may be open, and shards are of equal size."""
-    if not 0 <= tensor < len(problem.graph.tensors):
-        return False
-    sizes = problem.graph.tensors[tensor].sizes
-    return all(MIN <= p < len(sizes) for p in placements) and divides_evenly(
-        placements, sizes, problem.mesh
-    )
 
 
 # ---------------------------------------------------------------------- from a plan
@@ -263,6 +260,8 @@ def _leaves(graph: Graph, in_specs, out_specs) -> tuple[tuple[Leaf, ...], tuple[
 
 
 def _operators(graph: Graph) -> tuple[OperatorKey, ...]:
+    # Without operands and labels: a file would be as long as the step, and sizes, phases and order
+    # tell other steps apart already.
     classes = {m.operator: node.class_id for node in graph.nodes for m in node.members}
     return tuple(
         OperatorKey(operator.primitive, operator.phase, operator.sizes, classes[operator.index])

@@ -33,6 +33,7 @@ from tensorstate.hardware import (
     ScheduleCosts,
 )
 from tensorstate.ir.graph import Phase
+from tensorstate.ir.jaxprs import axis_names
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
 from tensorstate.problem.pipeline import SCHEDULES
@@ -66,7 +67,8 @@ def dumps(content: PlanFile) -> str:
         "found": {**content.found, "bound": _finite(content.found["bound"])},
         "microbatches": content.microbatches,
         "batch": content.batch,
-        # Without padding, stages, pairs and meshes the same bytes as before there were any.
+        # Without padding, stages, pairs and meshes the same bytes as before these were known, so
+        # that one number of the format is enough.
         **({"pad_to": sorted(content.pad_to.items())} if content.pad_to else {}),
         **({} if content.stages is None else {"stages": content.stages}),
         **({} if content.schedule == "gpipe" else {"schedule": content.schedule}),
@@ -74,8 +76,8 @@ def dumps(content: PlanFile) -> str:
         **({} if content.context.mesh.empty else {"traced": _write_context(content.context)}),
         "hardware": _write_hardware(content.hardware),
         "network": _write_network(content.network, content.hardware),
-        "inputs": [_write_leaf(leaf) for leaf in content.inputs],
-        "outputs": [_write_leaf(leaf) for leaf in content.outputs],
+        "inputs": [*map(_write_leaf, content.inputs)],
+        "outputs": [*map(_write_leaf, content.outputs)],
         "input_classes": content.input_classes,
         "primitives": names,
         "operators": [
@@ -87,6 +89,7 @@ def dumps(content: PlanFile) -> str:
         "saved": [[tensor, *p] for tensor, p in sorted(decisions.saved.items())],
         "loop_resident": [[tensor, *p] for tensor, p in sorted(decisions.loop_resident.items())],
     }
+    # A field per line: of two plans ``diff`` shows which decisions are others.
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
         for key, value in written.items()
@@ -112,14 +115,11 @@ def _write_context(context: TraceContext) -> dict:
 
 
 def _write_spec(spec: PartitionSpec | None) -> list | None:
-    return None if spec is None else [_names(axes) for axes in spec]
-
-
-def _names(axes) -> list[str]:
-    return [] if axes is None else [axes] if isinstance(axes, str) else list(axes)
+    return None if spec is None else [axis_names(axes) for axes in spec]
 
 
 def _write_hardware(hardware: Hardware | None) -> str | dict | None:
+    # By name where it is one of ours: a later version prices the plan by its own figures.
     if hardware is None:
         return None
     if HARDWARE.get(hardware.name) == hardware:
@@ -137,6 +137,7 @@ def _write_hardware(hardware: Hardware | None) -> str | dict | None:
 
 def _write_network(network: CollectiveCostModel | None, hardware: Hardware | None) -> dict | None:
     """A cost model of this library, of parameters that a file can hold; else ``None``."""
+    # ``type(...) is``: a subclass prices otherwise, by code that a file does not have.
     if type(network) is AlphaBetaCosts:
         return {"alpha": list(network.alpha), "bandwidth": list(network.bandwidth)}
     if type(network) is not ScheduleCosts:
@@ -147,7 +148,8 @@ def _write_network(network: CollectiveCostModel | None, hardware: Hardware | Non
         return None
     if any(REGISTRY.get(each.name) is not type(each) for each, _ in network.candidates):
         return None
-    # The network was relabeled to the mesh's order; the file has it as it was given.
+    # The network was relabeled to the mesh's order; the file has it as it was given, so that its
+    # ranks are those of the user's own files.
     topology = network.topology.relabel(network.device_order)
     return {
         "topology": json.loads(dump_network(topology)),
@@ -186,10 +188,12 @@ def loads(text: str) -> PlanFile:
         return _read(readers.Fields(value, "plan"))
     except FormatError:
         raise
-    except JaxcollError as error:
+    except JaxcollError as error:  # of a constructor: the checks of values stand there alone
         raise FormatError(f"a plan with content that is refused: {error}") from error
 
 
+# A number of a class, a node or a tensor, or a size: Python's integers have no bound, and arrays
+# that are made from them would overflow.
 _whole = readers.whole(0, MOST)
 
 
@@ -262,25 +266,21 @@ def _read_mesh(value: object, where: str) -> MeshShape:
 
 
 def _read_context(value: object, where: str) -> TraceContext:
+    def read_type(value: object, where: str) -> PartitionSpec | None:
+        if value is None:
+            return None
+        return _read_spec(value, where, mesh, dims=len(readers.items(value, where)))
+
     fields = readers.Fields(value, where)
     mesh = fields.take("mesh", _read_mesh)
     kinds = fields.take("kinds", readers.list_of(_one_of([kind.name for kind in AxisType])))
     is_set = fields.take("set", readers.flag)
-    types = fields.take("types", readers.list_of(_type_reader(mesh)))
+    types = fields.take("types", readers.list_of(read_type))
     fields.end()
     if len(kinds) != len(mesh.names):
         raise FormatError(f"{where}.kinds must have one of each of {len(mesh.names)} axes")
     typed = tuple(AxisType[kind] for kind in kinds)
     return TraceContext(AbstractMesh(mesh.sizes, mesh.names, axis_types=typed), is_set, types)
-
-
-def _type_reader(mesh: MeshShape) -> Callable[[object, str], PartitionSpec | None]:
-    def read(value: object, where: str) -> PartitionSpec | None:
-        if value is None:
-            return None
-        return _read_spec(value, where, mesh, dims=len(readers.items(value, where)))
-
-    return read
 
 
 def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
@@ -295,6 +295,7 @@ def _numbers(*names: str) -> Callable[[object, str], dict[str, float]]:
 
 def _read_options(value: object, where: str) -> SearchOptions:
     fields = readers.Fields(value, where)
+    # JSON has no infinity. A limit of null alone is the default, the memory of the device.
     limit = fields.optional("memory_limit", readers.number)
     unlimited = fields.take("unlimited", readers.flag)
     options = SearchOptions(
@@ -357,7 +358,7 @@ def _read_network(
         )
         fields.end()
         return costs
-    topology = fields.take("topology", lambda v, name: _read_topology(v, name))
+    topology = fields.take("topology", _read_topology)
     order = fields.take("device_order", readers.column(readers.INT32)).tolist()
     seed = fields.take("seed", _whole)
     candidates = fields.take("candidates", readers.list_of(_read_candidate))
@@ -381,6 +382,7 @@ def _read_candidate(value: object, where: str) -> tuple[Any, int]:
     if len(parts) != 3:
         raise FormatError(f"{where} must be a name, chunks and parameters")
     name, chunks = readers.text(parts[0], where), readers.whole(1, readers.INT32)(parts[1], where)
+    # A name of ours with parameters that its own dataclass checks: no code is named by a file.
     if name not in REGISTRY:
         raise FormatError(f"{where}: no synthesizer is called {shown(name)}")
     parameters = readers.decode_object(parts[2], where)
@@ -423,6 +425,8 @@ def _operator_reader(primitives: Sequence[str]) -> Callable[[object, str], Opera
 
 def _placements(axes: int) -> Callable[[object, str], Placements]:
     def read(value: object, where: str) -> Placements:
+        # Only the form: whether a tensor has these positions ``PlanFile.check_decisions`` asks,
+        # once there is a step.
         row = readers.list_of(readers.whole(-(2**16), 2**16))(value, where)
         if len(row) != axes:
             raise FormatError(f"{where} must have a placement for each of {axes} mesh axes")

@@ -73,12 +73,14 @@ def _activations(table: PlacementTable) -> dict[str, PartitionSpec]:
             continue
         for use, view in zip(operator.results, operator.eqn.outputs, strict=True):
             read = graph.tensors[use.tensor].consumers
+            # As read, since a partial sum has no spec; as produced, if nobody reads it.
             placements = [table.operand_placements(c.operator, c.operand) for c in read]
             placements.append(table.produced_placements(use.tensor))
             first = next((p for p in placements if p is not None and has_no_partial(p)), None)
             spec = None if first is None else to_partition_spec(view, first, table.mesh)
             if spec is not None and view.shape:
                 by_line[f"{operator.primitive} {operator.source}"][spec] = None
+    # A line in a loop of the user's runs once per layer, mostly with one sharding in all of them.
     named = {}
     for name, specs in by_line.items():
         for number, spec in enumerate(specs, 1):

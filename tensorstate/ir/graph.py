@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import string
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +42,8 @@ Kind = Literal[
 ]
 Reduce = Literal["sum", "max", "min"]
 LoopForm = Literal["keep", "pair", "unroll"]
+
+# Dataclasses here are compared by identity (``eq=False``): arrays in them compare elementwise.
 
 
 class Consumer(NamedTuple):
@@ -113,6 +116,9 @@ class View:
         dtype: of the array.
     """
 
+    # Of a tensor with positions (batch, heads, width): the array [batch, heads * width] has
+    # positions ((0,), (1, 2)), the transposed [heads, batch, width] has ((1,), (0,), (2,)), and
+    # repeated over 5 queries, as [batch, 5, heads, width], it has ((0,), (None,), (1,), (2,)).
     tensor: int | None
     positions: tuple[tuple[int | None, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
@@ -213,6 +219,11 @@ class Operator:
     flops: int
     phase: Phase
     source: SourceLocation
+    # With these a product "ab,bc->ac" has sizes (A, B, C), reductions {b: "sum"} and linear ({0},
+    # {1}). Sharded by a: the left operand and the result are, the right one is replicated. By b:
+    # both operands are, and every device has a partial sum of the result. Partial: as the product
+    # is linear in either operand, sums that are open on the left may stay open, and are completed
+    # once, behind it, where that is cheaper.
     eqn: TracedEqn = dataclasses.field(repr=False)
     pin: tuple[PinnedDim, ...] | None = None
     loops: tuple[int, ...] = ()
@@ -240,7 +251,8 @@ class Loop(NamedTuple):
 
 
 LOOP_BOUNDARY = frozenset({"carry_in", "carry_out", "scan_row", "scan_stack", "while_condition"})
-# Those whose results a loop leaves behind, outside of its body.
+# Those whose results a loop leaves behind, outside of its body. No trace has "sum_out": 1F1B runs
+# the operators between both scans once per microbatch, and adds up what leaves them.
 LOOP_EXITS = frozenset({"carry_out", "scan_stack", "while_condition", "sum_out"})
 
 
@@ -374,6 +386,8 @@ class Graph:
         producer = self.tensors[tensor].producer
         if producer is None:
             return ()
+        # An exit is listed with the body, behind whose last operator it stands; its result is not
+        # there in any iteration.
         operator = self.operators[producer]
         return operator.loops[:-1] if operator.primitive in LOOP_EXITS else operator.loops
 
@@ -395,6 +409,7 @@ class Graph:
 
     def mirror(self, loops: tuple[int, ...]) -> int | None:
         """The loop that mirrors the only one around something."""
+        # Only outermost scans are paired: see ``mirrored`` in ``tensorstate.tracing.inline``.
         return self.mirrored.get(loops[0]) if len(loops) == 1 else None
 
     @property
@@ -417,7 +432,9 @@ class Graph:
 
         Each class is printed as its first node, followed by the number of its nodes.
         """
-        names = _factor_names(len(self.factors))
+        # Factors are a to z, A to Z, then a1 and so on.
+        letters = string.ascii_letters
+        names = [letters[i % 52] + str(i // 52 or "") for i in range(len(self.factors))]
         lines = [
             f"{len(self.operators)} operators, {len(self.tensors)} tensors, "
             f"{len(self.nodes)} nodes in {len(self.node_classes)} classes",
@@ -426,7 +443,12 @@ class Graph:
         for members in self.node_classes:
             node = self.nodes[members[0]]
             suffix = f"  x{len(members)}" if len(members) > 1 else ""
-            for line in _node_lines(self, node, names):
+            if node.tensor is not None:
+                tensor = self.tensors[node.tensor]
+                shape = _format_factors(tensor, names)
+                lines.append(f"  {tensor.name}: PLACEHOLDER {shape} {tensor.role}{suffix}")
+            for member in node.members:
+                line = _operator_line(self, self.operators[member.operator], names)
                 lines.append(f"  {line}{suffix}")
         returned = [
             self.tensors[out.view.tensor]
@@ -441,29 +463,21 @@ class Graph:
 # ---------------------------------------------------------------------- printing
 
 
-def _factor_names(count: int) -> list[str]:
-    """a to z, A to Z, then a1 and so on."""
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return [
-        letters[i % len(letters)] + (str(i // len(letters)) if i >= len(letters) else "")
-        for i in range(count)
-    ]
-
-
 def _format_factors(tensor: Tensor, names: list[str]) -> str:
     return "[" + "".join(names[factor] for factor in tensor.dims) + "]"
 
 
-def _node_lines(graph: Graph, node: Node, names: list[str]):
-    if node.tensor is not None:
-        tensor = graph.tensors[node.tensor]
-        yield f"{tensor.name}: PLACEHOLDER {_format_factors(tensor, names)} {tensor.role}"
-    for member in node.members:
-        yield _operator_line(graph, graph.operators[member.operator], names)
-
-
 def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
-    labels = _label_names(graph, operator, names)
+    # A label is named after its factor. Attention scores have the sequence twice, as queries and
+    # as keys: there the second label on a factor gets a prime.
+    labels: dict[int, str] = {}
+    for use in (*operator.operands, *operator.results):
+        for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
+            if label not in labels:
+                name = names[factor]
+                while name in labels.values():
+                    name += "'"
+                labels[label] = name
 
     def spelled(use: Use) -> str:
         return "".join(labels[label] for label in use.labels)
@@ -480,19 +494,7 @@ def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
         body = f" {operator.primitive}"
         body += "(" + ", ".join(f"{tensor.name}[{spelled(use)}]" for tensor, use in pairs) + ")"
     if operator.reductions and operator.kind != "einsum":
-        body += " over{" + ",".join(labels[label] for label in operator.reductions) + "}"
+        # The label of the terms of a zero, as of ``rules.loops.fill``, is that of no tensor.
+        body += " over{" + ",".join(labels.get(k, "?") for k in operator.reductions) + "}"
     results = ", ".join(f"[{spelled(use)}]" for use in operator.results)
     return f"{head}{body} -> {results} {operator.phase}"
-
-
-def _label_names(graph: Graph, operator: Operator, names: list[str]) -> list[str]:
-    """A label is named after its factor; a second label on the same factor gets a prime."""
-    label_names: dict[int, str] = {}
-    for use in (*operator.operands, *operator.results):
-        for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
-            if label not in label_names:
-                name = names[factor]
-                while name in label_names.values():
-                    name += "'"
-                label_names[label] = name
-    return [label_names.get(label, "?") for label in range(len(operator.sizes))]

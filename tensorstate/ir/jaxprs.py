@@ -1,14 +1,14 @@
 """Reads the jaxprs of every supported JAX: the only file that knows JAX's internals.
 
 JAX's equations and registries are not a stable interface: ``lax.scan`` has changed the parameters
-that describe its carry, and ``composite`` has renamed its jaxpr. ``PARAMETERS`` lists the parameter
-sets of all supported versions, so that a test fails on a JAX whose sets differ.
+that describe its carry, and ``composite`` has renamed its jaxpr. A test has the parameter sets of
+all supported versions, and fails on a JAX whose sets differ.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tensorstate.errors import PlanError
 
-# Primitives that run a jaxpr once, with the names that the parameter of that jaxpr may have.
+# Primitives that run a jaxpr once, with the names that the parameter of that jaxpr may have: JAX
+# renames both. A call that is not listed here would be one operator, on whole arrays if no rule is
+# inferred. Of a custom derivative the function itself is run: ``jax.grad`` has done the rest.
 CALL_PRIMITIVES = {
     "jit": ("jaxpr",),
     "pjit": ("jaxpr",),
@@ -71,58 +73,6 @@ UNINITIALIZED = frozenset({"empty", "empty2"})
 
 # Functions outside of the program: whether they act along a dimension cannot be known.
 FOREIGN = frozenset({"ffi_call", "io_callback", "pure_callback", "custom_call", "tpu_custom_call"})
-
-# Parameter sets of the primitives whose parameters this file or ``rules`` reads by name.
-PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
-    name: tuple(frozenset(names.split()) for names in sets)
-    for name, sets in {
-        "scan": (
-            "reverse length jaxpr num_consts num_carry unroll",  # 0.10.2
-            "reverse length jaxpr ft_in ft_out unroll",  # 0.12.0
-        ),
-        "while": ("body_jaxpr body_nconsts cond_jaxpr cond_nconsts",),
-        "cond": ("branches", "branches branches_platforms"),
-        "custom_linear_solve": ("const_lengths jaxprs",),
-        "composite": ("name attributes version jaxpr", "name attributes version call_jaxpr"),
-        "reshape": ("new_sizes dimensions sharding",),
-        "transpose": ("permutation",),
-        "squeeze": ("dimensions",),
-        "broadcast_in_dim": ("shape broadcast_dimensions sharding",),
-        "slice": ("start_indices limit_indices strides",),
-        "concatenate": ("dimension",),
-        "stack": ("axis",),
-        "unstack": ("axis",),
-        "split": ("sizes axis",),
-        "pad": ("padding_config",),
-        "rev": ("dimensions",),
-        "iota": ("dtype shape dimension sharding",),
-        "dynamic_slice": ("slice_sizes",),
-        "dynamic_update_slice": ("",),
-        "gather": (
-            "dimension_numbers slice_sizes unique_indices indices_are_sorted mode fill_value",
-        ),
-        "scatter-add": (
-            "dimension_numbers indices_are_sorted unique_indices mode update_jaxpr update_consts",
-        ),
-        "dot_general": ("dimension_numbers precision preferred_element_type out_sharding",),
-        "conv_general_dilated": (
-            "window_strides padding lhs_dilation rhs_dilation dimension_numbers "
-            "feature_group_count batch_group_count precision preferred_element_type out_sharding",
-        ),
-        "reduce_sum": ("axes out_sharding", "axes"),
-        "reduce_max": ("axes out_sharding", "axes"),
-        "reduce_prod": ("axes out_sharding", "axes"),
-        "argmax": ("axes index_dtype",),
-        "cumsum": ("axis reverse",),
-        "sort": ("dimension is_stable num_keys",),
-        "top_k": ("k axis", "k axis is_stable"),
-        "reduce_window_max": (
-            "window_dimensions window_strides padding base_dilation window_dilation",
-        ),
-        "select_and_scatter_add": ("select_prim window_dimensions window_strides padding",),
-        "random_bits": ("bit_width shape",),
-    }.items()
-}
 
 
 Axes = tuple[str, ...]
@@ -241,14 +191,10 @@ def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
     """
     branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
-    if eqn.params.get("branches_platforms") or any(_holds(jaxpr, "while") for jaxpr, _ in branches):
+    loops = (_inside(inner, {"while"}) for jaxpr, _ in branches for inner in jaxpr.eqns)
+    if eqn.params.get("branches_platforms") or any(loop is not None for loop in loops):
         return []
     return branches
-
-
-def _holds(jaxpr: Any, name: str) -> bool:
-    """Whether a jaxpr contains a primitive, at any depth."""
-    return any(_first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
 
 
 def refusal(eqn: Any) -> str | None:
@@ -264,9 +210,9 @@ def refusal(eqn: Any) -> str | None:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
     if (reason := _refused_pin(eqn)) is not None:
         return reason
-    primitive = _first(eqn, UNSHARED)
-    if primitive is None:
+    if (unshared := _inside(eqn, UNSHARED)) is None:
         return None
+    primitive = unshared.primitive.name
     if primitive == "rng_uniform":
         return f"draws numbers without a key in {primitive!r}: use jax.random"
     kind = "the map over devices" if primitive in MAPS else "the collective"
@@ -301,6 +247,8 @@ def pin_of(eqn: Any, transposed: bool) -> PinSpec | None:
         free = params["unconstrained_dims"]
         spec = _spec(params["sharding"], eqn.outvars[0].aval.ndim)
         return spec and tuple(None if d in free else axes for d, axes in enumerate(spec))
+    # ``reshard(x, P("data"))`` of an x that is sharded along "model": its transpose is a reshard of
+    # the gradient from "data" back to "model". The pin is "data", as of the value.
     asking = eqn.invars[0].aval.sharding if transposed else params["dst_sharding"]
     if AxisType.Explicit not in asking.mesh.axis_types:  # ``auto_axes``, in which JAX indexes
         return None
@@ -334,13 +282,14 @@ def _spec(sharding: Any, ndim: int) -> PinSpec | None:
     if spec is None:
         return None
     dims: list[Axes | None] = [
-        None if axes is PartitionSpec.UNCONSTRAINED else _names(axes) for axes in spec
+        None if axes is PartitionSpec.UNCONSTRAINED else axis_names(axes) for axes in spec
     ]
     return (*dims, *(() for _ in range(ndim - len(dims))))
 
 
-def _names(axes: Any) -> Axes:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+def axis_names(entry: Any) -> Axes:
+    """The mesh axes of one dimension of a ``PartitionSpec``: ``None``, a name, or several."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _refused_pin(eqn: Any) -> str | None:
@@ -362,13 +311,7 @@ def _refused_pin(eqn: Any) -> str | None:
     return None
 
 
-def _first(eqn: Any, names: frozenset[str]) -> str | None:
-    """The name of the equation's primitive, or of the first one it contains, if in ``names``."""
-    found = _inside(eqn, names)
-    return None if found is None else found.primitive.name
-
-
-def _inside(eqn: Any, names: frozenset[str]) -> Any:
+def _inside(eqn: Any, names: Set[str]) -> Any:
     """The equation itself, or the first one it contains, of a primitive in ``names``."""
     if eqn.primitive.name in names:
         return eqn
@@ -399,10 +342,13 @@ def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
     if primitive.name == "call_hi_primitive":
         return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
     rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
+    # On some platform another program runs it, a cuSOLVER call say: its decomposition is not what
+    # the user's devices would do.
     if any(primitive in table for table in mlir._platform_specific_lowerings.values()):
         return None
     if rule is None or not getattr(rule, "__qualname__", "").startswith("lower_fun."):
         return None
+    # No registry has the function: ``lower_fun(f, multiple_results)`` returns a closure over both.
     cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
     function, several = cells["fun"].cell_contents, cells["multiple_results"].cell_contents
     return function if several else lambda *args, **params: (function(*args, **params),)
@@ -434,11 +380,14 @@ def registered() -> list[core.Primitive]:
 
 # ---------------------------------------------------------------------- equations
 
-# Of flat programs only: these are never bound.
-_fill_p = core.Primitive("fill")
+# Of flat programs only: these are never bound. "fill" makes a repeated scalar an array of its own,
+# where a loop changes it.
 _BOUNDARY = {
     name: core.Primitive(name)
-    for name in ("carry_in", "carry_out", "scan_row", "scan_stack", "sum_out", "while_condition")
+    for name in (
+        *("carry_in", "carry_out", "scan_row", "scan_stack", "sum_out", "while_condition"),
+        "fill",
+    )
 }
 
 Equation = tuple[core.Primitive, dict[str, Any]]
@@ -482,11 +431,6 @@ def concatenating(dimension: int) -> Equation:
 def pinning(spec: PinSpec) -> Equation:
     """The identity on an array whose sharding is asked for."""
     return sharding_constraint_p, {"spec": spec}
-
-
-def filling() -> Equation:
-    """A repeated scalar as an array of its own, where a loop changes it."""
-    return _fill_p, {}
 
 
 def at_boundary(name: str) -> Equation:

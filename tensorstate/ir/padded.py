@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# The largest part that is added to a dimension where nothing else is asked.
+# The largest part that is added to a dimension where nothing else is asked. GPT-2's vocabulary of
+# 50,257 becomes 50,264 on 8 devices, 7 rows more; 3 heads on 2 devices stay 3, for with a fourth
+# every product with them would take a third more.
 MOST_PADDING = 1 / 8
 
 
@@ -63,6 +65,8 @@ class PaddedArray(NamedTuple):
 
     def pad(self, x: Any, xp: Any = np) -> Any:
         """The array with zeros in its added rows, by ``numpy`` or ``jax.numpy``."""
+        # Factor by factor: rows of 3 heads of 5 that become 4 heads of 5 get 5 zeros behind the 15,
+        # but 3 heads of 5 that become 3 heads of 6 get one behind each head.
         flat, wider = self._flat()
         x = xp.pad(xp.reshape(x, flat), [(0, m - n) for n, m in zip(flat, wider, strict=True)])
         return xp.reshape(x, self.padded_shape)

@@ -19,7 +19,10 @@ import numpy as np
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 
-# Placements other than sharding. Sharding at a position is the position, 0 or above.
+# Placements other than sharding. Sharding at a position is the position, 0 or above: so that
+# ``placement >= 0`` asks whether it is sharded, and ``placement < REPLICATED`` whether it is open.
+# On a mesh (data, model) a weight [in, out] of a column-parallel layer is (REPLICATED, 1), and the
+# result of the row-parallel layer behind it, before its all-reduce, is (0, SUM).
 REPLICATED = -1
 SUM, MAX, MIN = -2, -3, -4
 PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
@@ -73,6 +76,7 @@ class MeshShape(NamedTuple):
 
     def replica_groups(self, axes: Sequence[int]) -> np.ndarray:
         """The devices of every group along some axes, one row per group, in HLO's numbering."""
+        # HLO numbers devices by their place in the mesh, not by ``device.id``.
         others = [axis for axis in range(len(self.sizes)) if axis not in axes]
         devices = np.arange(self.num_devices).reshape(self.sizes).transpose([*others, *axes])
         return devices.reshape(-1, math.prod(self.sizes[axis] for axis in axes))

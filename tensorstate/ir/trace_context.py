@@ -38,6 +38,7 @@ class TraceContext:
         mesh: Any = jax.sharding.get_abstract_mesh()
         if not mesh.empty:
             return cls(mesh, True, types)
+        # Without ``set_mesh`` arguments of Explicit axes still bring their mesh, concrete or not.
         given = (getattr(s.mesh, "abstract_mesh", s.mesh) for s in shardings if s is not None)
         return cls(next(given, mesh), False, types)
 
@@ -72,6 +73,8 @@ class TraceContext:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Trace where the step was traced."""
+        # The empty mesh is entered too: a step that was planned outside of any mesh may be traced
+        # again where its user has called ``set_mesh`` since, and would have other types there.
         mesh = self.mesh_here if self.is_set else AbstractMesh((), ())
         if mesh == jax.sharding.get_abstract_mesh():
             yield

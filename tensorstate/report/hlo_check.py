@@ -32,7 +32,9 @@ KINDS = {
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
-# Asynchronous collectives are counted at their start; these suffixes continue or end them.
+# Asynchronous collectives are counted at their start; these suffixes continue or end them. The
+# operands of a start are the arrays, its result a tuple of them and of buffers, so bytes are those
+# of operands everywhere.
 _LATER = ("-done", "-update")
 _TENSOR = re.compile(r'op_name="[^"]*\btensor:([^/"]+)')
 
@@ -120,6 +122,8 @@ class _HloWalker:
             if kind is not None:
                 yield from self._collective(kind, i, by_name, times)
             elif i.opcode == "while":
+                # XLA annotates the trip count where it knows it. The condition too may have
+                # collectives, as of a loss that has converged.
                 count = self.module.trip_count(i)
                 self.unknown_loops += count is None
                 for part in ("condition", "body"):
@@ -142,7 +146,10 @@ class _HloWalker:
         size = groups.shape[1]
         if size > 1:
             # An all_to_all may take the parts that it sends as operands of their own.
-            arrays = max(1, len(sizes) // size) if _is_tuple_all_to_all(kind, i) else len(sizes)
+            is_tuple = kind == "all_to_all" and i.type.startswith("(")
+            split = is_tuple and "dimensions=" not in i.attributes
+            arrays = max(1, len(sizes) // size) if split else len(sizes)
+            # Of the larger buffer: an all-gather's is the result, of all others the operand.
             nbytes = sum(sizes) * (size if kind == "all_gather" else 1)
             yield HloCollective(kind, self._axes(groups), arrays, nbytes, times, _tensor(i))
 
@@ -164,12 +171,9 @@ def _tensor(i: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _is_tuple_all_to_all(kind: str, i: Instruction) -> bool:
-    return kind == "all_to_all" and i.type.startswith("(") and "dimensions=" not in i.attributes
-
-
 def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
     """The groups of devices along every set of long axes, small sets first."""
+    # Small sets first, so that a collective is given the fewest axes that explain it.
     for count in range(1, len(mesh.long_axes) + 1):
         for axes in itertools.combinations(mesh.long_axes, count):
             yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
@@ -201,6 +205,7 @@ class Row(NamedTuple):
     @property
     def is_doubled(self) -> bool:
         """Whether as many collectives send twice the bytes, and once those of 32-bit sums."""
+        # XLA on CPU sends 16-bit floats as 32-bit ones; those that are wide in the plan stay so.
         same_count = self.predicted_count == self.compiled_count
         return same_count and self.compiled_bytes == 2 * self.predicted_bytes - self.predicted_wide
 
@@ -310,9 +315,11 @@ def compare_with_hlo(
     count: dict[tuple[str, str], int] = defaultdict(int)
     nbytes: dict[tuple[str, str], int] = defaultdict(int)
     for collective in program.collectives:
-        key = collective.kind, _format_axes(collective.axes, mesh)
-        count[key] += collective.arrays * collective.times
-        nbytes[key] += collective.nbytes * collective.times
+        # Groups along no axes of the mesh are of a collective that XLA has added.
+        along = collective.axes
+        axes = "other" if along is None else " ".join(mesh.names[axis] for axis in along)
+        count[collective.kind, axes] += collective.arrays * collective.times
+        nbytes[collective.kind, axes] += collective.nbytes * collective.times
     wide = _wide_sends(cost)
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
@@ -375,6 +382,8 @@ def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveC
     """A collective along several axes is one along the first, and one of the others within it."""
     if not axes:
         return 0.0
+    # An all-reduce of two axes: reduce-scatter along the first, all-reduce of the parts along the
+    # second, all-gather along the first. An all-to-all sends all of its bytes along each.
     (first, *others), one = axes, network.collective_seconds
     rest, part = tuple(others), nbytes // network.mesh.sizes[axes[0]]
     if kind in ("permute", "all_to_all"):
@@ -389,6 +398,7 @@ def _by_tensor(
     collectives: Iterable[HloCollective], cost: Cost, names: Mapping[int, str]
 ) -> tuple[TensorRow, ...]:
     """The tensors whose bytes differ, those with the most bytes beyond the plan first."""
+    # Names of scopes, in which a slash would begin another scope: see ``tensor_scope``.
     predicted: dict[str, int] = defaultdict(int)
     compiled: dict[str, int] = defaultdict(int)
     for reshard in cost.reshards:
@@ -403,7 +413,3 @@ def _by_tensor(
     )
     differing = (row for row in rows if row.predicted_bytes != row.compiled_bytes)
     return tuple(sorted(differing, key=lambda r: (r.predicted_bytes - r.compiled_bytes, r.tensor)))
-
-
-def _format_axes(axes: tuple[int, ...] | None, mesh: MeshShape) -> str:
-    return "other" if axes is None else " ".join(mesh.names[axis] for axis in axes)

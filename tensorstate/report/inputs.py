@@ -51,14 +51,19 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
 
 
-def spec_text(problem: Problem, tensor: Tensor, placements: Placements) -> str:
-    """Placements as a ``PartitionSpec`` of the array, without trailing Nones."""
+def spec_parts(problem: Problem, tensor: Tensor, placements: Placements) -> list[str]:
+    """The entry of a ``PartitionSpec`` for every dimension of the array, as text."""
     axes = problem.mesh.names
     dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
     cut = [tuple(axes[a] for a, p in enumerate(placements) if p in positions) for positions in dims]
-    while cut and not cut[-1]:
-        cut.pop()
-    parts = ["None" if not c else repr(c[0]) if len(c) == 1 else repr(c) for c in cut]
+    return ["None" if not c else repr(c[0]) if len(c) == 1 else repr(c) for c in cut]
+
+
+def spec_text(problem: Problem, tensor: Tensor, placements: Placements) -> str:
+    """Placements as a ``PartitionSpec`` of the array, without trailing Nones."""
+    parts = spec_parts(problem, tensor, placements)
+    while parts and parts[-1] == "None":
+        parts.pop()
     return f"P({', '.join(parts)})" if parts else "replicated"
 
 
@@ -73,6 +78,8 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
             placements = problem.produced_placements(group, strategies[group.class_id])
             specs |= dict.fromkeys(group.tensors, spec_text(problem, tensor, placements))
             local[tensor.role] += group.multiplicity * problem.input_bytes(group, placements)
+    # By path without the argument's name: ``params/up`` is ("up",), in which Optax's
+    # ``state/0/mu/up`` ends too.
     of_parameter = {
         tuple(graph.tensors[t].name.split("/")[1:]): specs[t]
         for t in specs
@@ -95,7 +102,7 @@ def input_lines(problem: Problem, result: SearchResult) -> list[str]:
 
 
 def _parameters_spec(tensor: Tensor, of_parameter: dict[tuple[str, ...], str]) -> str | None:
-    """The sharding of the parameter whose path ends a name: ``state/0/mu/up`` is of ``up``."""
+    """The sharding of the parameter whose path ends a name."""
     parts = tensor.name.split("/")
     paths = (tuple(parts[i:]) for i in range(1, len(parts)))
     return next((of_parameter[path] for path in paths if path in of_parameter), None)
@@ -127,6 +134,8 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
         names: of the tensors.
         among: of all tensors; a star stands for none but those in ``names``.
     """
+    # Part by part, from the first: layers/0/up, layers/0/down, layers/1/up and layers/1/down become
+    # layers/{0,1}/up and layers/{0,1}/down, and then layers/{0,1}/{up,down}.
     merged = [tuple((part,) for part in name.split("/")) for name in dict.fromkeys(names)]
     for position in range(max((len(parts) for parts in merged), default=0)):
         by_rest: dict[object, list[tuple[tuple[str, ...], ...]]] = defaultdict(list)
@@ -149,6 +158,8 @@ def merged_names(names: Sequence[str], among: Iterable[str]) -> list[str]:
 
 def _joined(parts: Sequence[Sequence[str]], others: Collection[str]) -> str:
     """A name of which some parts are choices: all numbers as a star, unless it says too much."""
+    # A star for ("0", "1") also stands for "2": where that is another tensor's, of another
+    # sharding, numbers are listed instead.
     stars = [_star(choices) for choices in parts]
     pattern = "/".join(
         "[^/]*".join(map(re.escape, star.split("*")))

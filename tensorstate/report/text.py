@@ -19,13 +19,14 @@ from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
-from tensorstate.report.inputs import input_lines, padding_lines
+from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
 from tensorstate.report.units import seconds, size
 
 # Of a kind of activations: the least part of its bytes that is listed, and the most lines.
 MIN_LISTED, MOST_LISTED = 0.1, 3
 
-# A name applies if at least this share of the FLOPs or bytes follows it.
+# A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
+# tensor alone, so that few plans follow one name everywhere.
 MIN_SHARE = 0.5
 
 
@@ -59,12 +60,20 @@ def _parallelisms(
             f"pipeline parallel ({staged.stages} stages, {staged.microbatches} microbatches, "
             f"{'' if staged.between is None else '1F1B, '}bubble {100 * staged.bubble:.0f} %)"
         ]
+    # By the factor that products are sharded along on this axis: the batch is data parallelism, the
+    # sequence context parallelism, experts are expert parallelism, and what products sum over or
+    # make new (heads, hidden features, the vocabulary) is Megatron's. An axis may do several.
     flops_of = flops_by_factor(problem, decisions, baselines, axis)
     total = sum(flops_of.values())
     names = []
     if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallelism(problem, decisions, cost, axis))
-    ring = " (ring attention)" if _has_ring(problem, decisions, axis) else ""
+    has_ring = any(  # whether keys and values go round along the axis
+        send.axis == axis
+        for class_id, strategy in enumerate(decisions.strategies)
+        for send in problem.ring_sends(class_id, strategy)
+    )
+    ring = " (ring attention)" if has_ring else ""
     if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
         names.append(f"context parallel{ring}")
     elif ring:
@@ -76,19 +85,12 @@ def _parallelisms(
     inner = sum(
         flops for factor, flops in flops_of.items() if factor is not None and factor not in named
     )
+    # A tenth, not MIN_SHARE: beside a batch that is sharded in most products, a vocabulary or an
+    # MLP that is not is worth a name.
     if total and inner >= 0.1 * total:
         spread = _is_sequence_parallel(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
     return names
-
-
-def _has_ring(problem: Problem, decisions: Decisions, axis: int) -> bool:
-    """Whether keys and values go round along a mesh axis."""
-    return any(
-        send.axis == axis
-        for class_id, strategy in enumerate(decisions.strategies)
-        for send in problem.ring_sends(class_id, strategy)
-    )
 
 
 def _share(flops_of: Mapping[int | None, float], factors: frozenset[int]) -> float:
@@ -104,6 +106,7 @@ def flops_by_factor(
         node = problem.node(class_id)
         if node.kind not in ("einsum", "window") or node.phase != "forward":
             continue
+        # Of the forward pass alone, whose factors the products of the backward pass repeat.
         flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
         placement = strategy[axis]
         factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
@@ -121,6 +124,8 @@ def expert_factors(problem: Problem) -> frozenset[int]:
         for use in operator.operands:
             if not is_parameter(problem.graph, use.tensor):
                 continue
+            # [tokens, experts, width] with weights [experts, width, hidden]: "experts" is in all
+            # three, while a width is summed over, and heads come with the weights.
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
@@ -155,10 +160,9 @@ def _gathered_once(problem: Problem, cost: Cost) -> float:
 
 
 def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
-    """Whether sums are completed along an axis after the forward pass, as DDP's gradients are.
-
-    A step without parameters or without a backward pass has a batch, and no data parallelism.
-    """
+    """Whether sums are completed along an axis after the forward pass, as DDP's gradients are."""
+    # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
+    # all.
     return any(
         step.axis == axis and step.kind in ("all_reduce", "reduce_scatter")
         for reshard in cost.reshards
@@ -183,6 +187,8 @@ def _is_sequence_parallel(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
+    # The norms and residual sums between the products of layers: Megatron shards products only, and
+    # with sequence parallelism these too, so that no device repeats them.
     along = total = 0
     for class_id, strategy in enumerate(decisions.strategies):
         node = problem.node(class_id)
@@ -206,12 +212,7 @@ WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
 def format_placements(problem: Problem, tensor: Tensor, placements: Placements) -> str:
     """Placements as a ``PartitionSpec`` of the array, followed by the partial axes."""
-    axes = problem.mesh.names
-    dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
-    parts = []
-    for dimension in dims:
-        cut = [axes[a] for a, placement in enumerate(placements) if placement in dimension]
-        parts.append("None" if not cut else repr(cut[0]) if len(cut) == 1 else repr(tuple(cut)))
+    axes, parts = problem.mesh.names, spec_parts(problem, tensor, placements)
     partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(placements) if e < REPLICATED]
     text = f"P({', '.join(parts)})" if any(p != "None" for p in parts) else "replicated"
     return ", ".join([text, *partial]) if partial else text
@@ -232,8 +233,7 @@ def summary(problem: Problem, result: SearchResult, memory_limit: float | None) 
         [
             *_headline(problem, result, memory_limit),
             *_memory(problem, result, memory_limit),
-            *_replicated(problem),
-            *_changed(problem),
+            *_remarks(problem),
             *padding_lines(problem),
             "",
             *input_lines(problem, result),
@@ -263,6 +263,7 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
     """The time of the schedule, and how much of the communication computation hides."""
+    # Nearly all exposed is as all: a rounded figure would only be repeated.
     sent, exposed = cost.communication, timeline.exposed_seconds
     hidden = f" ({seconds(exposed)} of it exposed)" if exposed < 0.999 * sent else ""
     ahead = f", up to {size(timeline.held)} sent ahead or behind" if timeline.held else ""
@@ -303,20 +304,15 @@ def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list
     ]
 
 
-def _replicated(problem: Problem) -> list[str]:
-    """Operators that are replicated because no sharding rule is known."""
+def _remarks(problem: Problem) -> list[str]:
+    """Operators without a rule, and arguments that the step changes in place."""
+    names = ", ".join(problem.traced.changed)
     return [
         f"replicated for want of a rule: {name}"
         + (f" x {len(operators)}" if operators[1:] else "")
         + f" ({operators[0].source})"
         for name, operators in problem.traced.replicated.items()
-    ]
-
-
-def _changed(problem: Problem) -> list[str]:
-    """Arguments whose new values the planned step returns, since the step changes them."""
-    names = ", ".join(problem.traced.changed)
-    return [f"returned first, for the step changes them in place: {names}"] if names else []
+    ] + ([f"returned first, for the step changes them in place: {names}"] if names else [])
 
 
 def _activations(problem: Problem, result: SearchResult) -> list[str]:
@@ -344,6 +340,8 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
                 else "gradients, summed over microbatches"
             )
             groups[summed].append(reshard)
+    # Of each kind the placements that hold most bytes. A deep model has hundreds of tensors in few
+    # placements, of which the small ones (norms, biases) say nothing.
     lines = []
     for name, reshards in groups.items():
         bytes_by_placements: dict[str, int] = defaultdict(int)
@@ -429,6 +427,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         if tensor.index not in reshard.tensors:
             continue
         group = problem.tensor_groups[reshard.group]
+        # All tensors of a group have one decision, for which any of them may be asked.
         tied = f", like {group.multiplicity - 1} others" if group.multiplicity > 1 else ""
         spec = functools.partial(format_placements, problem, tensor)
         local = size(problem.local_bytes(group, reshard.produced_placements))

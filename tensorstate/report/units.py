@@ -16,4 +16,4 @@ def seconds(value: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+    return f"{value / 1e-9:.3g} ns"  # down to 0

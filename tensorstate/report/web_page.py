@@ -1,10 +1,7 @@
-"""A plan as an interactive page: shardings, memory, the step in time, and the reasons.
+"""A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
 
-Why a node class has its strategy: what any other one would cost, all else being equal.
-
-A plan as an interactive page: layers and their shardings, memory, time, and the reasons.
-
-The page around it, its style and its rules are those of ``jaxcoll.pages``.
+The reason why a node class has its strategy is the cost of any other one, all else being equal. The
+page around it, its style and its rules are those of ``jaxcoll.pages``.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +60,8 @@ def alternatives(
         classes: numbers of node classes; those that come first are priced first.
         most: number of strategies to price; classes beyond it are left out.
     """
+    # By class the tensor groups at its ends: their reshards are all that another strategy changes,
+    # beside its own operators.
     touching: dict[int, set[int]] = defaultdict(set)
     for number, group in enumerate(problem.tensor_groups):
         touching[group.class_id].add(number)
@@ -178,17 +177,21 @@ def page(
 
 def _shown_classes(problem: Problem, result: SearchResult, notes: list[str]) -> list[int]:
     """Node classes in the order of execution: all, or those with the most work."""
-    classes = range(len(problem.graph.node_classes))
+    classes, strategies = range(len(problem.graph.node_classes)), result.decisions.strategies
     if len(classes) > MOST_CLASSES:
         notes.append(
             f"Of {len(classes):,} kinds of operators and inputs, the {MOST_CLASSES:,} with the "
             "most work are shown."
         )
-        strategies = result.decisions.strategies
-        classes = sorted(
-            classes, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
-        )[:MOST_CLASSES]  # fmt: skip
+        classes = _by_work(problem, strategies, classes)[:MOST_CLASSES]
     return sorted(classes, key=lambda g: (position(problem, problem.node(g).index), g))
+
+
+def _by_work(problem: Problem, strategies: Sequence[Strategy], classes: Iterable[int]) -> list[int]:
+    """Node classes, those in which most time is spent first."""
+    return sorted(
+        classes, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
+    )
 
 
 def _classes(problem: Problem, result: SearchResult, shown: Sequence[int]) -> dict[str, Any]:
@@ -196,10 +199,8 @@ def _classes(problem: Problem, result: SearchResult, shown: Sequence[int]) -> di
     number = {class_id: i for i, class_id in enumerate(shown)}
     strategies = result.decisions.strategies
     texts = sorted({strategy_text(problem, strategies[g]) for g in shown})
-    by_work = sorted(
-        shown, key=lambda g: -problem.multiplicity(g) * problem.seconds(g, strategies[g])
-    )
-    priced = alternatives(problem, result, by_work)
+    # Where a plan has too many strategies to price them all, those of the most work are explained.
+    priced = alternatives(problem, result, _by_work(problem, strategies, shown))
     return {
         "kinds": texts,
         "classes": [_class(problem, result, g, texts, priced.get(g)) for g in shown],
@@ -312,6 +313,7 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     ):
         inputs += own
         nbytes += others
+    # Every part of neighbouring points is shown by its highest, so that the peak stays on the page.
     chosen = np.arange(len(points))
     if len(points) > MOST_POINTS:
         notes.append(f"Memory stands at {MOST_POINTS:,} of {len(points):,} points, with its peaks.")
@@ -329,6 +331,7 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
 
 def _events(timeline: StepSchedule, shown: Sequence[int], notes: list[str]) -> list[list]:
     """Events as [start, seconds, lane, name, class]; the longest of them where they are many."""
+    # Microseconds, to seven digits from the start of the step.
     number = {class_id: i for i, class_id in enumerate(shown)}
     events: Sequence[Event] = timeline.events
     if len(events) > MOST_EVENTS:

@@ -31,7 +31,7 @@ from tensorstate.rules.sharding_rule import (
     ShardingRule,
 )
 
-# Elements of every dimension where a function is tried.
+# Elements of every dimension where a function is tried: a half of them is still more than one.
 TRIED = 4
 
 Names = tuple[str, ...]
@@ -124,6 +124,8 @@ def _differentiable(forward: Declaration) -> Callable[..., Any]:
     """The function, with a gradient that is one operator too."""
     results = forward.results
 
+    # ``custom_vjp``: the primitive has no rule of differentiation. The gradient is bound as one
+    # too, which stays one operator, where ``jax.vjp`` would trace the inside of the kernel.
     @jax.custom_vjp
     def call(*arrays):
         made = declared_p.bind(*arrays, declaration=forward)
@@ -219,10 +221,6 @@ def _transposed(forward: Declaration, moved: tuple[int, ...]) -> Declaration:
 # ---------------------------------------------------------------------- the primitive
 
 
-def _run(*arrays: Any, declaration: Declaration) -> tuple[Any, ...]:
-    return declaration.function(*arrays)
-
-
 def _abstract(*operands: Any, declaration: Declaration) -> list[Any]:
     dims = [len(operand.shape) for operand in operands]
     if dims != [len(names) for names in declaration.operands]:
@@ -258,7 +256,12 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], *, declaration: Declara
     return made, (0,) * len(made)
 
 
-declared_p = new_primitive("declared", _run, _abstract, _batch)
+declared_p = new_primitive(
+    "declared",
+    lambda *arrays, declaration: declaration.function(*arrays),
+    _abstract,
+    _batch,
+)
 
 # ---------------------------------------------------------------------- the rule
 
@@ -275,11 +278,16 @@ def sharding_rule(
         whole = _found_whole(tried, dtypes)
     names = dict.fromkeys(itertools.chain.from_iterable(declaration.operands))
     number = {name: k for k, name in enumerate(names)}
+    # A label that some result of the function lacks is summed over in it, in a way that only its
+    # user knows: a softmax over all keys does not follow from those over parts. It stays whole,
+    # unless it is ``summed``.
     missing = {n for n in names if any(n not in of_result for of_result in tried.results)}
     whole = whole | (missing - tried.summed)
     attention = declaration.attention
     if attention is not None:
         whole -= {attention.queries}
+    # In a gradient this is a plain sum: of "b q h d, b k h d -> b q h d" with a weight "h d" the
+    # gradient of the weight is the sum over b and q, which may be sharded, with partial results.
     summed = {n for n in names if any(n not in of_result for of_result in declaration.results)}
     sizes = {
         name: size
@@ -310,6 +318,8 @@ def sharding_rule(
 @functools.cache
 def _found_whole(declaration: Declaration, dtypes: tuple[np.dtype, ...]) -> frozenset[str]:
     """The labels of all results along which halves do not give the halves of the results."""
+    # On numbers, since no jaxpr of a kernel would tell. Integers are indices or masks: 0 or 1 is in
+    # the bounds of all that they may index.
     draw = np.random.default_rng(0)
     arrays = [
         (
@@ -368,6 +378,7 @@ def _run_local(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> 
     labels = dict(zip(names, every, strict=True))
     sizes = {name: shard.global_size(of_name) for name, of_name in labels.items()}
     a = _found(declaration, a, sizes, [x.dtype for x in arrays])
+    # The user's kernel counts queries from 0: on a shard of them its causal mask would be wrong.
     if not (shard.ring or (a.causal and shard.is_sharded(labels[a.queries]))):
         return declaration.function(*arrays)
     blocks = Blocks(shard.global_indices(labels[a.queries]), shard.ring)

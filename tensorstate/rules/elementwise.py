@@ -1,4 +1,10 @@
-"""Elementwise primitives."""
+"""Elementwise primitives.
+
+All of them can be sharded along every dimension. They differ in whether they may run on partial
+sums. With x = x1 + x2 and y = y1 + y2 on two devices, 2 x is 2 x1 + 2 x2 and x + y is (x1 + y1) +
+(x2 + y2), but exp(x) is not exp(x1) + exp(x2). Where a rule says linear, an all-reduce may wait
+until the operator has run.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,14 @@ from typing import Any
 
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
-    LocalEqn,
     PrimitiveRule,
     ShardingRule,
     bind_with,
     num_elements,
 )
 
-# Names, by the linearity of the result in the arguments.
+# Names, by the linearity of the result in the arguments. Jointly: a sum of which one term is open
+# and the other complete would add the complete one once per device, so both must be open.
 _JOINTLY_LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "real", "imag")
 _BILINEAR = ("mul",)
 _OTHERS = """
@@ -32,31 +38,22 @@ def sharding_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """One label for every dimension of the result. Arguments of size 1 are broadcast along it."""
+    # JAX broadcasts by equations of their own; only scalars are broadcast here, as the predicate of
+    # ``select_n`` and the bounds of ``clamp``.
     shape = results[0].shape
     return ShardingRule(
         "elementwise",
-        tuple(_broadcast_labels(argument.shape, shape) for argument in arguments),
+        tuple(
+            tuple(label if n == shape[label] else None for label, n in enumerate(argument.shape))
+            for argument in arguments
+        ),
         tuple(tuple(range(len(shape))) for _ in results),
         flops=num_elements(results[0]),
     )
 
 
-def _broadcast_labels(shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[int | None, ...]:
-    if shape == result:
-        return tuple(range(len(shape)))
-    return tuple(
-        label if size == result[label] else None for label, size in enumerate(shape)
-    )  # empty for a scalar
-
-
 def _linear(sharding: ShardingRule, *sets: Sequence[int]) -> ShardingRule:
-    return ShardingRule(
-        sharding.kind,
-        sharding.arguments,
-        sharding.results,
-        linear=tuple(frozenset(arguments) for arguments in sets),
-        flops=sharding.flops,
-    )
+    return dataclasses.replace(sharding, linear=tuple(map(frozenset, sets)))
 
 
 def jointly_linear(arguments, results, params) -> ShardingRule:
@@ -94,19 +91,12 @@ def pin_rule(arguments, results, params) -> ShardingRule:
 
 def barrier_rule(arguments, results, params) -> ShardingRule:
     """``optimization_barrier``: every argument has its own labels."""
+    # Shared ones would tie arrays that have nothing in common, as residuals of a checkpoint.
     labels, first = [], 0
     for argument in arguments:
         labels.append(tuple(range(first, first + len(argument.shape))))
         first += len(argument.shape)
     return ShardingRule("elementwise", tuple(labels), tuple(labels))
-
-
-def _same(equation: LocalEqn, arrays, shard):
-    return arrays
-
-
-def _without_sharding(equation: LocalEqn, arrays, shard):
-    return bind_with(equation, arrays, sharding=None)
 
 
 RULES: dict[str, PrimitiveRule] = {
@@ -115,8 +105,10 @@ RULES: dict[str, PrimitiveRule] = {
     **{name: PrimitiveRule(bilinear) for name in _BILINEAR},
     "div": PrimitiveRule(div_rule),
     "select_n": PrimitiveRule(select_rule),
-    "convert_element_type": PrimitiveRule(convert_rule, _without_sharding),
+    "convert_element_type": PrimitiveRule(
+        convert_rule, lambda equation, arrays, _: bind_with(equation, arrays, sharding=None)
+    ),
     "optimization_barrier": PrimitiveRule(barrier_rule),
     # A pin; not linear, since partial sums are completed before it.
-    "sharding_constraint": PrimitiveRule(pin_rule, _same),
+    "sharding_constraint": PrimitiveRule(pin_rule, lambda equation, arrays, shard: arrays),
 }

@@ -15,8 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.ir.graph import Reduce
-from tensorstate.rules.products import BILINEAR
+from tensorstate.rules.products import BILINEAR, product_labels
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
     LocalEqn,
@@ -24,7 +23,6 @@ from tensorstate.rules.sharding_rule import (
     PrimitiveRule,
     ShardingRule,
     bind_with,
-    label_counter,
 )
 
 
@@ -32,35 +30,25 @@ def ragged_dot(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """An einsum with a label for the groups: summed over, or of the result."""
-    (left_sum, right_sum), (left_batch, right_batch), _, groups = _numbers(params)
-    labels = label_counter()
-    a: list[int | None] = [None] * len(arguments[0].shape)
-    b: list[int | None] = [None] * len(arguments[1].shape)
-    reductions: dict[int, Reduce] = {}
-    for i, j in zip(left_batch, right_batch, strict=True):
-        a[i] = b[j] = next(labels)
-    for i, j in zip(left_sum, right_sum, strict=True):
-        a[i] = b[j] = label = next(labels)
-        reductions[label] = "sum"
-    group, sizes = next(labels), next(labels)
-    if groups:
-        b[groups[0]] = group
-        reductions[group] = "sum"
-    a = [next(labels) if label is None else label for label in a]
-    b = [next(labels) if label is None else label for label in b]
-    free = [a[i] for i in range(len(a)) if i not in (*left_sum, *left_batch)]
-    free += [b[j] for j in range(len(b)) if j not in (*right_sum, *right_batch, *groups)]
-    out = [*([] if groups else [group]), *(a[i] for i in left_batch), *free]
-    gone = (*right_sum, *right_batch, *groups)
+    contracted, batch, _, groups = _numbers(params)
+    left, right, out, reductions, unused = product_labels(arguments, (contracted, batch), groups)
+    # Forward, [rows, k] with [experts, k, n] gives [rows, n]: every row meets one expert, which is
+    # as a sum over experts of which all terms but one are 0. The gradient of the weights, [rows, k]
+    # with [rows, n], is [experts, k, n]: no operand has that dimension.
+    sizes = next(unused)
+    if not groups:
+        out = (next(unused), *out)
+    gone = (*contracted[1], *batch[1], *groups)
     columns = math.prod(n for j, n in enumerate(arguments[1].shape) if j not in gone)
     return ShardingRule(
         "einsum",
-        (tuple(a), tuple(b), (sizes,)),
-        (tuple(out),),
+        (left, right, (sizes,)),
+        (out,),
         reductions,
         BILINEAR,
         # Every device needs the sizes of all groups, to know where its own begin.
         frozenset({sizes}),
+        # Of every row once, however many experts there are.
         2 * math.prod(arguments[0].shape) * columns,
     )
 
@@ -88,6 +76,8 @@ def _run(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequen
     rows = equation.arguments[0][ragged[0]]
     experts = equation.arguments[1][groups[0]] if groups else equation.results[0][0]
     if shard.is_sharded(rows):
+        # The sizes of groups on this device: by the group of every row that it has. Groups of 3, 0
+        # and 5 rows on two devices are (3, 0, 1) and (0, 0, 4).
         group_of = jnp.searchsorted(jnp.cumsum(sizes), shard.global_indices(rows), side="right")
         sizes = (group_of[:, None] == jnp.arange(len(sizes))).sum(0, dtype=sizes.dtype)
     if not shard.is_sharded(experts):

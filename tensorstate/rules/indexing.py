@@ -8,7 +8,7 @@ gradients and the loss can therefore be sharded along the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,55 +29,77 @@ from tensorstate.rules.sharding_rule import (
 Mode = lax.GatherScatterMode
 
 
+class Places(NamedTuple):
+    """How the dimensions of a table, of indices, and of the rows at these belong together.
+
+    Attributes:
+        windows: dimensions of the rows that are windows into the table; others are those of the
+            indices but for their last, which holds one index per column.
+        batching: by dimension of the table the one of the indices that goes along with it.
+        gone: dimensions of the table without a window: rows of it are single elements along them.
+        indexed: dimensions of the table that the columns index.
+    """
+
+    windows: Sequence[int]
+    batching: Mapping[int, int]
+    gone: Sequence[int]
+    indexed: Sequence[int]
+
+
+def _labelled(shapes: Sequence[tuple[int, ...]], places: Places):
+    """Labels of table, indices and rows, and those that need replication.
+
+    An embedding ``table[tokens]`` has table [vocabulary v, width w], indices [batch b, sequence s,
+    1] and rows [b, s, w]: v is indexed and gone, and w a window of full size.
+    """
+    table, index, rows = shapes
+    labels = label_counter()
+    of_index = [next(labels) for _ in index]
+    batch = iter(of_index[:-1])
+    of_rows = [-1 if d in places.windows else next(batch) for d in range(len(rows))]
+    need_replication, of_table, windows = {of_index[-1]}, [], iter(places.windows)
+    for d, size in enumerate(table):
+        batching = places.batching.get(d)
+        of_table.append(next(labels) if batching is None else of_index[batching])
+        if batching is not None or d in places.gone:
+            continue
+        at = next(windows)
+        if size == rows[at] and d not in places.indexed:
+            of_rows[at] = of_table[d]
+        else:  # a part of the dimension, which shards of it do not line up with
+            of_rows[at] = next(labels)
+            need_replication |= {of_table[d], of_rows[at]}
+    return tuple(of_table), tuple(of_index), tuple(of_rows), need_replication
+
+
 def gather(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """Rows of a table: batch dimensions, full windows, and indexed dimensions."""
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    table, index, out = arguments[0].shape, arguments[1].shape, results[0].shape
-    labels = label_counter()
-    need_replication, reductions = set[int](), dict[int, Reduce]()
-    index_labels = [next(labels) for _ in index]
-    need_replication.add(index_labels[-1])
-    batch = iter(index_labels[:-1])
-    out_labels = [-1 if d in numbers.offset_dims else next(batch) for d in range(len(out))]
-    offsets = iter(numbers.offset_dims)
-    table_labels = []
-    pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    batching = dict(pairs)
-    for d, (size, taken) in enumerate(zip(table, sizes, strict=True)):
-        label = index_labels[batching[d]] if d in batching else next(labels)
-        table_labels.append(label)
-        if d in batching:
-            continue
-        if d in numbers.collapsed_slice_dims:
-            if d in numbers.start_index_map and arguments[0].dtype.kind != "b":
-                reductions[label] = "sum"
-            else:
-                need_replication.add(label)
-            continue
-        at = next(offsets)
-        if size == taken and d not in numbers.start_index_map:
-            out_labels[at] = label
+    numbers, gone = params["dimension_numbers"], params["dimension_numbers"].collapsed_slice_dims
+    batching = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    places = Places(numbers.offset_dims, dict(batching), gone, numbers.start_index_map)
+    shapes = arguments[0].shape, arguments[1].shape, results[0].shape
+    table, index, rows, need_replication = _labelled(shapes, places)
+    reductions: dict[int, Reduce] = {}
+    for d in sorted(set(gone) - places.batching.keys()):
+        # All devices but the one that has the row give zero. Booleans have no sum.
+        if d in places.indexed and arguments[0].dtype.kind != "b":
+            reductions[table[d]] = "sum"
         else:
-            out_labels[at] = next(labels)
-            need_replication |= {label, out_labels[at]}
+            need_replication.add(table[d])
+    # The fill of indices outside the table must be linear too, f + f == f: it is 0 or NaN.
+    fill, fills = params["fill_value"], Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
+    is_linear = not fills or fill is None or fill == 0 or fill != fill
     return ShardingRule(
         "gather",
-        (tuple(table_labels), tuple(index_labels)),
-        (tuple(out_labels),),
+        (table, index),
+        (rows,),
         reductions,
-        (frozenset({0}),) if _fill_is_linear(params) else (),
+        (frozenset({0}),) if is_linear else (),
         frozenset(need_replication),
         num_elements(results[0]),
     )
-
-
-def _fill_is_linear(params: Mapping[str, Any]) -> bool:
-    """Whether the fill value of indices outside the table is linear: f + f == f (0 or NaN)."""
-    value = params["fill_value"]
-    fills = Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
-    return not fills or value is None or value == 0 or value != value
 
 
 def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
@@ -85,8 +107,11 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
     dims = equation.arguments[0]
     indexed = [d in numbers.start_index_map for d in range(len(dims))]
+    # A window of a whole dimension is one of the whole shard; others are of replicated dimensions.
     sizes = tuple(
-        min(taken, shard.size(labels)) if inside else _local(taken, labels, shard)
+        min(taken, shard.size(labels))
+        if inside
+        else (shard.size(labels) if taken == shard.global_size(labels) else taken)
         for taken, labels, inside in zip(params["slice_sizes"], dims, indexed, strict=True)
     )
     split = [d for d in numbers.start_index_map if shard.is_sharded(dims[d])]
@@ -100,13 +125,14 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     if mode == Mode.FILL_OR_DROP:
         # No device has a row outside the table: the first one returns the fill value.
         fills = ~inside & shard.is_first_shard([label for d in split for label in dims[d]])
-        fill = jnp.asarray(_fill_value(params["fill_value"], out.dtype), out.dtype)
+        fill = params["fill_value"]
+        if fill is None:  # as ``lax.gather`` chooses it
+            inexact = jnp.issubdtype(out.dtype, jnp.inexact)
+            info = None if inexact else jnp.iinfo(out.dtype)
+            fill = np.nan if info is None else info.max if info.min == 0 else info.min
+        fill = jnp.asarray(fill, out.dtype)
         out = jnp.where(lax.broadcast_in_dim(fills, out.shape, batch), fill, out)
     return [out]
-
-
-def _local(taken: int, labels: Sequence[int], shard: LocalShard) -> int:
-    return shard.size(labels) if taken == shard.global_size(labels) else taken
 
 
 def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalShard):
@@ -124,15 +150,6 @@ def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalSha
     return jnp.stack(columns, axis=-1), is_local, inside
 
 
-def _fill_value(value, dtype):
-    if value is not None:
-        return value
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.nan
-    info = jnp.iinfo(dtype)
-    return info.max if info.min == 0 else info.min
-
-
 # ---------------------------------------------------------------------- scatter
 
 
@@ -143,40 +160,28 @@ def _scatter(sums: bool):
         params: Mapping[str, Any],
     ) -> ShardingRule:
         numbers = params["dimension_numbers"]
-        table, index, update = (argument.shape for argument in arguments)
-        labels = label_counter()
-        need_replication, reductions = set[int](), dict[int, Reduce]()
-        index_labels = [next(labels) for _ in index]
-        need_replication.add(index_labels[-1])
-        batch = iter(index_labels[:-1])
-        windows = numbers.update_window_dims
-        update_labels = [-1 if d in windows else next(batch) for d in range(len(update))]
-        offsets = iter(windows)
-        table_labels = []
-        pairs = zip(
+        batching = zip(
             numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
         )
-        batching = dict(pairs)
-        for d, size in enumerate(table):
-            label = index_labels[batching[d]] if d in batching else next(labels)
-            table_labels.append(label)
-            if d in batching or d in numbers.inserted_window_dims:
-                continue
-            at = next(offsets)
-            if size == update[at] and d not in numbers.scatter_dims_to_operand_dims:
-                update_labels[at] = label
-            else:
-                update_labels[at] = next(labels)
-                need_replication |= {label, update_labels[at]}
-        for label in set(index_labels[:-1]) - set(table_labels):
+        places = Places(
+            numbers.update_window_dims,
+            dict(batching),
+            numbers.inserted_window_dims,
+            numbers.scatter_dims_to_operand_dims,
+        )
+        shapes = [argument.shape for argument in arguments]
+        table, index, update, need_replication = _labelled(shapes, places)
+        # Two updates of one row, on two devices, add up; of ``scatter`` the later one is to stay.
+        reductions: dict[int, Reduce] = {}
+        for label in sorted(set(index[:-1]) - set(table)):
             if sums:
                 reductions[label] = "sum"
             else:
                 need_replication.add(label)
         return ShardingRule(
             "scatter",
-            (tuple(table_labels), tuple(index_labels), tuple(update_labels)),
-            (tuple(table_labels),),
+            (table, index, update),
+            (table,),
             reductions,
             (frozenset({0, 2}),) if sums else (),
             frozenset(need_replication),

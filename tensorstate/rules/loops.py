@@ -11,14 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tensorstate.rules.sharding_rule import (
-    AbstractArray,
-    LocalEqn,
-    LocalShard,
-    PrimitiveRule,
-    ShardingRule,
-    is_zero,
-)
+from tensorstate.rules.sharding_rule import AbstractArray, PrimitiveRule, ShardingRule, is_zero
 
 LINEAR = (frozenset({0}),)
 # Terms of which a zero is the sum: meshes whose axes divide this can have the zero as open sums.
@@ -29,30 +22,22 @@ def carry(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """A carry, into the body or out of it."""
+    # Linear: a gradient that a loop adds up stays an open sum in all iterations, and is completed
+    # once, behind the loop.
     labels = tuple(range(len(results[0].shape)))
     return ShardingRule("loop", (labels,), (labels,), linear=LINEAR)
 
 
-def row(
+def stacked(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """A row of a stack: every device has the rows of all iterations."""
-    labels = tuple(range(len(arguments[0].shape)))
-    replicated = frozenset({0})
-    return ShardingRule(
-        "loop", (labels,), (labels[1:],), linear=LINEAR, need_replication=replicated
-    )
-
-
-def stack(
-    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
-) -> ShardingRule:
-    """The stack of the rows of all iterations."""
-    labels = tuple(range(len(results[0].shape)))
-    replicated = frozenset({0})
-    return ShardingRule(
-        "loop", (labels[1:],), (labels,), linear=LINEAR, need_replication=replicated
-    )
+    """A row of a stack, or the stack of rows: every device has the rows of all iterations."""
+    # All devices run the same iteration: of a stack sharded by rows, one device would have to send
+    # its row to all others in each. (Pipeline stages do shard it, since each runs its own layers.)
+    ranks = len(arguments[0].shape), len(results[0].shape)
+    labels = tuple(range(max(ranks)))
+    ins, out = (labels[max(ranks) - rank :] for rank in ranks)
+    return ShardingRule("loop", (ins,), (out,), linear=LINEAR, need_replication=frozenset({0}))
 
 
 def fill(
@@ -62,12 +47,10 @@ def fill(
     labels = tuple(range(len(results[0].shape)))
     if not is_zero(arguments[0]) or results[0].dtype.kind in "bO":
         return ShardingRule("source", (labels,), (labels,))
+    # Sharded along a label of its terms, which no tensor has, it is partial on that axis: both ends
+    # of a carry have one strategy, so one that began complete could not go on as open sums.
     terms = len(labels)
     return ShardingRule("source", (labels,), (labels,), {terms: "sum"}, unseen={terms: ZERO_TERMS})
-
-
-def _run_fill(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    return [jnp.asarray(arrays[0])]
 
 
 RULES: dict[str, PrimitiveRule] = {
@@ -75,7 +58,7 @@ RULES: dict[str, PrimitiveRule] = {
     "carry_out": PrimitiveRule(carry),
     "while_condition": PrimitiveRule(carry),
     "sum_out": PrimitiveRule(carry),
-    "scan_row": PrimitiveRule(row),
-    "scan_stack": PrimitiveRule(stack),
-    "fill": PrimitiveRule(fill, _run_fill),
+    "scan_row": PrimitiveRule(stacked),
+    "scan_stack": PrimitiveRule(stacked),
+    "fill": PrimitiveRule(fill, lambda equation, arrays, shard: [jnp.asarray(arrays[0])]),
 }

@@ -42,6 +42,8 @@ def _run_mask(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> S
     (x,) = arrays
     inside = jnp.asarray(True)
     for d, sizes, padded in equation.params["dims"]:
+        # Factor by factor, from the minor one: of a dimension of (3 of 4) heads of (5 of 6) a row
+        # is an added one if its head is, or its place in the head.
         index = shard.global_indices(equation.arguments[0][d])
         along = jnp.ones(index.shape, bool)
         for size, longer in zip(reversed(sizes), reversed(padded), strict=True):
@@ -69,6 +71,8 @@ def _run_bound(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> 
     (index,) = arrays
     column = jnp.arange(index.shape[-1])
     for k, size, padded in equation.params["columns"]:
+        # Index 10 of a table of 10 rows that has 12 now is outside, and must stay so: it would read
+        # an added row. Negative ones are outside of both.
         outside = (index >= size) & (column == k)
         index = jnp.where(
             outside,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tensorstate.ir.graph import Reduce
 from tensorstate.rules.sharding_rule import (
@@ -18,37 +18,72 @@ from tensorstate.rules.sharding_rule import (
 BILINEAR = (frozenset({0}), frozenset({1}))
 
 
-def dot_general(
-    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
-) -> ShardingRule:
-    """An einsum of two operands: batch, free and contracted dimensions."""
-    left, right = (argument.shape for argument in arguments)
-    (left_sum, right_sum), (left_batch, right_batch) = params["dimension_numbers"]
+class ProductLabels(NamedTuple):
+    """A product of two operands in labels.
+
+    Attributes:
+        left, right, out: labels of every dimension of the operands and of the result.
+        reductions: the labels that are summed over.
+        unused: more labels.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+    reductions: dict[int, Reduce]
+    unused: Iterator[int]
+
+
+def product_labels(
+    arguments: Sequence[AbstractArray], numbers: Any, groups: Sequence[int] = ()
+) -> ProductLabels:
+    """The labels of a product, as of ``jnp.einsum``.
+
+    Args:
+        numbers: contracted and batch dimensions of both operands, as for ``lax.dot_general``.
+        groups: dimensions of the right operand alone that are summed over too.
+    """
+    (left_sum, right_sum), (left_batch, right_batch) = numbers
     labels = label_counter()
-    a: list[int | None] = [None] * len(left)
-    b: list[int | None] = [None] * len(right)
+    a: list[int | None] = [None] * len(arguments[0].shape)
+    b: list[int | None] = [None] * len(arguments[1].shape)
     for i, j in zip(left_batch, right_batch, strict=True):
         a[i] = b[j] = next(labels)
     reductions: dict[int, Reduce] = {}
     for i, j in zip(left_sum, right_sum, strict=True):
         a[i] = b[j] = label = next(labels)
         reductions[label] = "sum"
-    a = [next(labels) if label is None else label for label in a]
-    b = [next(labels) if label is None else label for label in b]
-    out = [a[i] for i in left_batch]
-    out += [a[i] for i in range(len(left)) if i not in left_sum and i not in left_batch]
-    out += [b[j] for j in range(len(right)) if j not in right_sum and j not in right_batch]
-    summed = math.prod(left[i] for i in left_sum)
+    for j in groups:
+        b[j] = label = next(labels)
+        reductions[label] = "sum"
+    left = tuple(next(labels) if label is None else label for label in a)
+    right = tuple(next(labels) if label is None else label for label in b)
+    # JAX puts the batch first, then what is free on the left, then on the right.
+    out = [left[i] for i in left_batch]
+    out += [label for i, label in enumerate(left) if i not in (*left_sum, *left_batch)]
+    gone = (*right_sum, *right_batch, *groups)
+    out += [label for j, label in enumerate(right) if j not in gone]
+    return ProductLabels(left, right, tuple(out), reductions, labels)
+
+
+def dot_general(
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
+    """An einsum of two operands: batch, free and contracted dimensions."""
+    numbers = params["dimension_numbers"]
+    left, right, out, reductions, _ = product_labels(arguments, numbers)
+    summed = math.prod(arguments[0].shape[i] for i in numbers[0][0])
     flops = 2 * math.prod(results[0].shape) * summed
-    return ShardingRule(
-        "einsum", (tuple(a), tuple(b)), (tuple(out),), reductions, BILINEAR, flops=flops
-    )
+    return ShardingRule("einsum", (left, right), (out,), reductions, BILINEAR, flops=flops)
 
 
 def convolution(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """Batch and features as in an einsum. Space is replicated: windows would cross its shards."""
+    # [N, H, W, C] with [3, 3, C, F] is sharded by N, by F, or by C with partial sums. The gradient
+    # of the kernel is a convolution too, in which images are contracted: ``numbers`` then call N
+    # the features, so no case of its own is needed.
     numbers = params["dimension_numbers"]
     kernel = arguments[1].shape
     labels = label_counter()
@@ -56,6 +91,8 @@ def convolution(
     need_replication = set(unshared)
     sides = ((batch, channels), (features, channels), (batch, features))
     # Group counts split the features or batch of one array only: these dimensions share no label.
+    # Features are replicated too: a device with half of them would have half of the groups, which
+    # is another group count, and other channels of the image.
     if params["feature_group_count"] > 1:
         sides = ((batch, unshared[0]), (features, unshared[1]), (batch, features))
         need_replication.add(features)
@@ -135,10 +172,12 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
         params: Mapping[str, Any],
     ) -> ShardingRule:
         """Replicated along one dimension; independent along the others."""
+        # A sharded ``cumsum`` would need the totals of all devices before it, a sharded ``sort``
+        # rows of all of them.
         rank = len(arguments[0].shape)
         axis = params["dimension" if name == "sort" else "axis"] % rank
         labels = tuple(range(rank))
-        shortened = arguments[0].shape[axis] != results[0].shape[axis]
+        shortened = arguments[0].shape[axis] != results[0].shape[axis]  # of ``top_k``
         kept = tuple(rank if i == axis and shortened else i for i in labels)
         return ShardingRule(
             "reduction" if name == "top_k" else "opaque",

@@ -202,6 +202,8 @@ def gradients(
     along = tuple(range(len(a.rows), len(a.added)))
     of_rows = (given * result).sum(along)
 
+    # With p = exp(s - log l), o = sum p v and the cotangent g: dv = p g, ds = p (g v - g o), dq =
+    # ds k and dk = ds q. The term g o of a query is the same for all blocks.
     def block(of_q, passing, sums, at):
         (keys, values), (of_k, of_v) = passing, sums
         weights = jnp.exp(_scores(a, q, keys, blocks, at) - log_sum[..., None])
@@ -305,6 +307,8 @@ def _around(
         stays, blocks, sums = _around(tuple(others), block, carried, here, last=False)
         return stays, _send(blocks, name), _send(sums, name)
 
+    # The last turn is outside of the loop: sums must still be sent home, but not the blocks, which
+    # all devices have seen.
     carried = lax.fori_loop(0, size - 1, turn, carried)
     here = (*sent, (name, size - 1))
     stays, blocks, sums = _around(tuple(others), block, carried, here, last)

@@ -67,7 +67,7 @@ def _run_slice(equation: LocalEqn, arrays, shard: LocalShard):
     start = list(equation.params["start_indices"])
     limit = list(equation.params["limit_indices"])
     for d, labels in enumerate(equation.results[0]):
-        if labels == equation.arguments[0][d]:
+        if labels == equation.arguments[0][d]:  # not sliced: to the end of the shard
             limit[d] = shard.size(labels)
     return bind_with(equation, arrays, start_indices=tuple(start), limit_indices=tuple(limit))
 
@@ -83,6 +83,8 @@ def split(arguments, results, params) -> ShardingRule:
 
 def concatenate(arguments, results, params) -> ShardingRule:
     """Replicated along the concatenated dimension; jointly linear in all arguments."""
+    # Halves of 4 and of 4 rows, each sharded in two, have rows 0, 1 and 4, 5 on the first device:
+    # joined there, they are not the first half of the 8.
     shapes, axis = [argument.shape for argument in arguments], params["dimension"]
     same = [d != axis for d in range(len(shapes[0]))]
     linear = (frozenset(range(len(shapes))),)
@@ -127,6 +129,8 @@ def dynamic_update_slice(arguments, results, params) -> ShardingRule:
 
 def reshape(arguments, results, params) -> ShardingRule:
     """A reshape that is not a view: only unchanged first and last dimensions can be sharded."""
+    # [batch, 4, 6] to [batch, 6, 4]: neither 4 nor 6 is a product of parts of the other, so that no
+    # factors explain it (see ``tracing.propagate``), but the batch is the same in both.
     a, b = arguments[0].shape, results[0].shape
     head = next(i for i, (x, y) in enumerate(zip((*a, 0), (*b, -1), strict=False)) if x != y)
     max_tail = min(len(a), len(b)) - head
@@ -147,15 +151,13 @@ def reshape(arguments, results, params) -> ShardingRule:
     )
 
 
-def _run_reshape(equation: LocalEqn, arrays, shard: LocalShard):
-    return [jnp.reshape(arrays[0], [shard.size(labels) for labels in equation.results[0]])]
-
-
 # ---------------------------------------------------------------------- sources
 
 
 def source(arguments, results, params) -> ShardingRule:
     """Generated from no arguments, or from replicated keys: each shard can be generated alone."""
+    # Costs no communication, whatever its placements: an ``iota`` of positions or a mask of dropout
+    # is made where and as it is read.
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     need_replication = frozenset(label for dims in ins for label in dims)
@@ -240,7 +242,9 @@ RULES: dict[str, PrimitiveRule] = {
     "rev": PrimitiveRule(reverse),
     "dynamic_slice": PrimitiveRule(dynamic_slice, _run_dynamic_slice),
     "dynamic_update_slice": PrimitiveRule(dynamic_update_slice),
-    "reshape": PrimitiveRule(reshape, _run_reshape),
+    "reshape": PrimitiveRule(
+        reshape, lambda eqn, arrays, shard: [arrays[0].reshape([*map(shard.size, eqn.results[0])])]
+    ),
     "iota": PrimitiveRule(source, _run_iota),
     "reduce_window_sum": PrimitiveRule(_window(LINEAR_IN_FIRST)),
     "reduce_window_max": PrimitiveRule(_window()),
@@ -268,6 +272,7 @@ def _run(equation: LocalEqn, arrays, shard: LocalShard):
     if shape == tuple(shard.size(labels) for labels in dims):
         return bind(equation, arrays, shard)
     count = math.prod(shape)
+    # Without this option of JAX the bits of an element depend on the size of the whole array.
     by_index = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
     if str(key.dtype) == THREEFRY and by_index and not key.ndim and count < 2**32:
         return [_threefry(key, equation.params["bit_width"], dims, shape, shard)]

@@ -37,6 +37,8 @@ class MicrobatchSlice(NamedTuple):
 
     def global_indices(self, index: Any, size: int) -> Any:
         """Convert indices in the microbatch to indices in the full batch of ``size`` examples."""
+        # Parts of two examples in the class's example: index 2, the third of the first microbatch,
+        # is in part 1 of it, which is part 2 of the batch, that of the second device.
         part = size // (self.batch_shards * self.count)
         return (index // part * self.count + self.index) * part + index % part
 
@@ -110,11 +112,15 @@ class LocalShard:
 
     def global_indices(self, labels: Sequence[int]) -> Any:
         """The global index of each local element of a dimension that is the product of labels."""
+        # One axis per label, and only then flat: of a dimension of 4 heads of 8, a device with
+        # heads 2 and 3 has 16 to 31, but one with the first half of every head has 0 to 3, 8 to 11
+        # and so on, which no start and length would say.
         indices = jnp.zeros((), jnp.int32)
         for label in labels:
             along = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
             if self.microbatch is not None and label == self.batch:
                 along = self.microbatch.global_indices(along, self.sizes[label])
+            # Under 64 bits the number of a microbatch is wider.
             indices = (indices[..., None] * self.sizes[label] + along).astype(jnp.int32)
         return indices.reshape(self.size(labels))
 
@@ -131,6 +137,8 @@ class LocalShard:
             along -= self.start(label)
             is_local &= (along >= 0) & (along < self.local_size(label))
             local = local * self.local_size(label) + along
+        # Rows of other devices are read as row 0, and masked: an index outside of the shard would
+        # clamp, wrap or fill, by the mode of the gather.
         return jnp.where(is_local, local, 0), is_local
 
     def is_first_shard(self, labels: Sequence[int]) -> Any:
@@ -223,10 +231,6 @@ def bind_with(equation: LocalEqn, arrays: Sequence[Any], **changed: Any) -> Sequ
     return out if equation.primitive.multiple_results else [out]
 
 
-def _always(arguments: Sequence[AbstractArray], params: Mapping[str, Any]) -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrimitiveRule:
     """How a primitive is sharded and run.
@@ -242,7 +246,7 @@ class PrimitiveRule:
     sharding_rule: DescribeRule
     run_local: RunLocal = bind
     origin: Literal["written", "elementwise", "dimensions", "replicated"] = "written"
-    applies: Callable[[Sequence[AbstractArray], Mapping[str, Any]], bool] = _always
+    applies: Callable[[Sequence[AbstractArray], Mapping[str, Any]], bool] = lambda *_: True
 
 
 def num_elements(argument: AbstractArray) -> int:
@@ -264,6 +268,8 @@ def replicated_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
     """The rule of an unknown primitive: no dimension is shared, and all are replicated."""
+    # A label for each dimension all the same: operands are read by labels, and a dimension of the
+    # result is a factor that later operators may shard again.
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     outs = tuple(tuple(next(labels) for _ in result.shape) for result in results)

@@ -25,9 +25,14 @@ from tensorstate.tracing.flat import (
     FlatVar,
     SplatConstant,
 )
-from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite_ends
+from tensorstate.tracing.propagate import FactorTable, propagate
 
 _Item = TypeVar("_Item")
+
+
+# An array [batch, 4 * 8] that a reshape elsewhere shows to be heads and their width is a tensor
+# with positions (batch, heads, width), and a product that reads it has two labels where the
+# equation has one dimension: so its heads can be sharded, as where they stand alone.
 
 
 class GraphParts(NamedTuple):
@@ -48,19 +53,12 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     """The tensors and operators of a flat program.
 
     Args:
-        unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
-            "refuse" raises.
+        unknown: as for ``propagate_factors``.
 
     Raises:
         PlanError: naming the primitive without a rule, and its line in the model.
     """
-    # All equations first: a reshape at the end may split a factor of the first array. Tensors have
-    # one position for each factor, so they are made when no factor is split any more.
-    dims = FactorTable()
-    related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
-    for loop in program.loops:
-        for enter, leave in loop.carries:
-            unite_ends(enter, leave, dims)
+    dims, related = propagate(program, unknown)
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         builder.add_tensor(variable, None, 0)
@@ -110,7 +108,8 @@ class _GraphBuilder:
         self.tensors.append(
             Tensor(
                 tensor,
-                tuple(map(self._factor_id, flat)),
+                # Numbered by first use: united and split ones have left gaps.
+                tuple(self._factor_ids.setdefault(f, len(self._factor_ids)) for f in flat),
                 tuple(itertools.chain.from_iterable(factor_sizes)),
                 variable.dtype,
                 "activation",
@@ -122,9 +121,6 @@ class _GraphBuilder:
             )
         )
         self._views[variable] = View(tensor, grouped, factor_sizes, variable.dtype)
-
-    def _factor_id(self, factor: int) -> int:
-        return self._factor_ids.setdefault(factor, len(self._factor_ids))
 
     def _sizes(self, leaves: tuple[int, ...]) -> tuple[int, ...]:
         known = self._sizes_of.get(leaves)
@@ -197,7 +193,10 @@ class _GraphBuilder:
                 "forward",
                 eqn.source,
                 traced,
-                _pin(eqn, form.results[0]),
+                # A pin, whose parameters are the sharding that the step asks for there.
+                tuple(map(PinnedDim, form.results[0], eqn.params["spec"]))
+                if eqn.primitive.name == "sharding_constraint"
+                else None,
                 eqn.loops,
                 form.ring,
                 _reordered(eqn, [k for k, _ in form.operands]),
@@ -206,6 +205,17 @@ class _GraphBuilder:
 
     def _form(self, eqn: FlatEqn, sharding: ShardingRule) -> _Form:
         """The form of an operator, found once for all that are equal."""
+
+        def read(atom: FlatAtom) -> Hashable:
+            """The properties of an operand that the form depends on."""
+            kind = getattr(atom.dtype, "kind", "O")
+            if isinstance(atom, SplatConstant):
+                return atom.shape, kind, bool(np.all(atom.value == 0))
+            view = self._views[atom]
+            value = None if view.tensor is not None else bool(np.all(view.value == 0))
+            return view.positions, view.sizes, kind, value
+
+        # Unrolled, 32 layers have 32 times the same operators.
         key = (
             sharding.arguments,
             sharding.results,
@@ -214,22 +224,13 @@ class _GraphBuilder:
             tuple(sharding.reductions.items()),
             tuple(sharding.unseen.items()),
             sharding.ring,
-            tuple(map(self._read_form, eqn.inputs)),
+            tuple(map(read, eqn.inputs)),
             tuple(self._views[out].sizes for out in eqn.outputs),
         )
         known = self._forms.get(key)
         if known is None:
             known = self._forms[key] = _Form.of(self, eqn, sharding)
         return known
-
-    def _read_form(self, atom: FlatAtom) -> Hashable:
-        """The properties of an operand that the form of its operator depends on."""
-        kind = getattr(atom.dtype, "kind", "O")
-        if isinstance(atom, SplatConstant):
-            return atom.shape, kind, bool(np.all(atom.value == 0))
-        view = self._views[atom]
-        value = None if view.tensor is not None else bool(np.all(view.value == 0))
-        return view.positions, view.sizes, kind, value
 
     def finished_loops(self, loops: Sequence[FlatLoop]) -> tuple[Loop, ...]:
         """The loops, in numbers of operators.
@@ -242,6 +243,8 @@ class _GraphBuilder:
             pairs = []
             for enter, leave in loop.carries:
                 ends = self._operator_of[id(enter)], self._operator_of[id(leave)]
+                # Both are nodes of one class, so they need one set of strategies: a label that one
+                # end has replicated is replicated at the other.
                 a, b = (self.operators[end] for end in ends)
                 same = a.sizes == b.sizes and a.linear == b.linear
                 for end, operator in zip(ends, (a, b), strict=True):
@@ -258,18 +261,13 @@ class _GraphBuilder:
         return tuple(finished)
 
 
-def _pin(eqn: FlatEqn, labels: Sequence[tuple[int, ...]]) -> tuple[PinnedDim, ...] | None:
-    """The sharding that the step asks for there, if the equation is a pin."""
-    if eqn.primitive.name != "sharding_constraint":
-        return None
-    return tuple(map(PinnedDim, labels, eqn.params["spec"]))
-
-
 def _reordered(eqn: FlatEqn, read: Sequence[int]) -> tuple[int, ...]:
     """The operands of a convolution, by number, whose dimensions are in an unusual order."""
     order = eqn.params.get("dimension_numbers")
     if eqn.primitive.name != "conv_general_dilated" or order is None:
         return ()
+    # XLA on CPU copies such an operand into the usual order before it convolves, and that copy
+    # counts as memory.
     last = len(order.lhs_spec) - 1
     usual = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
     given = order.lhs_spec, order.rhs_spec
@@ -301,11 +299,17 @@ class _Form(NamedTuple):
         """The form of an equation's operator."""
         labels = _Labels(builder, eqn, sharding)
         ring = labels.ring()
-        operands = tuple(
-            (k, _read_labels(builder.view(atom), names))
-            for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True))
-            if builder.view(atom).tensor is not None
-        )
+        operands = []
+        for k, (atom, names) in enumerate(zip(eqn.inputs, labels.arguments, strict=True)):
+            view = builder.view(atom)
+            if view.tensor is None:
+                continue
+            # From dimensions to positions of the tensor: a repeated dimension has no position.
+            at: dict[int | None, int] = {}
+            for positions, of_dimension in zip(view.positions, names, strict=True):
+                at.update(zip(positions, of_dimension, strict=True))
+            at.pop(None, None)
+            operands.append((k, tuple(at[position] for position in range(len(at)))))
         return cls(
             tuple(labels.sizes),
             labels.reductions(),
@@ -313,7 +317,7 @@ class _Form(NamedTuple):
             frozenset(labels.need_replication),
             labels.arguments,
             labels.results,
-            operands,
+            tuple(operands),
             tuple(tuple(itertools.chain.from_iterable(names)) for names in labels.results),
             ring,
         )
@@ -346,6 +350,9 @@ class _Labels:
         array_factor_sizes = [builder.factor_sizes(atom) for atom, _ in arrays]
         for name, size in sharding.unseen.items():
             self._of[name] = self._new((size,), need_replication=False)
+        # The rule says that two dimensions are one label; a reshape elsewhere has split 12 into (3,
+        # 4) in one array and into (4, 3) in another, which no common splitting joins. Then neither
+        # is sharded here: a device would have rows of one that do not meet those of the other.
         self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
         for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
             if isinstance(atom, FlatVar):
@@ -363,11 +370,7 @@ class _Labels:
         """Labels of a dimension with label ``name`` in the rule and factors of these sizes."""
         if not array_factor_sizes:
             return ()
-        factor_sizes = (
-            self._factor_sizes.get(name, array_factor_sizes)
-            if name is not None
-            else array_factor_sizes
-        )
+        factor_sizes = None if name is None else self._factor_sizes.get(name, array_factor_sizes)
         if name is None or factor_sizes is None:
             return self._new(array_factor_sizes, need_replication=True)
         if name not in self._of:
@@ -405,15 +408,6 @@ class _Labels:
         return Ring(label, queries, keys, ring.passes)
 
 
-def _read_labels(view: View, labels: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The label of every position of the tensor that a view reads."""
-    at = {}
-    for positions, names in zip(view.positions, labels, strict=True):
-        at.update(zip(positions, names, strict=True))
-    at.pop(None, None)
-    return tuple(at[position] for position in range(len(at)))
-
-
 def _linear(
     sharding: ShardingRule, eqn: FlatEqn, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
@@ -421,6 +415,7 @@ def _linear(
 
     A sum with a constant other than 0 is not linear; Booleans and random keys cannot be summed.
     """
+    # x + 1 of partial sums would add 1 on every device; x + 0 and 2 * x may stay open.
     linear = []
     for arguments in sharding.linear:
         if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in arguments):

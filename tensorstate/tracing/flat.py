@@ -56,18 +56,29 @@ FlatAtom = FlatVar | SplatConstant
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scope:
-    """The context of equations: name stack, calling line of user code, remat region, loops."""
+    """The context of an equation.
+
+    Attributes:
+        stack, remat_region, loops: as of ``FlatEqn``.
+        line, info: JAX's source info of the user's call around it, and of the equation itself.
+    """
 
     stack: str
     line: Any
     remat_region: int | None
     loops: tuple[int, ...] = ()
+    info: Any = None
 
     def inside(self, stack: str) -> Scope:
         if not stack:
             return self
         names = f"{self.stack}/{stack}" if self.stack else stack
         return dataclasses.replace(self, stack=names)
+
+    @property
+    def source(self) -> SourceLocation:
+        """The name stack, and the line of the equation or, in JAX's own code, of the call."""
+        return source_of(self.stack, (self.info, self.line))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -79,8 +90,7 @@ class FlatEqn:
         inputs, outputs: its operands and results.
         stack: names of the functions and transformations that contain it.
         infos: JAX's source info of the equation, and of the user's call that contains it.
-        remat_region: number of the checkpoint region that recomputes it, or ``None``.
-        loops: the loops in whose body it runs, outermost first.
+        remat_region, loops: as of ``ir.graph.TracedEqn`` and ``ir.graph.Operator``.
     """
 
     primitive: Any
@@ -103,13 +113,9 @@ class FlatLoop:
     """A loop whose body is in the program once.
 
     Attributes:
-        length: number of iterations; ``None`` if it depends on data.
-        reverse: whether it starts with the last row.
+        length, reverse, source, mirrors: as of ``ir.graph.Loop``.
         carries: of every carry the equations ``carry_in`` and ``carry_out``.
         condition: the equation ``while_condition``, if the length depends on data.
-        source: the line of the model.
-        mirrors: the loop that it runs through backwards, reading arrays of that body, of the same
-            iteration; ``None`` for others.
     """
 
     length: int | None
@@ -149,6 +155,8 @@ def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
 
 def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
     """Drop the recomputation of ``jax.checkpoint`` by common-subexpression elimination."""
+    # JAX traces a checkpointed function once more into the backward pass: the same primitives on
+    # the same operands, which only the number of their region tells from the first ones.
     first: dict[object, list[FlatVar]] = {}
     same: dict[int, FlatAtom] = {}
     eqns = []
@@ -176,7 +184,7 @@ def _signature(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
     key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), reads)
     try:
         hash(key)
-    except TypeError:
+    except TypeError:  # parameters with arrays: equal to itself only
         return id(eqn)
     return key
 
@@ -237,6 +245,8 @@ def folded(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
         return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
     if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
         return None
+    # ``jnp.zeros`` and the square root of a width are equations of their own. As constants they are
+    # not operands, and rules see that a border is zero, so that its sum may stay open.
     values = [np.asarray(atom.value, atom.dtype) for atom in scalars]
     value = scalar_result(eqn.primitive, values, eqn.params)
     return SplatConstant(tuple(aval.shape), aval.dtype, value)
@@ -251,6 +261,7 @@ def scalar_result(
     return _scalar(primitive, operands, named, "sharding" in params)
 
 
+# By bytes, since -0.0 == 0.0 and NaN is not equal to itself. Binding a primitive compiles it.
 @functools.lru_cache(4096)
 def _scalar(primitive, operands, params, sharding: bool) -> np.ndarray:
     values = [np.frombuffer(data, dtype)[0] for dtype, data in operands]
@@ -269,13 +280,12 @@ class LoopBoundary:
         number: of the loop.
         append: appends an equation to the program.
         outside: the context of the loop.
-        info: JAX's source info of the loop.
     """
 
     def __init__(
-        self, loop: FlatLoop, number: int, append: Callable[..., FlatEqn], outside: Scope, info: Any
+        self, loop: FlatLoop, number: int, append: Callable[..., FlatEqn], outside: Scope
     ) -> None:
-        self.loop, self.append, self.outside, self.info = loop, append, outside, info
+        self.loop, self.append, self.outside = loop, append, outside
         self.inside = dataclasses.replace(outside, loops=(*outside.loops, number))
         self._entries: dict[int, FlatEqn] = {}
         # JAX may pass one array several times, as residuals of several operators.
@@ -284,8 +294,7 @@ class LoopBoundary:
 
     def _append(self, name: str, x: FlatAtom, shape: Sequence[int]) -> FlatEqn:
         out = FlatVar(tuple(shape), x.dtype)
-        equation = jaxprs.at_boundary(name)
-        eqn = self.append(*equation, [x], [out], self.inside, self.info)
+        eqn = self.append(*jaxprs.at_boundary(name), [x], [out], self.inside)
         if name in LOOP_EXITS:
             out.loops = self.outside.loops
         return eqn
@@ -295,7 +304,7 @@ class LoopBoundary:
         if isinstance(x, FlatVar):
             return x
         out = FlatVar(x.shape, x.dtype)
-        self.append(*jaxprs.filling(), [x], [out], place, self.info)
+        self.append(*jaxprs.at_boundary("fill"), [x], [out], place)
         return out
 
     def carry_in(self, carry: Sequence[FlatAtom]) -> list[FlatVar]:
@@ -316,6 +325,8 @@ class LoopBoundary:
         """The row of a stacked operand that an iteration reads."""
         if isinstance(x, SplatConstant):
             return SplatConstant(x.shape[1:], x.dtype, x.value)
+        # A pair: iteration i of the backward pass reads the tensor of iteration i of the forward
+        # pass itself, so that the search may recompute it; its stack is dead then.
         if x.rows is not None and x.rows[0] == self.loop.mirrors:
             return x.rows[1]
         if id(x) not in self._rows:
@@ -334,9 +345,10 @@ class LoopBoundary:
                 stack.rows = number, row
                 self._stacks[id(row)] = stack
             return self._stacks[id(row)]
+        # A row from outside is the same in all iterations.
         out = FlatVar(shape, row.dtype)
         repeated = jaxprs.broadcasting(out.shape, range(1, len(out.shape)))
-        self.append(*repeated, [row], [out], self.outside, self.info)
+        self.append(*repeated, [row], [out], self.outside)
         return out
 
     def condition(self, holds: FlatAtom) -> None:

@@ -45,10 +45,10 @@ from tensorstate.tracing.flat import (
     folded,
     is_constant,
     line_of,
-    source_of,
 )
 
-# An unrolled loop over time is refused before its equations are appended.
+# An unrolled loop over time is refused before its equations are appended. A Transformer of 4 layers
+# with its optimizer has about 1,500.
 MAX_EQUATIONS = 400_000
 
 
@@ -85,6 +85,7 @@ class _Inliner:
         # By the loops around them, since an array of a body does not exist outside.
         self._slices: dict[tuple[tuple[int, ...], int, int, int], FlatVar] = {}
         self._regions = 0
+        # A value that is pinned twice in one way is pinned once, for all that read it.
         self._pinned: dict[tuple[tuple[int, ...], int, jaxprs.PinSpec], FlatVar] = {}
         # Shardings that computations ask of their results, by line, shape and sharding.
         self._asked: set[tuple[str, tuple[int, ...], jaxprs.PinSpec]] = set()
@@ -117,7 +118,7 @@ class _Inliner:
         def read(atom) -> FlatAtom:
             if isinstance(atom, core.Literal):
                 # Literals of JAX 0.10 remember the mesh in which they were first used.
-                dtype = _dtype(atom.aval)
+                dtype: Any = atom.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
                 value = np.asarray(atom.val) if isinstance(dtype, np.dtype) else atom.val
                 return SplatConstant((), dtype, value)
             return atoms[atom]
@@ -129,6 +130,7 @@ class _Inliner:
             if scope is None:
                 scope = stacks[id(names)] = place.inside(str(names))
             inputs = [read(atom) for atom in eqn.invars]
+            scope = Scope(scope.stack, scope.line, scope.remat_region, scope.loops, eqn.source_info)
             outputs = self.equation(eqn, inputs, scope)
             atoms.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
@@ -144,11 +146,10 @@ class _Inliner:
         if name == "while" and self.form != "unroll" and not eqn.effects:
             return self.while_loop(eqn, inputs, place)
         if (reason := jaxprs.refusal(eqn)) is not None:
-            source = source_of(place.stack, (eqn.source_info, place.line))
-            raise PlanError(f"the step {reason} ({source})")
+            raise PlanError(f"the step {reason} ({place.source})")
         if name in jaxprs.IDENTITY_PRIMITIVES:
             spec = jaxprs.pin_of(eqn, "transpose(" in place.stack)
-            return inputs if spec is None else [self.pin(inputs[0], spec, place, eqn.source_info)]
+            return inputs if spec is None else [self.pin(inputs[0], spec, place)]
         if name == "cond" and (branches := jaxprs.branches_of(eqn)):
             return self.cond(eqn, branches, inputs, place)
         if name in ("stack", "unstack"):
@@ -158,13 +159,12 @@ class _Inliner:
             return [known]
         if (same := _as_reshape(eqn, inputs)) is not None:
             out = self.variable(eqn.outvars[0].aval)
-            self.append(*jaxprs.reshaping(out.shape), [same], [out], place, eqn.source_info)
+            self.append(*jaxprs.reshaping(out.shape), [same], [out], place)
             return [out]
-        if name == "reshape" and eqn.params["dimensions"] is not None:
-            order = eqn.params["dimensions"]
+        if name == "reshape" and (order := eqn.params["dimensions"]) is not None:
+            # ``lax.reshape(x, sizes, dimensions)`` transposes first. As two equations it is a view.
             moved = FlatVar(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
-            transpose = jaxprs.transposing(order)
-            self.append(*transpose, inputs, [moved], place, eqn.source_info)
+            self.append(*jaxprs.transposing(order), inputs, [moved], place)
             inputs = [moved]
         elif (decomposed := _decomposed(eqn, inputs)) is not None:
             jaxpr, constants = jaxprs.unpack_jaxpr(decomposed)
@@ -174,14 +174,14 @@ class _Inliner:
             inputs = self.pin_gradient(eqn, inputs, place)
         outputs = [self.variable(outvar.aval) for outvar in eqn.outvars]
         params = jaxprs.unasked(eqn.params)
-        self.append(eqn.primitive, params, inputs, outputs, place, eqn.source_info)
+        self.append(eqn.primitive, params, inputs, outputs, place)
         spec = jaxprs.asked_of(eqn)
         if spec is None or "transpose(" in place.stack:
             return outputs
         self._asked.add((line_of(eqn.source_info), outputs[0].shape, spec))
-        return [self.pin(outputs[0], spec, place, eqn.source_info), *outputs[1:]]
+        return [self.pin(outputs[0], spec, place), *outputs[1:]]
 
-    def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope, source_info) -> FlatAtom:
+    def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope) -> FlatAtom:
         """The same array after a pin: an equation that changes nothing, in one sharding."""
         if not self.pins or isinstance(x, SplatConstant):
             return x
@@ -189,7 +189,7 @@ class _Inliner:
         if known is None:
             known = FlatVar(x.shape, x.dtype, x.unstacked)
             self._pinned[place.loops, id(x), spec] = known
-            self.append(*jaxprs.pinning(spec), [x], [known], place, source_info)
+            self.append(*jaxprs.pinning(spec), [x], [known], place)
         return known
 
     def pin_gradient(self, eqn, inputs: list[FlatAtom], place: Scope) -> list[FlatAtom]:
@@ -204,13 +204,12 @@ class _Inliner:
         for k, (variable, x) in enumerate(zip(eqn.invars, inputs, strict=True)):
             spec = jaxprs.typed(variable)
             if (line, x.shape, spec) in self._asked:
-                pinned = self.pin(x, spec, place, eqn.source_info)
-                return [*inputs[:k], pinned, *inputs[k + 1 :]]
+                return [*inputs[:k], self.pin(x, spec, place), *inputs[k + 1 :]]
         return inputs
 
-    def append(self, primitive, params, inputs, outputs, place: Scope, source_info) -> FlatEqn:
-        self.check_length(1, place, source_info)
-        infos = (source_info, place.line)
+    def append(self, primitive, params, inputs, outputs, place: Scope) -> FlatEqn:
+        self.check_length(1, place)
+        infos = (place.info, place.line)
         region, loops = place.remat_region, place.loops
         eqn = FlatEqn(primitive, params, inputs, outputs, place.stack, infos, region, loops)
         for out in outputs:
@@ -218,12 +217,12 @@ class _Inliner:
         self.eqns.append(eqn)
         return eqn
 
-    def check_length(self, more: int, place: Scope, source_info) -> None:
+    def check_length(self, more: int, place: Scope) -> None:
         """Refuse to append more equations than the limit allows."""
         if len(self.eqns) + more > MAX_EQUATIONS:
             raise PlanError(
                 f"the step has more than {MAX_EQUATIONS} equations once its scans are unrolled "
-                f"({source_of(place.stack, (source_info, place.line))}): shorten its longest loop"
+                f"({place.source}): shorten its longest loop"
             )
 
     def call(
@@ -234,6 +233,7 @@ class _Inliner:
             self._regions += 1
             place = dataclasses.replace(place, remat_region=self._regions)
         place = place.inside(inner.name)
+        # A call in JAX's own code has no line of the user: the one of the call around it stays.
         if line_of(eqn.source_info):
             place = dataclasses.replace(place, line=eqn.source_info)
         constants = [self.add_closure_constant(c) for c in inner.constants]
@@ -241,6 +241,8 @@ class _Inliner:
 
     def cond(self, eqn, branches, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append all branches, and select every result by the index of the branch."""
+        # Every device computes all branches, which costs their sum; kept whole, a ``cond`` would
+        # gather all that it reads and computes it on every device.
         which, *operands = inputs
         results = [
             self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
@@ -254,7 +256,7 @@ class _Inliner:
                 chosen.append(cases[0])
                 continue
             out = self.variable(outvar.aval)
-            self.append(*jaxprs.selecting(), [which, *cases], [out], place, eqn.source_info)
+            self.append(*jaxprs.selecting(), [which, *cases], [out], place)
             chosen.append(out)
         return chosen
 
@@ -265,32 +267,30 @@ class _Inliner:
         loop = jaxprs.loop_of(eqn)
         closed = [self.add_closure_constant(c) for c in loop.constants]
         first_xs = loop.num_consts + loop.num_carry
-        fixed, carry, xs = (
-            inputs[: loop.num_consts],
-            inputs[loop.num_consts : first_xs],
-            inputs[first_xs:],
-        )
+        fixed, xs = inputs[: loop.num_consts], inputs[first_xs:]
+        carry = inputs[loop.num_consts : first_xs]
         whole_steps = "transpose(" not in place.stack and jaxprs.has_own_gradient(loop.jaxpr)
         if self.form == "unroll" or loop.length < 2 or whole_steps:
             return self.unroll(eqn, loop, (closed, fixed, carry, xs), place)
         # Runs of one iteration would be unrolled.
         count = 1 if place.loops else max(1, min(self.runs, loop.length // 2))
         ends = [k * loop.length // count for k in range(count + 1)]
-        parts = [self.split(x, ends, place, eqn.source_info) for x in xs]
+        parts = [self.split(x, ends, place) for x in xs]
         stacks: list[Sequence[FlatAtom]] = [[]] * count
+        # In the order of iterations, in which the carry goes from run to run.
         for k in reversed(range(count)) if loop.reverse else range(count):
             run = loop._replace(length=ends[k + 1] - ends[k])
             rows = [of_operand[k] for of_operand in parts]
             carry, stacks[k] = self.loop(eqn, run, (closed, fixed, carry, rows), place)
         ys = zip(*stacks, strict=True)
-        return [*carry, *(self.joined(of_result, place, eqn.source_info) for of_result in ys)]
+        return [*carry, *(self.joined(of_result, place) for of_result in ys)]
 
     def loop(
         self, eqn, loop: jaxprs.Loop, operands, place: Scope
     ) -> tuple[list[FlatAtom], list[FlatAtom]]:
         """Append a scan as a loop; its carry at the end, and its stacked results."""
         closed, fixed, carry, xs = operands
-        boundary = self.boundary(place, eqn, loop.length, loop.reverse)
+        boundary = self.boundary(place, loop.length, loop.reverse)
         boundary.loop.mirrors = self.mirrored(boundary.loop, xs, place)
         carried = boundary.carry_in(carry)
         rows = [*map(boundary.row, xs)]
@@ -303,9 +303,7 @@ class _Inliner:
         ]
         return [*map(boundary.carry_out, carried, made)], stacks
 
-    def split(
-        self, x: FlatAtom, ends: Sequence[int], place: Scope, source_info
-    ) -> Sequence[FlatAtom]:
+    def split(self, x: FlatAtom, ends: Sequence[int], place: Scope) -> Sequence[FlatAtom]:
         """The rows of a stack for every run; those that runs have stacked are read as they are."""
         if len(ends) == 2:
             return [x]
@@ -319,13 +317,13 @@ class _Inliner:
                 continue
             part = FlatVar(shape, x.dtype)
             start, limit = [first, *[0] * (len(shape) - 1)], [end, *shape[1:]]
-            self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
+            self.append(*jaxprs.slicing(start, limit), [x], [part], place)
             parts.append(part)
         if isinstance(x, FlatVar):
             x.joined = tuple(parts)  # a scan of the backward pass reads them again
         return parts
 
-    def joined(self, parts: Sequence[FlatAtom], place: Scope, source_info) -> FlatAtom:
+    def joined(self, parts: Sequence[FlatAtom], place: Scope) -> FlatAtom:
         """The stacks of all runs as one."""
         if len(parts) == 1:
             return parts[0]
@@ -334,7 +332,7 @@ class _Inliner:
         if is_constant(first):  # every run stacks the same
             return SplatConstant(shape, first.dtype, first.value)
         out = FlatVar(shape, first.dtype, joined=tuple(parts))
-        self.append(*jaxprs.concatenating(0), [*parts], [out], place, source_info)
+        self.append(*jaxprs.concatenating(0), [*parts], [out], place)
         return out
 
     def mirrored(self, loop: FlatLoop, xs: Sequence[FlatAtom], place: Scope) -> int | None:
@@ -344,6 +342,9 @@ class _Inliner:
         """
         if self.form != "pair" or place.loops or "transpose(" not in place.stack:
             return None
+        # The transpose of a scan of length n is one of length n in the other direction, which reads
+        # what the first stacked. A scan of the user's that goes through its own stack backwards
+        # would be one too, were it not in the forward pass.
         taken = {other.mirrors for other in self.loops}
         stacked = [x.rows[0] for x in xs if isinstance(x, FlatVar) and x.rows is not None]
         for number in stacked:
@@ -352,19 +353,20 @@ class _Inliner:
                 return None if number in taken else number
         return None
 
-    def boundary(self, place: Scope, eqn, length: int | None, reverse: bool) -> LoopBoundary:
+    def boundary(self, place: Scope, length: int | None, reverse: bool) -> LoopBoundary:
         """The boundary of a new loop."""
-        number, info = len(self.loops), eqn.source_info
-        loop = FlatLoop(length, reverse, [], None, source_of(place.stack, (info, place.line)))
+        loop = FlatLoop(length, reverse, [], None, place.source)
         self.loops.append(loop)
-        return LoopBoundary(loop, number, self.append, place, info)
+        return LoopBoundary(loop, len(self.loops) - 1, self.append, place)
 
     def while_loop(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append a loop whose length depends on data: its condition, then its body."""
+        # In one body, of the same carry, so that both are decided together. Execution runs the part
+        # before ``while_condition`` for the condition, and all of it for the body.
         loop = jaxprs.while_of(eqn)
         first_carry = loop.num_condition_consts + loop.num_body_consts
         fixed = inputs[: loop.num_condition_consts], inputs[loop.num_condition_consts : first_carry]
-        boundary = self.boundary(place, eqn, None, False)
+        boundary = self.boundary(place, None, False)
         carried = boundary.carry_in(inputs[first_carry:])
         results = []
         for (jaxpr, constants), given in zip((loop.condition, loop.body), fixed, strict=True):
@@ -378,11 +380,11 @@ class _Inliner:
         """Append all iterations of a scan, one after the other."""
         closed, fixed, carry, xs = operands
         order = range(loop.length)
-        self.check_length(len(order) * len(loop.jaxpr.eqns), place, eqn.source_info)
+        self.check_length(len(order) * len(loop.jaxpr.eqns), place)
         ys = eqn.outvars[loop.num_carry :]
         stacked: list[list[FlatAtom]] = [[] for _ in ys]
         for i in reversed(order) if loop.reverse else order:
-            rows = [self.row(x, i, place, eqn.source_info) for x in xs]
+            rows = [self.row(x, i, place) for x in xs]
             results = self.run(loop.jaxpr, closed, [*fixed, *carry, *rows], place)
             carry = results[: loop.num_carry]
             for rows_of, row in zip(stacked, results[loop.num_carry :], strict=True):
@@ -390,20 +392,22 @@ class _Inliner:
         if loop.reverse:
             stacked = [rows[::-1] for rows in stacked]
         pairs = zip(stacked, ys, strict=True)
-        return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
+        return [*carry, *(self.stack(rows, y.aval, place) for rows, y in pairs)]
 
     def along(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """``stack`` and ``unstack`` along any axis; scans do the same along the first."""
-        axis, info = eqn.params["axis"], eqn.source_info
+        axis = eqn.params["axis"]
         if eqn.primitive.name == "stack":
-            return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
-        return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
+            return [self.stack(inputs, eqn.outvars[0].aval, place, axis)]
+        return [self.row(inputs[0], i, place, axis) for i in range(inputs[0].shape[axis])]
 
-    def row(self, x: FlatAtom, i: int, place: Scope, source_info, axis: int = 0) -> FlatAtom:
+    def row(self, x: FlatAtom, i: int, place: Scope, axis: int = 0) -> FlatAtom:
         """Element i of an array along an axis. Equal arguments return the same variable."""
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, SplatConstant):
             return SplatConstant(shape, x.dtype, x.value)
+        # A residual of layer i, which the forward scan has stacked: read as it was computed, so it
+        # can be saved in its own placements or recomputed. The stack itself is dead code then.
         if x.unstacked is not None and axis == 0:
             return x.unstacked[i]
         known = self._slices.get((place.loops, id(x), i, axis))
@@ -412,14 +416,12 @@ class _Inliner:
         start, limit = [0] * len(x.shape), [*x.shape]
         start[axis], limit[axis] = i, i + 1
         part = FlatVar((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-        self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
+        self.append(*jaxprs.slicing(start, limit), [x], [part], place)
         row = self._slices[place.loops, id(x), i, axis] = FlatVar(shape, x.dtype)
-        self.append(*jaxprs.squeezing(axis), [part], [row], place, source_info)
+        self.append(*jaxprs.squeezing(axis), [part], [row], place)
         return row
 
-    def stack(
-        self, rows: list[FlatAtom], aval, place: Scope, source_info, axis: int = 0
-    ) -> FlatAtom:
+    def stack(self, rows: list[FlatAtom], aval, place: Scope, axis: int = 0) -> FlatAtom:
         """Stack arrays along a new axis."""
         if not rows:
             return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
@@ -434,20 +436,17 @@ class _Inliner:
                 parts.append(SplatConstant(shape, aval.dtype, row.value))
                 continue
             part = FlatVar(shape, aval.dtype)
-            broadcast = jaxprs.broadcasting(part.shape, row_dims)
-            self.append(*broadcast, [row], [part], place, source_info)
+            self.append(*jaxprs.broadcasting(shape, row_dims), [row], [part], place)
             parts.append(part)
         out = FlatVar(tuple(aval.shape), aval.dtype, unstacked=None if axis else tuple(rows))
-        self.append(*jaxprs.concatenating(axis), parts, [out], place, source_info)
+        self.append(*jaxprs.concatenating(axis), parts, [out], place)
         return out
-
-
-def _dtype(aval: Any):
-    return aval.dtype
 
 
 def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
     """The jaxpr by which JAX computes a primitive, if the primitive has no rule of its own."""
+    # Only where it would be replicated otherwise: a rule, also an inferred one, keeps one operator
+    # with one decision, and a decomposition has many.
     function = jaxprs.decomposition(eqn.primitive)
     if function is None or eqn.primitive.name in RULES:
         return None

@@ -16,6 +16,8 @@ from collections.abc import Hashable, Iterable, Sequence, Set
 
 from tensorstate.ir.graph import Edge, Loop, Member, Node, Operator, Output, Tensor
 
+# A round tells nodes apart by their neighbours' classes. Many rounds would tell layers by their
+# distance from the first and the last one, until each is a class of its own.
 ROUNDS = 2
 
 # Classes beyond which a second round is not worth its time. A decoder has 201 with it and 151
@@ -49,11 +51,21 @@ def group_nodes(
     nodes = [_chain(i, members, operators) for i, members in enumerate(chains)]
     for tensor in tensors:
         if tensor.producer is None:  # unused inputs too: they take memory
-            nodes.append(_input_node(len(nodes), tensor))
+            # A PartitionSpec can shard only the major position of a dimension.
+            minor = frozenset(p for positions in tensor.array_dims or () for p in positions[1:])
+            sizes, index = tensor.sizes, tensor.index
+            nodes.append(Node(len(nodes), "input", None, sizes, minor, (), index, -1))
     edges = _edges(nodes, tensors, operators)
     class_ids = _refine(nodes, edges, tensors, operators, outputs, stages)
-    carries = [pair for loop in loops for pair in loop.carries]
-    class_ids = _merged(class_ids, _ends(nodes, operators, [*carries, *ties]))
+    # With the two ends of a carry all nodes of their classes become one: also those of identical
+    # loops, one after the other.
+    node_of = {member.operator: node.index for node in nodes for member in node.members}
+    ends = [
+        (node_of[enter], node_of[leave])
+        for enter, leave in (*(pair for loop in loops for pair in loop.carries), *ties)
+        if operators[enter].sizes == operators[leave].sizes
+    ]
+    class_ids = _merged(class_ids, ends)
     classes: list[list[int]] = [[] for _ in range(max(class_ids, default=-1) + 1)]
     for node, class_id in zip(nodes, class_ids, strict=True):
         classes[class_id].append(node.index)
@@ -72,18 +84,6 @@ def _stage(operator: Operator, loops: Sequence[Loop], mirrored: Set[int | None])
     if not operator.loops:
         return None
     return tuple((loops[n].length, loops[n].reverse, n in mirrored) for n in operator.loops)
-
-
-def _ends(
-    nodes: Sequence[Node], operators: Sequence[Operator], pairs: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """The nodes at both ends of every carry that can be sharded, or of another such pair."""
-    node_of = {member.operator: node.index for node in nodes for member in node.members}
-    return [
-        (node_of[enter], node_of[leave])
-        for enter, leave in pairs
-        if operators[enter].sizes == operators[leave].sizes
-    ]
 
 
 def _merged(class_ids: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[int]:
@@ -118,12 +118,6 @@ def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> 
     )
 
 
-def _input_node(index: int, tensor: Tensor) -> Node:
-    """The node of an input. A PartitionSpec can shard only the major position of a dimension."""
-    minor = frozenset(p for positions in tensor.array_dims or () for p in positions[1:])
-    return Node(index, "input", None, tensor.sizes, minor, (), tensor.index, -1)
-
-
 # ---------------------------------------------------------------------- chains
 
 
@@ -131,6 +125,9 @@ def _fused_chains(
     tensors: Sequence[Tensor], operators: Sequence[Operator], stages: Sequence[Hashable]
 ) -> list[list[Member]]:
     """The operators of every node, with their labels renamed to those of its first operator."""
+    # One pass in the order of execution: an operator joins the chain of each producer that it can
+    # fuse with, and so joins these chains to one. Of ``gelu(x) * y``, with y from a chain of its
+    # own, both chains and the product are one node, since all have the same labels.
     chain_of = list(range(len(operators)))
     labels = [tuple(range(len(operator.sizes))) for operator in operators]
     members = [[i] for i in chain_of]
@@ -141,7 +138,13 @@ def _fused_chains(
             producer = tensors[use.tensor].producer
             if producer is None or stages[producer] != stages[operator.index]:
                 continue
-            if not _fuses_with(operator, operators[producer], use.labels):
+            fuses = (
+                operators[producer].phase == operator.phase
+                and len(operators[producer].sizes) == len(operator.sizes)
+                and _has_all_labels(operator, use.labels)
+                and _can_fuse(operators[producer])
+            )
+            if not fuses:
                 continue
             result_labels = operators[producer].results[tensors[use.tensor].result].labels
             a, b = chain_of[producer], chain_of[operator.index]
@@ -154,13 +157,12 @@ def _fused_chains(
                 chain_of[i] = a
             members[a] += members[b]
             members[b] = []
-    return [_members(sorted(chain), labels) for chain in members if chain]
-
-
-def _members(operators: list[int], labels: Sequence[tuple[int, ...]]) -> list[Member]:
-    """Rename the labels of a chain to those of its first operator."""
-    first_labels = {label: i for i, label in enumerate(labels[operators[0]])}
-    return [Member(i, tuple(first_labels[label] for label in labels[i])) for i in operators]
+    chains = []
+    for chain in map(sorted, filter(None, members)):
+        # The first operator need not be the one that named the labels, where chains were joined.
+        first = {label: i for i, label in enumerate(labels[chain[0]])}
+        chains.append([Member(i, tuple(first[label] for label in labels[i])) for i in chain])
+    return chains
 
 
 def _can_fuse(operator: Operator) -> bool:
@@ -176,15 +178,6 @@ def _can_fuse(operator: Operator) -> bool:
     num_full = sum(_has_all_labels(operator, use.labels) for use in operator.operands)
     is_full_sum = operator.primitive in ("add", "add_any") and num_full > 1
     return not is_full_sum or operator.phase == "optimizer"
-
-
-def _fuses_with(operator: Operator, producer: Operator, labels: Sequence[int]) -> bool:
-    return (
-        producer.phase == operator.phase
-        and len(producer.sizes) == len(operator.sizes)
-        and _has_all_labels(operator, labels)
-        and _can_fuse(producer)
-    )
 
 
 def _has_all_labels(operator: Operator, labels: Sequence[int]) -> bool:
@@ -205,6 +198,8 @@ def _edges(
         for member in node.members:
             for use in operators[member.operator].results:
                 source[use.tensor] = (node.index, _relabel(use.labels, member))
+    # A product of a matrix with its transpose reads one tensor by two sets of labels: two edges, of
+    # which either may need the tensor in other placements.
     operands_of: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for node in nodes:
         for member in node.members:
@@ -304,10 +299,17 @@ def _edge_signatures(
     for edge in edges:
         producer = tensors[edge.tensor].producer
         member = -1 if producer is None else member_of[producer][1]
-        operands = tuple((member_of[o][1], _operand_key(operators[o], k)) for o, k in edge.operands)
+        # Operands of a concatenation are interchangeable: else every layer whose row an unrolled
+        # scan stacks would be a class of its own.
+        operands = tuple(
+            (member_of[o][1], -1 if operators[o].primitive == "concatenate" else k)
+            for o, k in edge.operands
+        )
         signature = (member, edge.source_labels, edge.target_labels, operands)
         pairs.append((edge.source, edge.target))
         signatures += [("reads", signature), ("read", signature)]
+    # An argument and its new value are neighbours too, without an edge: the parameters of layers 0
+    # and 1 are told apart, or not, as their updates are.
     for output in outputs:
         tensor = output.view.tensor
         if output.updates is None or tensor is None:
@@ -319,11 +321,6 @@ def _edge_signatures(
             signatures += [("updates", member), ("updated", member)]
     numbers = iter(_canonical_ids(signatures))
     return [(a, b, next(numbers), next(numbers)) for a, b in pairs]
-
-
-def _operand_key(operator: Operator, operand: int) -> int:
-    """The number of an operand; -1 in a concatenation, whose operands are interchangeable."""
-    return -1 if operator.primitive == "concatenate" else operand
 
 
 def _canonical_ids(keys: Iterable[Hashable]) -> list[int]:

@@ -175,6 +175,8 @@ class Padder:
             return self._new[id(x)]
         outside: Context = ("", (None, None), None, x.loops)
         context = outside if eqn is None else context_of(eqn)
+        # One mask for all readers in the same pass: a forward one that the backward pass read too
+        # would be saved for it.
         key = (id(x), dims, value.tobytes(), "transpose(" in context[0], *context[2:])
         if key not in self._masked:
             sizes, padded = self.sizes(x)
@@ -187,8 +189,7 @@ class Padder:
 
     def equation(self, eqn: FlatEqn, relation: Related | None) -> None:
         """Append an equation on longer arrays, behind the masks that it needs."""
-        variables = [x for x in (*eqn.inputs, *eqn.outputs) if isinstance(x, FlatVar)]
-        if not any(map(self.padded, variables)):
+        if not any(dims for _, dims in self.where(eqn)):
             self.write(eqn, [self.atom(x) for x in eqn.inputs], eqn.params, None)
         elif relation is None:
             self.view(eqn)
@@ -223,6 +224,8 @@ class Padder:
 
     def check_labels(self, eqn: FlatEqn, sharding: ShardingRule) -> None:
         """Refuse dimensions of one label of which one is padded and one is not."""
+        # Dimensions of one label have the same factors, but for those without a common splitting:
+        # there one may be padded and the other not.
         first: dict[int, tuple[FlatVar, int]] = {}
         for x, d, label in _labelled(eqn, sharding):
             other, at = first.setdefault(label, (x, d))
@@ -261,6 +264,7 @@ class Padder:
             params["new_sizes"] = shape
         elif eqn.primitive.name == "broadcast_in_dim":
             params["shape"] = shape
+            # Where a padded dimension is new in the result, its added rows repeat the array itself.
             kept = {params["broadcast_dimensions"][d] for d in self.padded(x)}
             fill = fill if kept == self.padded(out) else None
         self.write(eqn, [self.atom(x)], params, fill)
@@ -273,6 +277,7 @@ class Padder:
             for x, out in zip(eqn.inputs, eqn.outputs, strict=True):
                 self._fill[id(out)] = self.fill(x)
             return
+        # ``exp`` of a fill of 0 is a fill of 1, computed here on scalars.
         padded = self.padded(eqn.outputs[0])
         fills = [
             self.fill(x) if isinstance(x, SplatConstant) or self.padded(x) == padded else None

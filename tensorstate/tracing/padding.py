@@ -26,7 +26,7 @@ from tensorstate.rules import ShardingRule
 from tensorstate.rules.padding import bound_indices_p
 from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
 from tensorstate.tracing.padder import Handler, Padder, RefusedError, context_of, equal, zero_of
-from tensorstate.tracing.propagate import FactorTable, propagate_factors, unite_ends
+from tensorstate.tracing.propagate import propagate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,11 +100,7 @@ def pad_program(
         updates: maps outputs to the inputs whose new values they are.
         names: of the inputs and of the outputs.
     """
-    dims = FactorTable()
-    related = [propagate_factors(eqn, dims, "replicate") for eqn in program.eqns]
-    for loop in program.loops:
-        for enter, leave in loop.carries:
-            unite_ends(enter, leave, dims)
+    dims, related = propagate(program)
     longer = {
         leaf: sizes[dims.factors.size(leaf)]
         for variable in program.inputs
@@ -147,11 +143,12 @@ def _neutral(reduction: str, dtype: np.dtype) -> np.ndarray:
         return np.zeros((), dtype)
     if reduction == "prod":
         return np.ones((), dtype)
-    if dtype.kind == "b":
+    if dtype.kind == "b":  # a maximum of Booleans is "or"
         return np.asarray(reduction in ("min", "and"))
     if reduction == "and":
         return np.asarray(-1).astype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
+        # Some 8-bit floats have no infinity; there a cast gives NaN or the largest number.
         infinite = np.asarray(np.inf if reduction == "min" else -np.inf).astype(dtype)
         if np.isinf(infinite.astype(np.float32)):
             return infinite
@@ -208,6 +205,8 @@ def _top_k(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
 
 def _product(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     """Both factors have zeros in the added rows of a sum."""
+    # Zero in one of them is not enough: the other may be infinite, as 1 / x of added rows of an
+    # argument, and 0 * inf is NaN.
     padder.forbid(eqn, sharding, sharding.need_replication)
     inputs = []
     given = zip(padder.splat(eqn, sharding), eqn.inputs, sharding.arguments, strict=True)
@@ -301,8 +300,9 @@ def _bounded(padder: Padder, eqn: FlatEqn, table: FlatVar | SplatConstant, dims)
         dims: the dimension of the table that every column of the indices is for.
     """
     index = eqn.inputs[1]
-    padded = padder.padded(table) if isinstance(table, FlatVar) else padder.padded(eqn.outputs[0])
+    # A scatter into zeros has its sizes from the result.
     sized = table if isinstance(table, FlatVar) else eqn.outputs[0]
+    padded = padder.padded(sized)
     columns = tuple(
         (k, sized.shape[d], padder.shape(sized)[d]) for k, d in enumerate(dims) if d in padded
     )
@@ -380,6 +380,8 @@ def _scatter(padder: Padder, eqn: FlatEqn, sharding: ShardingRule) -> None:
     elif np.any(np.asarray(update.value)):  # a constant for every row, added ones too
         padder.forbid(eqn, sharding, sharding.reductions)
     inputs[1] = _bounded(padder, eqn, table, scattered)
+    # No update reaches an added row, so it stays as the table's; in other added dimensions windows
+    # of updates do reach it, and only a sum with zeros keeps it.
     fill = padder.fill(table)
     only_rows = padder.padded(out) <= set(scattered)
     zero = np.zeros((), out.dtype)

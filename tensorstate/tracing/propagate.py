@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tensorstate.errors import PlanError
 from tensorstate.rules import AbstractArray, PrimitiveRule, ShardingRule, rule_of
-from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatVar, SplatConstant
+from tensorstate.tracing.flat import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
 
 
 class UnalignedError(Exception):
@@ -57,6 +57,10 @@ class Factors:
             return self.leaves(major) + self.leaves(minor)
         return (factor,) if self._size[factor] != 1 else ()
 
+    # Batch and sequence in a decoder: tokens [8, 16] start with factors b and s. ``x.reshape(128,
+    # width)`` is a new factor t, aligned with (b, s): t splits into (8, 16), its parts are united
+    # with b and s, and a weight that multiplies t later meets b and s in it.
+
     def unite(self, a: int, b: int) -> None:
         """Unite two factors of the same size."""
         a, b = self.find(a), self.find(b)
@@ -77,6 +81,8 @@ class Factors:
             UnalignedError: if neither of two aligned parts is a multiple of the other. Earlier
                 unions and splits stay: at worst, they distinguish fewer axes than there are.
         """
+        # Both lists are stacks, the major factor on top: of 4 against 8, the 8 becomes 4 and 2, the
+        # 4 is united, and the 2 stays on top for the next factor on the left.
         left = [leaf for factor in a for leaf in self.leaves(factor)][::-1]
         right = [leaf for factor in b for leaf in self.leaves(factor)][::-1]
         if math.prod(map(self.size, left)) != math.prod(map(self.size, right)):
@@ -161,6 +167,27 @@ class FactorTable:
         return tuple(self.factors.leaves(factor) for factor in self.of(variable))
 
 
+def propagate(
+    program: FlatJaxpr, unknown: str = "replicate"
+) -> tuple[FactorTable, list[Related | None]]:
+    """The factors of a whole program, and what relates them in every equation.
+
+    Args:
+        unknown: as for ``propagate_factors``.
+    """
+    # All equations before anybody reads a factor: a reshape at the end may split one of the first
+    # array, and a body's last equation one of its carry.
+    dims = FactorTable()
+    related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
+    for loop in program.loops:
+        for enter, leave in loop.carries:
+            before, after = enter.outputs[0], leave.inputs[0]
+            if isinstance(after, FlatVar):
+                for a, b in zip(dims.of(before), dims.of(after), strict=True):
+                    unite(dims.factors, a, b)
+    return dims, related
+
+
 class Related(NamedTuple):
     """The rule of an equation that is not a view, and the equation in the labels of the rule."""
 
@@ -210,13 +237,11 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
     for out, labels in zip(eqn.outputs, sharding.results, strict=True):
         out_factors = []
         for label, size in zip(labels, out.shape, strict=True):
-            if label is None:
-                out_factors.append(factors.new(size))
-            elif label in first:
-                out_factors.append(first[label])
-            else:
-                out_factors.append(factors.new(size))
-                first[label] = out_factors[-1]
+            known = None if label is None else first.get(label)
+            factor = factors.new(size) if known is None else known
+            if label is not None:
+                first[label] = factor
+            out_factors.append(factor)
         dims.set(out, out_factors)
     return Related(rule, sharding)
 
@@ -234,46 +259,34 @@ def unite(factors: Factors, a: int, b: int) -> None:
         factors.unite(a, b)
 
 
-def unite_ends(enter: FlatEqn, leave: FlatEqn, dims: FactorTable) -> None:
-    """Unite the factors of a carry before and after an iteration."""
-    before, after = enter.outputs[0], leave.inputs[0]
-    if isinstance(after, FlatVar):
-        for a, b in zip(dims.of(before), dims.of(after), strict=True):
-            unite(dims.factors, a, b)
-
-
 def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable) -> bool:
     """Set the factors of a view's result; false for a reshape that no splitting explains."""
     out, of_source = eqn.outputs[0], dims.of(source)
     if name == "transpose":
         dims.set(out, [of_source[d] for d in eqn.params["permutation"]])
-    elif name == "broadcast_in_dim":
-        factors_of_out = [-1] * len(out.shape)
+        return True
+    kept: dict[int, int] = {}  # by dimension of the result its factor
+    splits = []
+    if name == "broadcast_in_dim":
         for d, at in enumerate(eqn.params["broadcast_dimensions"]):
             if source.shape[d] == out.shape[at]:
-                factors_of_out[at] = of_source[d]
-        new = dims.factors.new
-        dims.set(
-            out, [new(n) if f < 0 else f for f, n in zip(factors_of_out, out.shape, strict=True)]
-        )
+                kept[at] = of_source[d]
+    elif 0 in source.shape:  # any two such shapes have equal products
+        return False
     else:
-        if 0 in source.shape:
-            return False
-        factors_of_out = [-1] * len(out.shape)
-        splits = []
         for ins, outs in reshape_segments(source.shape, out.shape):
             if len(ins) == len(outs) == 1:
-                factors_of_out[outs[0]] = of_source[ins[0]]
+                kept[outs[0]] = of_source[ins[0]]
             else:
                 splits.append((ins, outs))
-        new = dims.factors.new
-        dims.set(
-            out, [new(n) if f < 0 else f for f, n in zip(factors_of_out, out.shape, strict=True)]
-        )
-        of_out = dims.of(out)
-        for ins, outs in splits:
-            try:
-                dims.factors.align_products([of_source[d] for d in ins], [of_out[d] for d in outs])
-            except UnalignedError:
-                return False
+    new = dims.factors.new
+    of_out = [kept[d] if d in kept else new(size) for d, size in enumerate(out.shape)]
+    dims.set(out, of_out)
+    # Two products without a common splitting, as (6, 4) and (4, 6), make the reshape an operator,
+    # by ``rules.shapes.reshape``.
+    for ins, outs in splits:
+        try:
+            dims.factors.align_products([of_source[d] for d in ins], [of_out[d] for d in outs])
+        except UnalignedError:
+            return False
     return True

@@ -77,6 +77,8 @@ def step_jaxpr(
         shapes = context.typed(shapes)
     changed: list[int] = []
 
+    # ``make_jaxpr`` unflattens the arguments, so ``pure`` has nnx objects of its own: a change in
+    # place shows as other leaves of these, and never reaches the caller's.
     def pure(*given):
         before = [jax.tree.leaves(arg) for arg in given]
         result = step_fn(*given)

@@ -178,9 +178,15 @@ def _gc_paused():
 
 
 def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program) -> Graph:
-    results = _results(step.out_shape)
-    pairs = _leaf_updates(step.shapes, results, _updated_args(step, results, options.updates))
+    results = list(step.out_shape) if type(step.out_shape) is tuple else [step.out_shape]
+    in_offsets, out_offsets = _leaf_offsets(step.shapes), _leaf_offsets(results)
+    pairs = {  # by leaf of the results the leaf of the arguments whose new value it is
+        out_offsets[result] + i: in_offsets[arg] + i
+        for result, arg in _updated_args(step, results, options.updates).items()
+        for i in range(in_offsets[arg + 1] - in_offsets[arg])
+    }
     leaf_names = _names(step.shapes, names), _names(step.out_shape, None)
+    # Before ``build``: masks are equations, whose operators the search shards and prices.
     padded = None
     if options.pad_to:
         padded = pad_program(program, options.pad_to, pairs, leaf_names)
@@ -198,16 +204,19 @@ def _graph_of(step: StepJaxpr, names: Sequence[str], options: _Options, program)
 # ---------------------------------------------------------------------- updates
 
 
-def _results(out_shape) -> list[Any]:
-    """The results of a function: the elements of a tuple, or the one result."""
-    return list(out_shape) if type(out_shape) is tuple else [out_shape]
-
-
 def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -> dict[int, int]:
     """Maps the number of every result that is the new value of an argument to the argument's."""
     args = step.shapes
     if updates is None:
-        return _infer_updated_args(args, results)
+        # The first of several: of a step (params, momentum) -> (params, momentum), whose trees are
+        # equal, the order of results is that of arguments.
+        pairs: dict[int, int] = {}
+        for i, arg in enumerate(args):
+            free = (k for k in range(len(results)) if k not in pairs and jax.tree.leaves(arg))
+            matching = (k for k in free if _first_difference(results[k], arg) is None)
+            if (first := next(matching, None)) is not None:
+                pairs[first] = i
+        return pairs
     for result, arg in updates.items():
         for number in (result, arg):
             checks.integer(number, "a number in updates", PlanError)
@@ -226,18 +235,6 @@ def _updated_args(step: StepJaxpr, results, updates: Mapping[int, int] | None) -
     return dict(updates)
 
 
-def _infer_updated_args(args, results) -> dict[int, int]:
-    pairs: dict[int, int] = {}
-    for i, arg in enumerate(args):
-        if not jax.tree.leaves(arg):
-            continue
-        free = (k for k in range(len(results)) if k not in pairs)
-        matching = (k for k in free if _first_difference(results[k], arg) is None)
-        if (first := next(matching, None)) is not None:
-            pairs[first] = i
-    return pairs
-
-
 def _first_difference(a, b) -> str | None:
     """The first difference of two trees in structure, shape or dtype, as text; ``None`` if none."""
     if jax.tree.structure(a) != jax.tree.structure(b):
@@ -246,16 +243,6 @@ def _first_difference(a, b) -> str | None:
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"{shape_text(x)} is not {shape_text(y)} at {path_name(path) or 'the top'}"
     return None
-
-
-def _leaf_updates(args, results, pairs: Mapping[int, int]) -> dict[int, int]:
-    """Maps leaves of the results to the leaves of the arguments whose new values they are."""
-    in_offsets, out_offsets = _leaf_offsets(args), _leaf_offsets(results)
-    return {
-        out_offsets[result] + i: in_offsets[arg] + i
-        for result, arg in pairs.items()
-        for i in range(len(jax.tree.leaves(args[arg])))
-    }
 
 
 def _leaf_offsets(trees) -> list[int]:
@@ -359,8 +346,12 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
     recomputes run in the backward pass, and the remaining ones in the optimizer. All operators of a
     function without gradients run in the forward pass. A loop runs in one phase as a whole.
     """
+    # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).
     phase_of: list[Phase | None] = [
-        _phase_from_stack(o.eqn.remat_region, o.source.stack) for o in operators
+        "backward"
+        if o.eqn.remat_region is not None or "transpose(" in o.source.stack
+        else ("forward" if "jvp(" in o.source.stack else None)
+        for o in operators
     ]
     if all(phase is None for phase in phase_of):
         return [*itertools.repeat("forward", len(phase_of))]
@@ -371,6 +362,8 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
         if operator.loops:
             bodies.setdefault(operator.loops[0], []).append(i)
 
+    # What the forward pass depends on is forward, whatever its stack says: of a penalty on the
+    # gradient of the input, the inner transposition runs before the outer loss is known.
     before = [phase == "forward" for phase in phase_of]
     pending = [i for i, is_before in enumerate(before) if is_before]
     while pending:
@@ -387,13 +380,6 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
         for i in body:
             by_stack[i] = phase
     return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
-
-
-def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
-    # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).
-    if remat_region is not None or "transpose(" in stack:
-        return "backward"
-    return "forward" if "jvp(" in stack else None
 
 
 def roles(
@@ -421,7 +407,12 @@ def roles(
     assigned: list[Role] = []
     for index, tensor in enumerate(tensors):
         if index < inputs:
-            assigned.append(_input_role(tensor.dtype, index in updated, consumers[index]))
+            # An updated counter or random key is an input: it has no gradient.
+            dtype, role = tensor.dtype, "input"
+            if index in updated and isinstance(dtype, np.dtype) and dtype.kind not in "biu":
+                trained = not consumers[index].isdisjoint(("forward", "backward"))
+                role = "parameter" if trained else "optimizer"
+            assigned.append(role)
         elif tensor.producer is None:
             assigned.append("constant")
         elif not tensor.sizes:
@@ -471,6 +462,9 @@ def _frozen(
         for use in operator.operands
         if label in use.labels
     }
+    # By the factor of a first dimension, whether an input with it has indices, and the dimensions
+    # of all inputs with it. Of LoRA: tokens [batch, sequence] are indices; base weights [width,
+    # hidden] are not, and products of the forward pass sum over their first factor.
     evidence: dict[int, list[int]] = {}
     for i in own:
         has_indices, dims = evidence.setdefault(tensors[i].dims[0], [0, 0])
@@ -483,9 +477,3 @@ def _frozen(
 def _may_be_weight(dtype: Any) -> bool:
     """Whether an input of this dtype may be a parameter: wider integers are indices."""
     return dtype.kind not in "biu" or (dtype.kind in "iu" and dtype.itemsize == 1)
-
-
-def _input_role(dtype, updated: bool, consumers: set[Phase]) -> Role:
-    if not (updated and isinstance(dtype, np.dtype) and dtype.kind not in "biu"):
-        return "input"
-    return "parameter" if "forward" in consumers or "backward" in consumers else "optimizer"

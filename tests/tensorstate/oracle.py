@@ -12,11 +12,11 @@ import numpy as np
 from tensorstate.cost.cost import Cost
 from tensorstate.execution.microbatch_loop import run_operator
 from tensorstate.execution.sharded_step import ShardedStep
-from tensorstate.execution.step_loop import interpret
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.rules.sharding_rule import LocalShard
+from tests.tensorstate.one_device import interpret
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from experiments.models import load_model
 from tensorstate.errors import PlanError
 from tensorstate.execution.microbatch_loop import read_view, run_operator
-from tensorstate.execution.step_loop import interpret
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
 from tensorstate.rules.sharding_rule import LocalShard, MicrobatchSlice
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.one_device import interpret
 from tests.tensorstate.oracle import MODELS, QUICK, arguments, assert_alike
 from tests.tensorstate.steps import I32, KEY, STEPS, s
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tensorstate.execution.microbatch_loop import run_operator
-from tensorstate.execution.step_loop import evaluate
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.rules.sharding_rule import LocalShard
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.one_device import evaluate
 from tests.tensorstate.oracle import arguments, close
 from tests.tensorstate.steps import STEPS
 from tests.tensorstate.tiny import TINY, graph, s

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from tensorstate.execution.step_loop import interpret
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.one_device import interpret
 from tests.tensorstate.oracle import assert_same
 
 POOL = {"max": (lax.max, -jnp.inf), "min": (lax.min, jnp.inf)}

@@ -14,9 +14,9 @@ from jax import lax
 
 import tensorstate
 from tensorstate.errors import PlanError
-from tensorstate.execution.step_loop import interpret
 from tensorstate.ir.padded import Padding
 from tensorstate.tracing.trace_step import graph_of
+from tests.tensorstate.one_device import interpret
 from tests.tensorstate.oracle import QUICK, arguments, assert_alike, check_operator
 from tests.tensorstate.steps import I32, KEY, s
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.execution.step_loop import interpret
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.one_device import interpret
 from tests.tensorstate.oracle import arguments, assert_same, check_operators, distinct
 from tests.tensorstate.steps import STEPS, matmul, s
 
