@@ -1,26 +1,16 @@
-"""Which schedule runs where a call names none: configurations in force, and defaults.
-
-The active configurations: how calls that leave their schedule open are run while tracing.
+"""Which schedule runs where a call names none: by configurations in force, or the defaults.
 
 A call without ``schedule=`` and ``lowering=`` is a task. While a program is traced inside
 ``choosing(choices)``, each such call asks ``choices`` how to run. ``choices`` belongs to the thread
 that traces, and it is part of the key of every jit cache: a program that was traced under other
 choices, or under none, is never reused.
 
-Defaults: the schedule that runs where a call leaves it open and ``jax.lax`` does not run.
-
-That is for collectives with a root, for a named lowering, and for maxima of floats on CPU devices,
-where no network is stated (``cheapest`` chooses otherwise).
-
-Between devices of one machine, or behind one switch, time grows with the number of rounds rather
-than with the wires crossed. So the defaults take few rounds: gathers and sums go dimension by
-dimension over a grid whose sides are the prime factors of n, rooted collectives along a binomial
-tree. For long buffers the copies count, and a ring makes the fewest: each rank forwards a chunk
-unchanged.
-
-``FIRST_ROWS`` says so per backend.
-
-Configured: a collective run by the values of a configuration instead of by the default.
+The defaults are for collectives with a root, for a named lowering, and for maxima of floats on CPU
+devices, where no network is stated (``cheapest`` chooses otherwise). Between devices of one
+machine, or behind one switch, time grows with the number of rounds rather than with the wires
+crossed. So the defaults take few rounds: gathers and sums go dimension by dimension over a grid
+whose sides are the prime factors of n, rooted collectives along a binomial tree. For long buffers
+the copies count, and a ring makes the fewest (``FIRST_ROWS``).
 
 A configuration maps these names to values; absent ones keep their defaults:
 
@@ -233,27 +223,22 @@ def binomial(collective: Collective) -> Schedule:
     if collective.kind not in ("broadcast", "scatter"):
         return binomial(collective.dual()).reverse()
     k, root = collective.chunks_per_shard, collective.root or 0
+    is_scatter = collective.kind == "scatter"
     sends = []
     for ranks, first in zip(collective.groups, collective.chunk_ptr[:-1], strict=True):
         size = len(ranks)
         rounds = (size - 1).bit_length()
         for t in range(rounds):
             # Scatter halves what is sent in every step, so its far places come first.
-            reach = 1 << (t if collective.kind == "broadcast" else rounds - 1 - t)
-            stride = 1 if collective.kind == "broadcast" else 2 * reach
-            holders = range(reach) if collective.kind == "broadcast" else range(0, size, stride)
-            for holder in holders:
-                if holder + reach < size:
-                    served = [0]
-                    if collective.kind == "scatter":
-                        served = range(holder + reach, min(holder + stride, size))
-                    places = [(root + p) % size for p in (holder, holder + reach)]
-                    for p in served:
-                        shard = (root + p) % size if collective.kind == "scatter" else 0
-                        sends += [
-                            (t, ranks[places[0]], ranks[places[1]], first + shard * k + j)
-                            for j in range(k)
-                        ]
+            reach = 1 << (rounds - 1 - t if is_scatter else t)
+            for holder in range(0, size, 2 * reach) if is_scatter else range(reach):
+                receiver = holder + reach
+                if receiver >= size:
+                    continue
+                served = range(receiver, min(receiver + reach, size))
+                shards = [(root + p) % size for p in served] if is_scatter else [0]
+                src, dst = (ranks[(root + p) % size] for p in (holder, receiver))
+                sends += [(t, src, dst, first + s * k + j) for s in shards for j in range(k)]
     topology = topologies.fully_connected(collective.num_ranks)
     step, src, dst, chunk = np.asarray(sends, np.int64).reshape(-1, 4).T
     pairs = topology.src.astype(np.int64) * topology.num_ranks + topology.dst
@@ -312,11 +297,12 @@ def run(
         config.get("in_flight", parts), "in_flight", CollectiveError, least=1
     )
     grouped = is_grouped(check_transport(config.get("transport", "groups")))
-    algorithm = str(config.get("algorithm", "default"))
-    axes, schedule = site.axes, Native(site.collective) if algorithm == "native" else None
+    algorithm, axes = str(config.get("algorithm", "default")), site.axes
     if algorithm == "default":
         axes, schedule = default()
-    elif schedule is None:
+    elif algorithm == "native":
+        schedule = Native(site.collective)
+    else:
         schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
 
@@ -354,8 +340,10 @@ def _in_parts(one, site: Site, x: jax.Array, parts: int, in_flight: int) -> jax.
     Operands that mesh axes in Auto or Explicit mode shard further stay whole: dividing them would
     make XLA move them.
     """
-    blocks = _blocks(site, x)
-    length = x.size // blocks if blocks else 0
+    # Parts cut every block, so that each part is an operand of the same collective.
+    is_many = site.kind in ("reduce_scatter", "scatter", "all_to_all")
+    blocks = len(site.collective.groups[0]) if is_many else 1
+    length = x.size // blocks
     parts = min(parts, length)
     if parts <= 1 or site.axes.auto or jax_internals.explicit_sharding(x)[1]:
         return one(x)
@@ -367,10 +355,3 @@ def _in_parts(one, site: Site, x: jax.Array, parts: int, in_flight: int) -> jax.
         done.append(one(part))
     shape = jax.eval_shape(one, x).shape
     return lax.concatenate(done, 1).reshape(shape)
-
-
-def _blocks(site: Site, x: jax.Array) -> int:
-    """How many blocks the leading dimension of an operand holds."""
-    if site.kind in ("reduce_scatter", "scatter", "all_to_all"):
-        return len(site.collective.groups[0])
-    return 1
