@@ -97,6 +97,7 @@ def add(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def sum_of_rows(rows: jax.Array) -> jax.Array:
     """The sum over the leading dimension, in the order of the synthesizer ``halving``."""
+    # Of three rows (0 + 1) + 2: the first half is the larger one.
     rows = rounded(rows)
 
     def of(start: int, end: int) -> jax.Array:

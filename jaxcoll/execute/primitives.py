@@ -14,11 +14,10 @@ may be anything. Their parameters:
   fixed order (``fixed_order``), which reduce_scatter has, too; "sum" for the others.
 - ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 
-All processes must run the same schedules, or they wait for each other for ever.
-
-So before a program first runs, the processes whose devices it runs on compare the schedules in it
-through the service that ``jax.distributed.initialize`` connects them to. Tracing, lowering and
-compiling, which one process may do alone, wait for nobody.
+All processes must run the same schedules, or they wait for each other for ever. So before a program
+first runs, the processes whose devices it runs on compare the schedules in it through the service
+that ``jax.distributed.initialize`` connects them to. Tracing, lowering and compiling, which one
+process may do alone, wait for nobody.
 
 The first of these processes leads: it reads what each of them is about to run, and publishes a
 verdict, so that all go on or all raise. Comparisons on the same devices are numbered. Processes
@@ -197,6 +196,7 @@ def _compared(key: str, members: Sequence[int], mine: str) -> str:
     """The leader's verdict on what all members are about to run."""
     leader, *others = members
     deadline = time.monotonic() + TIMEOUT_SECONDS
+    # All are heard before any is compared: a process that differs gets the verdict, too.
     said = {}
     for other in others:
         theirs = jax_internals.fetch(f"{key}/{other}", max(deadline - time.monotonic(), 0.1))
@@ -303,10 +303,6 @@ def _shape(shape, *, schedule, **_):
     return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
 
 
-def _out_varying(varying, *, axes, invarying, **_):
-    return varying - set(axes.over) if invarying else varying
-
-
 def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
     kind = schedule.collective.kind
@@ -320,18 +316,17 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
-        return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
+        if kind != "all_gather":
+            return varied
+        program = _program(schedule)
+        own = lookup(program.group_index, axes.rank())
+        return read(varied, own, 1, varied.shape[0] // program.group_size)
+    # A sum on all ranks is its own transpose; the others are those of their duals, whose schedules
+    # are these run backwards (an all_gather's transpose is a reduce_scatter).
     if kind == "all_reduce":
         return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
     dual = reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
-
-
-def _own_block(x: jax.Array, axes: Axes, schedule: Schedule | Native) -> jax.Array:
-    program = _program(schedule)
-    size = x.shape[0] // program.group_size
-    index = lookup(program.group_index, axes.rank())
-    return read(x, index, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):
@@ -396,8 +391,7 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds.
 
     On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
-        the
-    whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it means "auto".
+    the whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it means "auto".
     """
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
@@ -418,7 +412,9 @@ def _declare(kind: str, op: str):
     return jax_internals.define(
         f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
         shape=_shape,
-        out_varying=_out_varying,
+        out_varying=lambda varying, *, axes, invarying, **_: (
+            varying - set(axes.over) if invarying else varying
+        ),
         weak=_weak,
         # As in jax.lax, maxima and minima have no derivative.
         transpose=_transpose if op in ("sum", "fixed_sum") else None,
