@@ -179,6 +179,7 @@ def _is_valid(task: Task, backend: str, config: Config) -> bool:
         return False
     if transport == "cliques" and _deadlocks(schedule):
         return False
+    # Longer straight-line code takes long to compile; the loop of the same schedule does not.
     permutes = permute_program(schedule).num_permutes
     return config["lowering"] != "ssa" or parts * permutes <= MOST_STRAIGHT_PERMUTES
 
@@ -195,6 +196,8 @@ def _deadlocks(schedule: Schedule) -> bool:
 
 def candidates(task: Task, space: Space, most: int = 15) -> tuple[Config, ...]:
     """At most so many configurations of a space, the default first."""
+    # An estimate ranks resources of one implementation better than implementations: all subspaces
+    # give their best, then all their second best.
     native = Config({**space.default, "algorithm": "native"})
     found = [space.default] + [config for config in (native,) if config in space]
     ranked = (_ranked(task, space, subspace) for subspace in space.subspaces)
