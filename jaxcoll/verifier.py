@@ -84,7 +84,19 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     during = [fault for fault in found if isinstance(fault, _Fault)]
     if during:
         raise min(during, key=lambda fault: fault.at).error
-    _check_end(schedule, [missing for missing in found if isinstance(missing, _Missing)])
+    lacking = [missing for missing in found if isinstance(missing, _Missing)]
+    if lacking:
+        rank, chunk, have, _ = min(lacking)
+        missing, full = sum(one.count for one in lacking), int(collective.contributions[chunk])
+        sums = collective.is_reducing
+        got = f"has {have} of {full} contributions to" if sums else "never receives"
+        steps = schedule.num_steps
+        raise ScheduleError(
+            f"after {steps} steps: rank {rank} {got} chunk {chunk} ({missing} such in all)",
+            rank=rank,
+            chunk=chunk,
+            step=steps,
+        )
 
 
 class _Fault(NamedTuple):
@@ -218,22 +230,6 @@ def _error(schedule: Schedule, send: int, rank: int, text: str) -> ScheduleError
     step = int(np.searchsorted(schedule.step_ptr, send, side="right")) - 1
     chunk = int(schedule.chunk[send])
     return ScheduleError(f"step {step}: rank {rank} {text}", rank=rank, chunk=chunk, step=step)
-
-
-def _check_end(schedule: Schedule, lacking: list[_Missing]) -> None:
-    if not lacking:
-        return
-    collective = schedule.collective
-    rank, chunk, have, _ = min(lacking)
-    missing, full = sum(one.count for one in lacking), int(collective.contributions[chunk])
-    got = f"has {have} of {full} contributions to" if collective.is_reducing else "never receives"
-    steps = schedule.num_steps
-    raise ScheduleError(
-        f"after {steps} steps: rank {rank} {got} chunk {chunk} ({missing} such in all)",
-        rank=rank,
-        chunk=chunk,
-        step=steps,
-    )
 
 
 # ---------------------------------------------------------------------- compact schedules
