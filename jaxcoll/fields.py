@@ -298,7 +298,7 @@ def exactly(name: str) -> Callable[[object, str], None]:
 
 def encode(value: object, where: str, depth: int = 0) -> object:
     """A provenance value in JSON's terms; tuples and arrays as lists, rationals as an object."""
-    # Refused when it is written, too: what is written must be read again.
+    # Refused when it is written, too: no file is written that cannot be read.
     if depth > _MAX_DEPTH:
         raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
     if isinstance(value, (np.generic, np.ndarray)):

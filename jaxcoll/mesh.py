@@ -158,9 +158,9 @@ def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
 
 def _search(links: np.ndarray, wired: np.ndarray) -> Iterator[np.ndarray]:
     """An order in which links are wires, by backtracking; none where the search gives up."""
-    # Sets of positions are integers, a bit each: what is left for a rank is the intersection of the
-    # neighbourhoods of its placed neighbours, in a few operations. Ranks that are bound most by
-    # those before them come first, so that a bad choice shows early.
+    # Sets of positions are integers, a bit each: the positions left for a rank are the intersection
+    # of the neighbourhoods of its placed neighbours, in a few operations. Ranks that are bound most
+    # by those before them come first, so that a bad choice shows early.
     n = len(links)
     turn = _most_bound_first(links | links.T)
     near_out, near_in = _masks(wired), _masks(wired.T)

@@ -303,11 +303,7 @@ def _costs(topology: Topology) -> np.ndarray:
 
 
 class _Links(NamedTuple):
-    """Outgoing links by vertex: those of v are ``link[ptr[v]:ptr[v + 1]]``; ends and costs of all.
-
-    Attributes:
-        cost: of each link, see ``_costs``.
-    """
+    """Outgoing links by vertex (``Topology.out_links``); ends and costs (``_costs``) of all."""
 
     ptr: np.ndarray
     link: np.ndarray

@@ -79,7 +79,7 @@ class Instruction:
     @functools.cached_property
     def memories(self) -> frozenset[str]:
         """Memory spaces of large parts of the result: "0" is the device's main memory."""
-        # f32[8,128]{1,0:T(8,128)S(1)} lies in memory space 1; scalars, "[]", are no large parts.
+        # f32[8,128]{1,0:T(8,128)S(1)} lies in memory space 1; scalars, "[]", are not counted.
         parts = re.findall(r"\[[\d,]+\](?:\{[^{}]*\})?", self.type)
         spaces = (_MEMORY.search(part) for part in parts)
         return frozenset(space.group(1) if space else "0" for space in spaces)

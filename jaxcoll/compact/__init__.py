@@ -208,8 +208,8 @@ class CompactWriter:
         self._counts += (start + np.cumsum(counts)).tolist()
 
     def __exit__(self, kind, error, trace) -> None:
-        # Closed first: what is renamed must be written. After success the draft is the folder, and
-        # there is nothing left to remove.
+        # Closed first: a folder that is renamed must be whole. After success the draft has become
+        # the folder, and nothing is left to remove.
         self._active.close()
         self._chunk.close()
         try:

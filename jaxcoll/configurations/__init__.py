@@ -217,7 +217,7 @@ class Config(Mapping[str, Value]):
 
 def _scalar(value: object, what: str) -> Value:
     """A value as JSON holds it; numbers of NumPy become Python's."""
-    # NaN and infinity are no JSON, and NaN, which is not equal to itself, is no key.
+    # JSON has neither NaN nor infinity, and NaN, which is not equal to itself, cannot be a key.
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):

@@ -179,7 +179,13 @@ def in_buckets(
         # Nothing but the barrier keeps XLA from starting all buckets at once, each with buffers.
         if 0 < window <= len(done):
             here = after(here, done[-window])
-        results = _flat(function, here) if rows is None else _side(function, map(rows, here))
+        if rows is not None:
+            results = _side(function, map(rows, here))
+        elif len(here) == 1:  # as it is: flattened, it would be copied
+            results = [function(here[0])]
+        else:
+            flat = _side(function, (leaf.reshape(-1) for leaf in here))
+            results = [part.reshape(leaf.shape) for part, leaf in zip(flat, here, strict=True)]
         done.append(results)
         for i, result in zip(members, results, strict=True):
             leaves[kept[i]] = result
@@ -193,13 +199,6 @@ def in_buckets(
 def is_void(leaf) -> bool:
     """Whether a leaf is the gradient of an integer, which holds nothing."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
-
-
-def _flat(function, leaves: list[jax.Array]) -> list[jax.Array]:
-    if len(leaves) == 1:
-        return [function(leaves[0])]
-    vectors = _side(function, (leaf.reshape(-1) for leaf in leaves))
-    return [vector.reshape(leaf.shape) for vector, leaf in zip(vectors, leaves, strict=True)]
 
 
 def _side(function, parts: Iterable[jax.Array]) -> list[jax.Array]:

@@ -170,9 +170,12 @@ class Call:
         """Run by a configuration, or as the call says."""
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
-            site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
+            collective = Collective(self.kind, self.axes.num_ranks, 1, groups, self.root)  # type: ignore[arg-type]
             nbytes = self._nbytes(x, self.groups)
-            return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
+            typed: dict[str, Any] = {"op": self.op, "invarying": self.invarying}
+            return configured.run(
+                collective, self.axes, x, nbytes, config, lambda: self._chosen(x), **typed
+            )
         axes, chosen = self._chosen(x)
         is_scheduled = isinstance(chosen, Schedule)
         op = "fixed_sum" if self.is_fixed and is_scheduled else self.op

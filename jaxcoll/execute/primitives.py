@@ -364,9 +364,12 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     chosen = _chosen(program, lowering, target)
     if chosen == "pallas" and axes.auto:
         chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes
-    laid = _layout(
-        (x.shape[0] // into, *x.shape[1:]) if x.ndim else (), program, axes, target, chosen
-    )
+    block = (x.shape[0] // into, *x.shape[1:]) if x.ndim else ()
+    laid = layout.flat(block, program.block_rows)
+    if axes.auto:
+        laid = layout.keeping_shards(block, program.block_rows, axes.auto)
+    elif target == "tpu" and chosen != "pallas":
+        laid = layout.in_tiles(block, program.block_rows) or laid
     lines = laid.pack(x, into)
     form = target if grouped or target != "gpu" else "gpu_ungrouped"
     # A kernel adds what lies in memory: nothing merges its additions.
@@ -374,17 +377,6 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     combine = lax.add if is_kernel else OPS[op]
     result = LOWERINGS[chosen](program, lines, Setting(axes, laid.width, form, combine))
     return laid.unpack(result, out, shape)
-
-
-def _layout(
-    block, program: PermuteProgram, axes: Axes, target: str, lowering: str
-) -> layout.Layout:
-    if axes.auto:
-        return layout.keeping_shards(block, program.block_rows, axes.auto)
-    tiles = None
-    if target == "tpu" and lowering != "pallas":
-        tiles = layout.in_tiles(block, program.block_rows)
-    return tiles or layout.flat(block, program.block_rows)
 
 
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:

@@ -217,7 +217,7 @@ def placement_left(
         other = tuple(k for k in range(len(grid.shape)) if k != d)
         used = np.flatnonzero(kept.any(axis=other))
         if closed and 0 < len(used) < side:  # a part may run over the seam
-            # Rotated so that the longest gap lies at the ends: what is left then is one run.
+            # Rotated so that the longest gap lies at the ends: survivors then are one run.
             gaps = np.diff(np.append(used, used[0] + side))
             used = np.roll(used, -int(gaps.argmax()) - 1)
         if not len(used) or ((np.diff(used) % side) != 1).any():
@@ -226,8 +226,8 @@ def placement_left(
     box = at[np.ix_(*lines)]
     if lost[box].any():
         return None
-    # Then the links: a dimension without one of its links inside is no grid. Those that close it
-    # must all be left, or all be gone.
+    # Then the links: along a dimension all those inside must be left. Those that close it must all
+    # be left, or all be gone.
     joined = {*zip(src.tolist(), dst.tolist(), strict=True)}
     wrap = []
     for d, side in enumerate(box.shape):

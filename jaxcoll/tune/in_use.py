@@ -55,7 +55,7 @@ class ByTable:
         config = self.config(task)
         if config is None:
             return run_by(x, None)
-        # Training must go on: a row of another version of the library is no reason to stop.
+        # Training must go on, whatever version of the library wrote the row.
         try:
             return run_by(x, config)
         except JaxcollError as error:

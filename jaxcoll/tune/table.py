@@ -172,8 +172,8 @@ class Table:
                 by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
         if not by_dtype:
             return {}
-        # Messages are bytes: what was tuned for float32 serves int32 of as many, and float16 rather
-        # than float64. Of equally near ones the first by name, so that all processes agree.
+        # Messages are bytes: float32 answers for int32, and float16 rather than float64 does. Of
+        # equally near dtypes the first by name, so that all processes agree.
         bits = _bits(task.dtype)
         nearest_first = sorted(by_dtype, key=lambda d: (d != task.dtype, abs(_bits(d) - bits), d))
         return by_dtype[nearest_first[0]]

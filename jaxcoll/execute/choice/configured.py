@@ -250,36 +250,23 @@ def binomial(collective: Collective) -> Schedule:
 PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight", "transport")
 
 
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """A call with all but its operand and its schedule."""
-
-    kind: str
-    axes: Axes
-    groups: tuple[tuple[int, ...], ...] | None
-    root: int | None
-    op: str
-    invarying: bool
-
-    @property
-    def collective(self) -> Collective:
-        """The collective of one chunk per shard."""
-        return Collective(self.kind, self.axes.num_ranks, 1, self.groups, self.root)  # type: ignore[arg-type]
-
-
 def run(
-    site: Site,
+    collective: Collective,
+    axes: Axes,
     x: jax.Array,
     nbytes: int,
     config: Config,
     default: Callable[[], tuple[Axes, Schedule | Native]],
+    **typed,
 ) -> jax.Array:
     """The result of a call by a configuration.
 
     Args:
+        collective: of one chunk per shard.
         x: the operand, its blocks along the leading dimension (``primitives``).
         nbytes: of the larger of a rank's input and output.
         default: the axes and the choice for them without tuning.
+        typed: ``op`` and ``invarying``, as for ``primitives.bind``.
 
     Raises:
         CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not
@@ -297,27 +284,33 @@ def run(
         config.get("in_flight", parts), "in_flight", CollectiveError, least=1
     )
     grouped = is_grouped(check_transport(config.get("transport", "groups")))
-    algorithm, axes = str(config.get("algorithm", "default")), site.axes
+    algorithm, over = str(config.get("algorithm", "default")), axes
     if algorithm == "default":
-        axes, schedule = default()
+        over, schedule = default()
     elif algorithm == "native":
-        schedule = Native(site.collective)
+        schedule = Native(collective)
     else:
-        schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
+        schedule = schedule_of(collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
 
     def one(part: jax.Array) -> jax.Array:
-        return primitives.bind(
-            part,
-            axes,
-            schedule,
-            lowering=lowering,
-            invarying=site.invarying,
-            op=site.op,
-            grouped=grouped,
-        )
+        return primitives.bind(part, over, schedule, lowering=lowering, grouped=grouped, **typed)
 
-    return _in_parts(one, site, x, parts, in_flight)
+    # Parts cut every block, so that each part is an operand of the same collective. Operands that
+    # mesh axes in Auto or Explicit mode shard further stay whole: XLA would move them.
+    is_many = collective.kind in ("reduce_scatter", "scatter", "all_to_all")
+    blocks = len(collective.groups[0]) if is_many else 1
+    length = x.size // blocks
+    parts = min(parts, length)
+    if parts <= 1 or axes.auto or jax_internals.explicit_sharding(x)[1]:
+        return one(x)
+    bounds = [length * i // parts for i in range(1, parts)]
+    done: list[jax.Array] = []
+    for part in jnp.split(x.reshape(blocks, length), bounds, axis=1):
+        if len(done) >= in_flight:  # part i starts once part i - in_flight is complete
+            [part] = after([part], done[-in_flight])
+        done.append(one(part))
+    return lax.concatenate(done, 1).reshape(jax.eval_shape(one, x).shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -329,29 +322,3 @@ def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int
     """
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
     return synthesized(synthesizer_named(algorithm).with_nbytes(max(nbytes, 1)), wanted)
-
-
-# ---------------------------------------------------------------------- parts
-
-
-def _in_parts(one, site: Site, x: jax.Array, parts: int, in_flight: int) -> jax.Array:
-    """The collective part by part, part i once part i - ``in_flight`` is complete.
-
-    Operands that mesh axes in Auto or Explicit mode shard further stay whole: dividing them would
-    make XLA move them.
-    """
-    # Parts cut every block, so that each part is an operand of the same collective.
-    is_many = site.kind in ("reduce_scatter", "scatter", "all_to_all")
-    blocks = len(site.collective.groups[0]) if is_many else 1
-    length = x.size // blocks
-    parts = min(parts, length)
-    if parts <= 1 or site.axes.auto or jax_internals.explicit_sharding(x)[1]:
-        return one(x)
-    bounds = [length * i // parts for i in range(1, parts)]
-    done: list[jax.Array] = []
-    for part in jnp.split(x.reshape(blocks, length), bounds, axis=1):
-        if len(done) >= in_flight:
-            [part] = after([part], done[-in_flight])
-        done.append(one(part))
-    shape = jax.eval_shape(one, x).shape
-    return lax.concatenate(done, 1).reshape(shape)

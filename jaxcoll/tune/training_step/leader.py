@@ -275,7 +275,7 @@ def _most_timed(sizes: Sequence[int]) -> int:
 
 def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
     """The longest time that any process measured, step by step."""
-    # A collective ends everywhere when the slowest process does; a time that is no number counts as
+    # A collective ends everywhere when the slowest process does; a time that is NaN counts as
     # infinite, since it says that one of them did not measure.
     return [
         TimedStep(

@@ -126,14 +126,6 @@ class Preparation:
                 return False
         return True
 
-    def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
-        """Whether a candidate's result on test buffers is that of ``jax.lax``.
-
-        Args:
-            wait: blocks until an array is computed, or raises.
-        """
-        return self.comparisons[task].equal(candidate, wait)
-
     def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
         if isinstance(spaces, Mapping):
             found = [None, *spaces.get(task, ())]

@@ -120,7 +120,7 @@ class Timing:
             is_usual: whether the step runs on the arguments of most steps; others do not count.
             profiler: of the program, where the step is to be profiled if it counts.
         """
-        # A step behind one that nobody waited for would be timed with what is left of that one; the
+        # A step behind one that nobody waited for would be timed with the rest of that one, and the
         # first call of a program with its compilation.
         counts = waits and is_usual and self._has_waited and program in self._has_run
         profiler = profiler if counts else None
