@@ -276,13 +276,9 @@ def run(
         raise CollectiveError(
             f"a configuration has no {unknown[0]!r}; its parameters are {', '.join(PARAMETERS)}"
         )
-    numbers = (config.get(name, 1) for name in ("chunks", "parts"))
-    chunks, parts = (
-        checks.integer(n, "chunks and parts", CollectiveError, least=1) for n in numbers
-    )
-    in_flight = checks.integer(
-        config.get("in_flight", parts), "in_flight", CollectiveError, least=1
-    )
+    count = functools.partial(checks.integer, error=CollectiveError, least=1)
+    chunks, parts = (count(config.get(name, 1), "chunks and parts") for name in ("chunks", "parts"))
+    in_flight = count(config.get("in_flight", parts), "in_flight")
     grouped = is_grouped(check_transport(config.get("transport", "groups")))
     algorithm, over = str(config.get("algorithm", "default")), axes
     if algorithm == "default":
