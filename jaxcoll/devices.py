@@ -277,10 +277,8 @@ def _coordinates(devices: list, cored: bool) -> np.ndarray:
 
 
 def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
-    """One coordinate of a subgrid of a slice, relative to the subgrid's first coordinate.
-
-    On a closed dimension a subgrid may wrap around: its first coordinate follows the longest gap.
-    """
+    """One coordinate of a subgrid of a slice, relative to the subgrid's first coordinate."""
+    # On a closed dimension a subgrid may wrap around: its first coordinate follows the longest gap.
     used = np.unique(coordinate)
     if not closed or len(used) == side:
         return coordinate - used[0]
@@ -290,11 +288,9 @@ def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """Each host wired as its kind is, and a switch between hosts, which all devices reach.
-
-    A host is a switch of its own, or a link between every two of its devices. Where the switch of a
-    kind spans hosts, "host" means all of them.
-    """
+    """Each host wired as its kind is, and a switch between hosts, which all devices reach."""
+    # A host is a switch of its own, or a link between every two of its devices. Where the switch of
+    # a kind spans hosts, "host" means all of them.
     n = len(devices)
     place = "slice_index" if kind.spans_hosts else "process_index"
     hosts = [int(getattr(device, place, 0) or 0) for device in devices]

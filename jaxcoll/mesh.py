@@ -78,12 +78,10 @@ def _joined(topology: Topology) -> np.ndarray:
 
 
 def _by_shape(topology: Topology, wires: Topology) -> Iterator[np.ndarray]:
-    """Orders in which each dimension of one grid runs through some dimensions of the other.
-
-    A product of graphs contains the product of a path (or cycle) through each factor. So dimensions
-    of the wires are assigned to the dimensions of the topology, and each of these runs through the
-    dimensions assigned to it.
-    """
+    """Orders in which each dimension of one grid runs through some dimensions of the other."""
+    # A product of graphs contains the product of a path (or cycle) through each factor. So
+    # dimensions of the wires are assigned to the dimensions of the topology, and each of these runs
+    # through the dimensions assigned to it.
     box, floor = topology.placement, wires.placement
     if box is None or floor is None:
         return
@@ -235,12 +233,11 @@ def _distances(topology: Topology) -> np.ndarray:
 
 
 def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """An order that no exchange of two ranks improves.
-
-    The sum over pairs of ranks of the actual distance over the wanted one is minimized: a quadratic
-    assignment. ``scipy.optimize.quadratic_assignment`` offers exchanges too ("2opt"), but evaluates
-    the whole sum for each of them, ranks^4 operations per sweep instead of the ranks^3 here.
-    """
+    """An order that no exchange of two ranks improves."""
+    # The sum over pairs of ranks of the actual distance over the wanted one is minimized, a
+    # quadratic assignment. scipy.optimize.quadratic_assignment offers exchanges too ("2opt"), but
+    # evaluates the whole sum for each of them, ranks^4 operations per sweep instead of the ranks^3
+    # here.
     n = len(wanted)
     weight = np.zeros((n, n))
     apart = ~np.eye(n, dtype=bool)

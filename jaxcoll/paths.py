@@ -289,11 +289,9 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
 
 
 def _costs(topology: Topology) -> np.ndarray:
-    """1/bandwidth of each link in whole units, int64 of shape (links,).
-
-    Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
-    unless that takes more than 62 bits; then rounded to as many.
-    """
+    """1/bandwidth of each link in whole units, int64 of shape (links,)."""
+    # Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
+    # unless a sum over all vertices would take more than 62 bits; then rounded to as many.
     speeds, which = topology.speeds
     cost = [1 / bandwidth for _, bandwidth in speeds]
     most = 2**62 // topology.num_vertices

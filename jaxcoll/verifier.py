@@ -100,14 +100,9 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
 
 
 class _Fault(NamedTuple):
-    """The first thing wrong with the sends of some chunks.
+    """The first thing wrong with the sends of some chunks, and the error to raise for it."""
 
-    Attributes:
-        at: step, and within it the pass of the replay and the send.
-        error: the error to raise.
-    """
-
-    at: tuple[int, int, int]
+    at: tuple[int, int, int]  # step, and within it the pass of the replay and the send
     error: ScheduleError
 
 

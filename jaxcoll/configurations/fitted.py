@@ -234,11 +234,9 @@ class Fitted(Search):
         self._absorbed = len(self._history)
 
     def _predict(self, grid: Grid) -> None:
-        """Renews what is predicted of the candidates and the measured points of a subspace.
-
-        A measured point is estimated by the mean of its measurements and the mean of the fits, by
-        their precisions.
-        """
+        """Renews what is predicted of the candidates and the measured points of a subspace."""
+        # A measured point is estimated by the mean of its measurements and the mean of the fits, by
+        # their precisions.
         grid.predict()
         fits = grid.ensemble.predict(grid.ensemble.points)
         means, variances = fits.mean(axis=0), fits.var(axis=0)

@@ -93,10 +93,8 @@ _SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
-    """The collective on an operand as ``primitives.bind`` has it, its blocks leading.
-
-    Called where types are no longer checked: ``jax.lax`` refuses groups where they are.
-    """
+    """The collective on an operand as ``bind`` has it, its blocks leading."""
+    # Traced where types are no longer checked: jax.lax refuses groups where they are.
     kind, names = collective.kind, axes.names
     is_whole = len(collective.groups) == 1 and collective.groups[0] == tuple(range(axes.num_ranks))
     groups = None if is_whole else collective.groups
@@ -380,11 +378,8 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
 
 
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
-    """The lowering of a program: straight-line code while that compiles in a few seconds.
-
-    On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
-    the whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it means "auto".
-    """
+    """The lowering of a program: straight-line code while that compiles in a few seconds."""
+    # "pallas" is a kernel for TPUs; elsewhere it means "auto".
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
     size = program.num_permutes
@@ -393,6 +388,8 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
         size = sum(r.size for rounds in program.steps for r in rounds)
     if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
+    # On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
+    # the whole buffer in every step.
     return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 

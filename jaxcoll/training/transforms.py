@@ -286,14 +286,11 @@ class _Sum:
 
 
 class _ActiveSums:
-    """The sums that are not complete, oldest first.
-
-    Attributes:
-        sums: each with the list that its leaves go to, and their indices in it.
-    """
+    """The sums that are not complete, oldest first."""
 
     def __init__(self, settings: LeafSums):
         self._settings = settings
+        # Each with the list that its leaves go to, and their indices in it.
         self.sums: list[tuple[_Sum, list, list[int]]] = []
 
     def add(self, leaves: list, members: list[int]) -> None:

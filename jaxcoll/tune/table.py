@@ -286,11 +286,7 @@ class Table:
 
 
 def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
-    """The key of an entry: only keys that a file can hold are kept.
-
-    Raises:
-        TuneError: a machine, task or configuration that is none.
-    """
+    """The key of an entry: only keys that a file can hold are kept."""
     checks.instance(machine, Machine, "machine", TuneError)
     checks.instance(task, Task, "task", TuneError)
     for each in config:

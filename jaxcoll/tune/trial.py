@@ -123,11 +123,8 @@ def collective_of(task: Task) -> Collective:
 
 
 def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every synthesizer defined for a task and its chunk counts.
-
-    Those that take minutes have no variants; of those with the same schedule the
-    first is kept.
-    """
+    """Every synthesizer defined for a task and its chunk counts."""
+    # Those that take minutes have no variants; of those with the same schedule the first is kept.
     collective, seen = collective_of(task), set()
     topology = default_topology(collective.num_ranks)
     shard = task.nbytes // task.group_size

@@ -186,17 +186,15 @@ def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
 
 
 def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
-    """The collective in one chunk per shard, and in the few that load a network's links evenly.
-
-    Where Python kernels answer for one chunk, only counts for which they do: compiling others takes
-    a minute on a fresh machine, while a program is being traced.
-    """
+    """The collective in one chunk per shard, and in the few that load a network's links evenly."""
     with without_numba(is_small(collective, maker.name)):
         series = maker.worth_trying(Problem(topology, collective))
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
     found = [
         dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
     ]
+    # Where Python kernels answer for one chunk, only counts for which they do: compiling others
+    # takes a minute on a fresh machine, while a program is being traced.
     small = [each for each in found if is_small(each, maker.name)]
     return small or found
 

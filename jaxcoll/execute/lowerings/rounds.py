@@ -104,11 +104,9 @@ def _koenig(src, dst, ranks, colours):
 
 @kernel(cache=True)
 def _swap(src, dst, sends, receives, colour, receiver, a, b):
-    """Exchange colours a and b along the path that leaves ``receiver`` by a: a becomes free there.
-
-    The path alternates a, b, a, ... and cannot reach the sender at which a is free, since it would
-    enter a sender by a.
-    """
+    """Exchange colours a and b along the path that leaves ``receiver`` by a: frees a there."""
+    # The path alternates a, b, a, ... and cannot reach the sender at which a is free, since it
+    # would enter a sender by a.
     v, length = receiver, 0
     path = np.empty(len(colour), np.int64)
     while True:

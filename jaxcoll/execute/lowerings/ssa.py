@@ -79,10 +79,8 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
 
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    """Steps separated by barriers; during the permutes of one, rows of the previous are written.
-
-    The rows that the next step sends are read then, too, unless they are only just arriving.
-    """
+    """Steps separated by barriers; during the permutes of one, rows of the previous are written."""
+    # The rows that the next step sends are read then, too, unless they are only just arriving.
     width, op = setting.width, setting.op
     rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, width)

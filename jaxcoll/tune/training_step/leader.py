@@ -58,11 +58,7 @@ _FINAL_ERROR = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A search's choice: candidates per task, those that are refused, and their program.
-
-    Attributes:
-        related: ``kinship`` of the candidates.
-    """
+    """A search's choice: candidates per task, those refused, their program and ``kinship``."""
 
     sizes: tuple[int, ...]
     refused: tuple[tuple[int, int], ...]
@@ -198,9 +194,7 @@ class Leader:
         return Event.DRIFTED if self._prepared.has_switch else Event.DRIFTED_APART
 
     def _start_race(self, prepared: _Prepared) -> None:
-        """A race of all candidates; where each is a program of its own, all of them are finalists:
-        the i-th candidate of all tasks at once.
-        """
+        """A race of all candidates, and the finalists where each is a program of its own."""
         most = self._most_steps or _most_steps(prepared.sizes)
         self._race = Race(
             prepared.sizes,
@@ -213,6 +207,7 @@ class Leader:
         for task, candidate in prepared.refused:
             self._race.fail(task, candidate)
         if not prepared.has_switch:
+            # All of them are finalists: the i-th candidate of all tasks at once.
             places, alive = range(max(prepared.sizes, default=0)), self._race.alive
             chosen = [tuple(i if i in left else 0 for left in alive) for i in places]
             self._finalists = list(dict.fromkeys(chosen))
@@ -255,11 +250,9 @@ class Leader:
 
 
 def _most_steps(sizes: Sequence[int]) -> int:
-    """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30.
-
-    More candidates lie closer together, hence more steps for each. Several tasks, which a step
-    measures together, take about half as many again as one.
-    """
+    """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30."""
+    # More candidates lie closer together, hence more steps for each. Several tasks, which a step
+    # measures together, take about half as many again as one.
     longest = max(sizes, default=1)
     if len(sizes) < 2:
         return max(2, 8 * longest // 3 if longest <= 15 else 4 * longest)

@@ -417,12 +417,8 @@ class Online:
         self._history.comparison_seconds += time.perf_counter() - started
 
     def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
-        """Why a candidate must not be tried, or "". The table remembers one that ends the process
-        or never returns.
-
-        Raises:
-            TuneError: another process stalls or has ended.
-        """
+        """Why a candidate must not be tried, or ""; ``TuneError`` where another process stalls."""
+        # Noted first: the table remembers a candidate that ends the process or never returns.
         what = f"the comparison of {config} for {task} with jax.lax"
         self.table.begin_trial(task, config, self._machine)
         self._save()
