@@ -194,7 +194,6 @@ def _compared(key: str, members: Sequence[int], mine: str) -> str:
     """The leader's verdict on what all members are about to run."""
     leader, *others = members
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    # All are heard before any is compared: a process that differs gets the verdict, too.
     said = {}
     for other in others:
         theirs = jax_internals.fetch(f"{key}/{other}", max(deadline - time.monotonic(), 0.1))
