@@ -409,7 +409,7 @@ class Online:
         for position, candidate in pairs:
             task, configs = list(prepared.candidates.items())[position]
             config = configs[candidate]
-            is_equal = functools.partial(prepared.comparisons[task].equal, candidate)
+            is_equal = functools.partial(prepared.equal, task, candidate)
             if config is not None and (why := self._compared(task, config, is_equal)):
                 self._refused.append((position, candidate))
                 self._quarantine(task, config, why)
