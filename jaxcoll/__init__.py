@@ -16,6 +16,7 @@ first function that runs schedules on devices.
 
 import importlib
 import importlib.metadata
+import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
@@ -95,42 +96,7 @@ if TYPE_CHECKING:
 # Quiet unless the program says otherwise: logging.basicConfig(level="INFO") shows what was chosen.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-# Modules and folders, loaded when first used: aot, execute and tune need jax, draw Matplotlib.
-_MODULES = frozenset(
-    (
-        "aot",
-        "bounds",
-        "calibration",
-        "collective",
-        "compact",
-        "devices",
-        "draw",
-        "errors",
-        "execute",
-        "executors",
-        "finder",
-        "grid",
-        "io",
-        "mesh",
-        "numerics",
-        "pages",
-        "paths",
-        "pictures",
-        "progress",
-        "prove",
-        "schedule",
-        "simulation",
-        "synth",
-        "topologies",
-        "topology",
-        "training",
-        "trees",
-        "tune",
-        "verifier",
-    )
-)
-
-# Those that are meant to be used by their names.
+# Modules and folders that are meant to be used by their names.
 _PUBLIC = frozenset(("aot", "draw", "execute", "executors", "finder", "io", "pages", "tune"))
 
 # The public names by the module that has them.
@@ -276,16 +242,18 @@ _PACKAGES = {"draw": "matplotlib", "optax": "optax"}
 def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
         return _loaded(name, "jaxcoll.training.transforms")
-    if name in _MODULES:
-        return _loaded(name, f"jaxcoll.{name}")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"jaxcoll.{_MODULE_OF[name]}"), name)
     if name == "__version__":
         return importlib.metadata.version("jaxcoll")
+    # Modules and folders, when first used: aot, execute and tune need jax, draw Matplotlib.
+    if not name.startswith("_") and importlib.util.find_spec(f"jaxcoll.{name}") is not None:
+        return _loaded(name, f"jaxcoll.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _loaded(name: str, module: str):
+    # Only the absence of that package is explained: any other import error is a fault of its own.
     package = _PACKAGES.get(name)
     try:
         return importlib.import_module(module)

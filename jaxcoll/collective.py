@@ -1,4 +1,9 @@
-"""Collective: the chunks that every rank holds before and must hold after."""
+"""Collective: the chunks that every rank holds before and must hold after.
+
+An all_gather of three ranks with one chunk per shard has chunks 0, 1 and 2: rank r holds chunk r
+before, and all three after. An all_to_all of them has nine, (source, destination) of 3 x 3: rank r
+holds 3 r, 3 r + 1 and 3 r + 2 before, and r, r + 3 and r + 6 after.
+"""
 
 from __future__ import annotations
 
@@ -82,23 +87,25 @@ class Collective:
             checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
-        self._check_root()
+        if self.kind in ROOTED:
+            smallest = min(len(group) for group in self.groups)
+            root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
+            if not 0 <= root < smallest:
+                raise CollectiveError(
+                    f"root must be an index in every group, 0..{smallest - 1}, got {root}"
+                )
+            checks.put(self, root=root)
+        elif self.root is not None:
+            raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
         if self.shares is not None:
             self._check_shares()
-        self._check_count()
-
-    def _check_root(self) -> None:
-        if self.kind not in ROOTED:
-            if self.root is not None:
-                raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
-            return
-        smallest = min(len(group) for group in self.groups)
-        root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
-        if not 0 <= root < smallest:
+        # Chunk numbers are int32 in every column; counted before any column is made.
+        count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
+        if count > np.iinfo(np.int32).max:
             raise CollectiveError(
-                f"root must be an index in every group, 0..{smallest - 1}, got {root}"
+                f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
+                f"take fewer chunks per shard"
             )
-        checks.put(self, root=root)
 
     def _check_shares(self) -> None:
         shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
@@ -113,6 +120,8 @@ class Collective:
                 f"shares need one number per rank, {self.num_ranks} in all and not all 0, got "
                 f"{checks.shown(self.shares)}"
             )
+        # (2, 2, 4) with k chunks per share is (1, 1, 2) with 2 k: a collective has one spelling, so
+        # that equal ones are equal.
         common = math.gcd(*shares)
         shares = tuple(share // common for share in shares)
         checks.put(
@@ -120,14 +129,6 @@ class Collective:
             chunks_per_shard=self.chunks_per_shard * common,
             shares=None if set(shares) == {1} else shares,
         )
-
-    def _check_count(self) -> None:
-        count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
-        if count > np.iinfo(np.int32).max:
-            raise CollectiveError(
-                f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
-                f"take fewer chunks per shard"
-            )
 
     # ------------------------------------------------------------------ facts
 
@@ -238,8 +239,10 @@ class Collective:
             rank, chunk: integers or arrays, broadcast against each other.
         """
         rank, chunk = np.asarray(rank), np.asarray(chunk)
+        # Every rank of a group contributes to every chunk that is summed.
         if self.is_reducing:
             return self.group_of_rank[rank] == self.group_of_chunk[chunk]
+        # Of a scatter the shards' owners are where they end; all start at the root.
         return rank == (self.target if self.kind == "scatter" else self.owner)[chunk]
 
     def wants(self, rank, chunk) -> np.ndarray:
@@ -331,6 +334,7 @@ class Collective:
         self.check_listed()
         if self.kind != "all_to_all":
             return np.arange(self.num_chunks)
+        # Backwards, what went from u to v goes from v to u.
         parts = []
         for start, group in zip(self.chunk_ptr[:-1], self.groups, strict=True):
             n, k = len(group), self.chunks_per_shard
@@ -359,6 +363,7 @@ class Collective:
         return dataclasses.replace(self, groups=groups)
 
     def __repr__(self) -> str:
+        # In one line whatever the groups are: errors show it.
         sizes = sorted({len(group) for group in self.groups})
         over = f"{self.num_ranks} ranks"
         if self.is_grouped:

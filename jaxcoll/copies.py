@@ -53,6 +53,7 @@ class Copies:
             ``None`` where groups have different networks or there is one group only, and where
             links or switches join different places of two groups, so that data could take a detour.
         """
+        # Equal groups that hold all ranks, joined only at equal places, with the same links inside.
         count, size = len(groups), len(groups[0])
         if count < 2 or size < 2 or {len(group) for group in groups} != {size}:
             return None
@@ -66,6 +67,8 @@ class Copies:
         inside = copy[src] == copy[dst]
         if (place[src] != place[dst])[~inside].any():
             return None
+        # The links inside, copy by copy, each copy's in the order of places and speeds: then those
+        # of all copies must be the same columns.
         links = np.flatnonzero(inside & (copy[src] >= 0))
         speed = topology.speeds[1]
         links = links[np.lexsort([c[links] for c in (speed, place[dst], place[src], copy[src])])]
@@ -87,6 +90,7 @@ class Copies:
             one = Topology(size, *columns, bandwidth, vertices, placement=placement)  # type: ignore[arg-type]
         except TopologyError:  # the ranks of a group reach each other over links of others only
             return None
+        # ``one`` keeps its links in canonical order, which the columns of ``links`` follow.
         return cls(topology, ranks, one, links[:, canonical_order(*columns, bandwidth, bandwidth)])
 
     def part(self, whole: Collective) -> Collective:
@@ -95,6 +99,7 @@ class Copies:
 
     def on_all(self, found: Schedule) -> Schedule:
         """A schedule of one copy, run by all of them at once."""
+        # Copy c of edge e is edge c * edges + e, copy c of chunk i the i-th chunk of group c.
         count, edges = len(self.ranks), found.edges
         hops = edges.path_ptr[-1] * np.arange(count)[:, None]
         everywhere = Edges(

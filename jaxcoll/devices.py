@@ -213,25 +213,22 @@ def describe_devices(
     # GPUs, as far as a compiler describes them, have coordinates too: their number in their host.
     is_gpu = backend_of(getattr(devices[0], "platform", "")) == "gpu"
     if not is_gpu and any(getattr(device, "coords", None) is not None for device in devices):
-        return _tpu_slice(devices, kind, wrap, _slice_of(devices) if within is None else within)
+        if within is None:  # all devices of the slice, as far as these know
+            client = getattr(devices[0], "client", None)
+            known = [] if client is None else list(client.devices())
+            within = known if all(device in known for device in devices) else devices
+        return _tpu_slice(devices, kind, wrap, within)
     return _hosts(devices, kind)
-
-
-def _slice_of(devices: list) -> list:
-    """All devices of the slice that devices are part of, as far as they know."""
-    client = getattr(devices[0], "client", None)
-    known = [] if client is None else list(client.devices())
-    return known if all(device in known for device in devices) else devices
 
 
 def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, whole) -> dict:
     # Two cores of one chip share its links; they form one more dimension of the box.
     cored = any(getattr(device, "core_on_chip", 0) for device in (*devices, *whole))
     coords, everywhere = _coordinates(devices, cored), _coordinates(list(whole), cored)
-    if coords.shape[1] != everywhere.shape[1] or not set(map(tuple, coords)) <= set(
-        map(tuple, everywhere)
-    ):
+    is_inside = set(map(tuple, coords)) <= set(map(tuple, everywhere))
+    if coords.shape[1] != everywhere.shape[1] or not is_inside:
         raise TopologyError("the devices given as the slice (within=) do not hold all devices")
+    # Rings close at the ends of the slice, so its sides decide which do, not those of the subgrid.
     sides = np.ptp(everywhere, axis=0) + 1
     if wrap is None:
         wrap = [kind.wraps_at > 0 and int(side) % kind.wraps_at == 0 for side in sides]
@@ -280,10 +277,8 @@ def _coordinates(devices: list, cored: bool) -> np.ndarray:
 
 
 def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
-    """One coordinate of a subgrid of a slice, relative to the subgrid's first coordinate.
-
-    On a closed dimension a subgrid may wrap around: its first coordinate follows the longest gap.
-    """
+    """One coordinate of a subgrid of a slice, relative to the subgrid's first coordinate."""
+    # On a closed dimension a subgrid may wrap around: its first coordinate follows the longest gap.
     used = np.unique(coordinate)
     if not closed or len(used) == side:
         return coordinate - used[0]
@@ -293,11 +288,9 @@ def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """Each host wired as its kind is, and a switch between hosts, which all devices reach.
-
-    A host is a switch of its own, or a link between every two of its devices. Where the switch of a
-    kind spans hosts, "host" means all of them.
-    """
+    """Each host wired as its kind is, and a switch between hosts, which all devices reach."""
+    # A host is a switch of its own, or a link between every two of its devices. Where the switch of
+    # a kind spans hosts, "host" means all of them.
     n = len(devices)
     place = "slice_index" if kind.spans_hosts else "process_index"
     hosts = [int(getattr(device, place, 0) or 0) for device in devices]
@@ -382,7 +375,15 @@ def describe_graph(
     nodes = list(graph.nodes)
     if all(isinstance(node, (int, np.integer)) for node in nodes):
         nodes.sort()
-    is_switch = {node: _is_switch(node, graph.nodes[node]) for node in nodes}
+    is_switch = {}
+    for node in nodes:
+        kind = graph.nodes[node].get("kind", "rank")
+        if str(kind).lower() not in ("rank", "switch"):
+            raise TopologyError(
+                f"node {shown(node)} has kind={shown(kind)}; a kind is 'rank' or 'switch', and a "
+                "node without one is a rank"
+            )
+        is_switch[node] = str(kind).lower() == "switch"
     nodes.sort(key=is_switch.__getitem__)  # ranks first, otherwise as they were
     index = {node: i for i, node in enumerate(nodes)}
     rows: list[tuple] = []
@@ -407,13 +408,3 @@ def describe_graph(
         "name": str(graph.graph.get("name", "")),
         "vertex_names": tuple(str(name) for name in names) if any(names) else (),
     }
-
-
-def _is_switch(node, attributes: dict) -> bool:
-    kind = attributes.get("kind", "rank")
-    if str(kind).lower() not in ("rank", "switch"):
-        raise TopologyError(
-            f"node {shown(node)} has kind={shown(kind)}; a kind is 'rank' or 'switch', and a node "
-            "without one is a rank"
-        )
-    return str(kind).lower() == "switch"

@@ -70,6 +70,8 @@ class AssumptionWarning(UserWarning):
 
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called the library, once per line and message."""
+    # Past all frames of ours, or every warning would name the same line of the library, and be
+    # shown once only.
     depth, frame = 2, sys._getframe(1)  # to ``warnings``, 1 is this function
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
         depth, frame = depth + 1, frame.f_back

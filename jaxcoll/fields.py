@@ -1,4 +1,8 @@
-"""JSON that is not trusted: parsing with every surprise refused, and fields of checked types."""
+"""JSON that is not trusted: parsing with every surprise refused, and fields of checked types.
+
+A reader is a function of (value, name) that returns the value, checked, or raises a ``FormatError``
+with the name. ``Fields`` takes an object's fields by such readers and refuses those left over.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from jaxcoll.errors import FormatError, shown
 INT32 = np.iinfo(np.int32).max
 INT64 = np.iinfo(np.int64).max
 
-_MAX_DIGITS = 1000
+_MAX_DIGITS = 1000  # of an integer or of a part of a rational: to read more takes long
 LARGEST = 10**_MAX_DIGITS - 1
-_MAX_DEPTH = 32
-_MOST_NAME = 83
+_MAX_DEPTH = 32  # of a value of provenance
+_MOST_NAME = 83  # letters of a name in an error
 _RATIONAL = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})/([0-9]{{1,{_MAX_DIGITS}}})", re.ASCII)
 _FRACTION_KEY = "p/q"
 
@@ -231,6 +235,8 @@ def column(high: int, dtype: type = np.int32) -> Callable[[object, str], np.ndar
 
     def read(value: object, name: str) -> np.ndarray:
         values = items(value, name)
+        # By types and extremes first: a column may have millions of entries, and only a bad one is
+        # looked for entry by entry. True and False are ints, but not of that type.
         if not set(map(type, values)) <= {int}:
             i = next(i for i, item in enumerate(values) if not _is_whole(item))
             raise FormatError(f"{name}[{i}] must be an integer, got {glimpse(values[i])}")
@@ -292,6 +298,7 @@ def exactly(name: str) -> Callable[[object, str], None]:
 
 def encode(value: object, where: str, depth: int = 0) -> object:
     """A provenance value in JSON's terms; tuples and arrays as lists, rationals as an object."""
+    # Refused when it is written, too: no file is written that cannot be read.
     if depth > _MAX_DEPTH:
         raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
     if isinstance(value, (np.generic, np.ndarray)):

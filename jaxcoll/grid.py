@@ -34,16 +34,14 @@ class Grid:
             )
         wrap = checks.sequence(self.wrap, "wrap", TopologyError)
         wrap = [checks.flag(w, f"wrap[{i}]", TopologyError) for i, w in enumerate(wrap)]
-        checks.put(self, shape=shape, wrap=tuple(wrap))
-        if len(self.wrap) != len(self.shape):
+        if len(wrap) != len(shape):
             raise TopologyError(
-                f"wrap needs one flag per dimension: shape {self.shape} has {len(self.shape)}, "
-                f"got {len(self.wrap)}"
+                f"wrap needs one flag per dimension: shape {shape} has {len(shape)}, "
+                f"got {len(wrap)}"
             )
-        effective = tuple(
-            bool(w) and side > 2 for w, side in zip(self.wrap, self.shape, strict=True)
-        )
-        object.__setattr__(self, "wrap", effective)
+        # Where nothing wraps in effect the flag is False, so that equal grids are equal.
+        closed = tuple(bool(w) and side > 2 for w, side in zip(wrap, shape, strict=True))
+        checks.put(self, shape=shape, wrap=closed)
 
     @property
     def size(self) -> int:
@@ -62,6 +60,7 @@ class Grid:
 
     def neighbour_pairs(self, dimension: int) -> np.ndarray:
         """Directed neighbour pairs (src, dst) along one dimension, int64 of shape (pairs, 2)."""
+        # With the dimension in front, neighbours are rows that follow each other.
         ranks = np.moveaxis(np.arange(self.size).reshape(self.shape), dimension, 0)
         pairs = [(ranks[:-1], ranks[1:])]
         if self.wrap[dimension]:
@@ -78,6 +77,7 @@ class Grid:
 
     def generators(self) -> tuple[tuple[int, ...], ...]:
         """Translations that keep the grid's neighbour pairs, one per closed dimension."""
+        # Two ranks that are joined both ways may trade places, too.
         return tuple(
             tuple(int(rank) for rank in self.translation(dimension))
             for dimension, side in enumerate(self.shape)
@@ -146,6 +146,8 @@ def checked_placement(
     """
     checks.optional(grid, checks.instance, Grid, "grid", TopologyError)
     checks.optional(placement, checks.instance, Placement, "placement", TopologyError)
+    # A grid says that ranks are numbered in its order; a placement says it of any order. A network
+    # has both where both are true, so that schedules for grids need not look at placements.
     of = grid if placement is None else placement.grid
     if of is None:
         return None, None

@@ -1,6 +1,9 @@
 """Columns of directed links: conversion, checks, canonical order.
 
-Last come the arguments that families of networks share, checked before anything is built.
+Links are sorted by source, destination, alpha and bandwidth, so that networks given in any order of
+links are equal column by column. Bandwidths are floats, and beside them exact rationals where a
+float cannot hold one. Last come the arguments that families of networks share, checked before
+anything is built.
 """
 
 from __future__ import annotations
@@ -70,6 +73,8 @@ def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
         known = {value: as_fraction(value) for value in given}
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{what}: {error}") from None
+    # Most networks fit floats, whose columns then are all there is: comparing and hashing a million
+    # rationals takes seconds.
     if all(fits_float(exact) for exact in set(known.values())):
         return None
     return tuple(known[value] for value in given)
@@ -91,6 +96,7 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
             f"{len(src)}, {len(dst)}, {len(alpha)}, {len(bandwidth)}"
         )
 
+    # One test of a column at a time, and the first bad link of the first that fails.
     def refuse(bad: np.ndarray, text: str) -> None:
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
@@ -121,6 +127,7 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
 
 def canonical_order(src, dst, alpha, bandwidth, exact=None) -> np.ndarray:
     """The order of links by src, dst, alpha, bandwidth, equal links in the order given."""
+    # By exact values where there are some: two rationals may be one float.
     speed = bandwidth
     if exact is not None:
         rank_of = {value: i for i, value in enumerate(sorted(set(exact)))}
@@ -175,36 +182,25 @@ def automorphisms(
     Raises:
         TopologyError: not a permutation of the vertices that keeps ranks and links.
     """
-    images = []
+    images, (src, dst, alpha, bandwidth, exact) = [], links
     for g, given in enumerate(checks.members(generators, "generators", TopologyError)):
         image = checks.integers(given, f"generators[{g}]", TopologyError, least=0)
-        _check_automorphism(np.asarray(image), num_ranks, num_vertices, links)
         images.append(image)
-    return tuple(images)
-
-
-def _check_automorphism(image: np.ndarray, num_ranks: int, num_vertices: int, links: tuple) -> None:
-    if not np.array_equal(np.sort(image), np.arange(num_vertices)):
-        raise TopologyError("a generator must be a permutation of the vertices")
-    if (image[:num_ranks] >= num_ranks).any():
-        raise TopologyError("a generator must take ranks to ranks and switches to switches")
-    if not _maps_onto_itself(image, *links):
-        raise TopologyError("a generator must map the links of the network onto themselves")
-
-
-def _maps_onto_itself(image, src, dst, alpha, bandwidth, exact) -> bool:
-    """Whether a vertex permutation takes the links, given in canonical order, to themselves."""
-    order = canonical_order(image[src], image[dst], alpha, bandwidth, exact)
-    same = all(
-        np.array_equal(moved[order], kept)
-        for moved, kept in (
-            (image[src], src),
-            (image[dst], dst),
-            (alpha, alpha),
-            (bandwidth, bandwidth),
+        column = np.asarray(image)
+        if not np.array_equal(np.sort(column), np.arange(num_vertices)):
+            raise TopologyError("a generator must be a permutation of the vertices")
+        if (column[:num_ranks] >= num_ranks).any():
+            raise TopologyError("a generator must take ranks to ranks and switches to switches")
+        # The moved links, put in canonical order, must be the same columns.
+        moved = (column[src], column[dst], alpha, bandwidth)
+        order = canonical_order(*moved, exact)
+        same = all(
+            np.array_equal(after[order], before)
+            for after, before in zip(moved, links[:4], strict=True)
         )
-    )
-    return same and (exact is None or tuple(exact[i] for i in order) == exact)
+        if not same or (exact is not None and tuple(exact[i] for i in order) != exact):
+            raise TopologyError("a generator must map the links of the network onto themselves")
+    return tuple(images)
 
 
 def distinct_speeds(
@@ -227,6 +223,7 @@ def distinct_speeds(
 
 def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndarray]:
     """Links by vertex as (ptr, link), each group in canonical order."""
+    # Stable, so that the links of a vertex stay in canonical order, by which ties are broken.
     order = np.argsort(vertex, kind="stable").astype(np.int32)
     ptr = np.searchsorted(vertex[order], np.arange(num_vertices + 1)).astype(np.int64)
     for column in (ptr, order):

@@ -1,13 +1,9 @@
 """Meshes: in which order devices are ranks, and the groups along the axes.
 
-Embedding: which device should be which rank, so that a network's links are wires.
-
 A schedule is written for the links of a topology. It runs as planned when each of them joins two
 devices that a wire joins. ``embed`` finds such an order: by the shapes of the two grids where both
 networks have one, by search otherwise. Through switches every rank reaches every other, and only
 the time differs: ``embed`` then places ranks that are close in the topology on close devices.
-
-Meshes: the order of their devices, and the groups along their axes.
 
 Nothing here imports jax: a mesh is anything with ``devices`` (an array) and ``axis_names``.
 """
@@ -59,6 +55,7 @@ def embed(topology: Topology, wires: Topology) -> np.ndarray:
         raise TopologyError(f"{topology} has {n} ranks, but there are {wires.num_ranks} devices")
     if not (topology.is_direct and wires.is_direct):
         return _exchanged(_distances(topology), _distances(wires))
+    # What costs least is tried first; each is checked, since a construction may miss a link.
     links, wired = _joined(topology), _joined(wires)
     for order in itertools.chain([np.arange(n)], _by_shape(topology, wires), _search(links, wired)):
         if wired[np.ix_(order, order)][links].all():
@@ -81,12 +78,10 @@ def _joined(topology: Topology) -> np.ndarray:
 
 
 def _by_shape(topology: Topology, wires: Topology) -> Iterator[np.ndarray]:
-    """Orders in which each dimension of one grid runs through some dimensions of the other.
-
-    A product of graphs contains the product of a path (or cycle) through each factor. So dimensions
-    of the wires are assigned to the dimensions of the topology, and each of these runs through the
-    dimensions assigned to it.
-    """
+    """Orders in which each dimension of one grid runs through some dimensions of the other."""
+    # A product of graphs contains the product of a path (or cycle) through each factor. So
+    # dimensions of the wires are assigned to the dimensions of the topology, and each of these runs
+    # through the dimensions assigned to it.
     box, floor = topology.placement, wires.placement
     if box is None or floor is None:
         return
@@ -145,7 +140,7 @@ def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
     if len(grid.shape) == 1:
         return _path(grid.shape) if wrap or side == 2 else None
     rest = _path(grid.shape[1:])
-    if side % 2:
+    if side % 2:  # a way back through the rows in pairs needs an even number of them
         return None
     # Out along the first places of all rows, back and forth through what is left of each row.
     out = [(i, *rest[0]) for i in range(side)]
@@ -161,6 +156,9 @@ def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
 
 def _search(links: np.ndarray, wired: np.ndarray) -> Iterator[np.ndarray]:
     """An order in which links are wires, by backtracking; none where the search gives up."""
+    # Sets of positions are integers, a bit each: the positions left for a rank are the intersection
+    # of the neighbourhoods of its placed neighbours, in a few operations. Ranks that are bound most
+    # by those before them come first, so that a bad choice shows early.
     n = len(links)
     turn = _most_bound_first(links | links.T)
     near_out, near_in = _masks(wired), _masks(wired.T)
@@ -235,12 +233,11 @@ def _distances(topology: Topology) -> np.ndarray:
 
 
 def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """An order that no exchange of two ranks improves.
-
-    The sum over pairs of ranks of the actual distance over the wanted one is minimized: a quadratic
-    assignment. ``scipy.optimize.quadratic_assignment`` offers exchanges too ("2opt"), but evaluates
-    the whole sum for each of them, ranks^4 operations per sweep instead of the ranks^3 here.
-    """
+    """An order that no exchange of two ranks improves."""
+    # The sum over pairs of ranks of the actual distance over the wanted one is minimized, a
+    # quadratic assignment. scipy.optimize.quadratic_assignment offers exchanges too ("2opt"), but
+    # evaluates the whole sum for each of them, ranks^4 operations per sweep instead of the ranks^3
+    # here.
     n = len(wanted)
     weight = np.zeros((n, n))
     apart = ~np.eye(n, dtype=bool)

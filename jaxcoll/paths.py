@@ -1,4 +1,9 @@
-"""Edges: rank-to-rank connections with the links they run over; distances and shortest routes."""
+"""Edges: rank-to-rank connections with the links they run over; distances and shortest routes.
+
+A shortest route has the fewest links, and of those the least sum of 1/bandwidth. So a breadth-first
+search from every source, layer by layer, finds the routes to all its destinations at once. Ties are
+broken by the numbers of links, so that the routes are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -157,6 +162,7 @@ def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
 
 def hop_distances(topology: Topology) -> np.ndarray:
     """Fewest links from rank to rank, int32 of shape (ranks, ranks)."""
+    # A network that may have unreachable ranks is refused here, where -1 would pass for a distance.
     n = connected(topology).num_ranks
     out = np.empty((n, n), np.int32)
     ptr, link = topology.out_links
@@ -189,6 +195,7 @@ def distances_from_ranks(topology: Topology, lengths: np.ndarray) -> np.ndarray:
     Args:
         lengths: of each link, at least 0, float64 of shape (links,).
     """
+    # Equal lengths: counting links is exact, and faster than Dijkstra's heap.
     n = topology.num_ranks
     if topology.num_links and (lengths == lengths[0]).all():
         hops = np.empty((n, topology.num_vertices), np.int32)
@@ -256,7 +263,17 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     connected(topology)
     src = checks.column(src, np.int32, "src", ScheduleError)
     dst = checks.column(dst, np.int32, "dst", ScheduleError)
-    _check_pairs(topology, src, dst)
+    if len(src) != len(dst):
+        raise ScheduleError(f"pairs need one src and one dst each, got {len(src)} and {len(dst)}")
+    n = topology.num_ranks
+    for bad, text in (
+        ((src < 0) | (src >= n) | (dst < 0) | (dst >= n), f"ranks are 0..{n - 1}"),
+        (src == dst, "a route joins two different ranks"),
+    ):
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise ScheduleError(f"pair {i} ({src[i]}->{dst[i]}): {text}")
+    # Pairs by source: one search serves all pairs of a source.
     ptr, link = topology.out_links
     order = np.argsort(src, kind="stable")
     outgoing = _Links(ptr, link, topology.src, topology.dst, _costs(topology))
@@ -271,25 +288,10 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     return Edges(src, dst, path_ptr, path_link)
 
 
-def _check_pairs(topology: Topology, src: np.ndarray, dst: np.ndarray) -> None:
-    if len(src) != len(dst):
-        raise ScheduleError(f"pairs need one src and one dst each, got {len(src)} and {len(dst)}")
-    n = topology.num_ranks
-    for bad, text in (
-        ((src < 0) | (src >= n) | (dst < 0) | (dst >= n), f"ranks are 0..{n - 1}"),
-        (src == dst, "a route joins two different ranks"),
-    ):
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            raise ScheduleError(f"pair {i} ({src[i]}->{dst[i]}): {text}")
-
-
 def _costs(topology: Topology) -> np.ndarray:
-    """1/bandwidth of each link in whole units, int64 of shape (links,).
-
-    Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
-    unless that takes more than 62 bits; then rounded to as many.
-    """
+    """1/bandwidth of each link in whole units, int64 of shape (links,)."""
+    # Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
+    # unless a sum over all vertices would take more than 62 bits; then rounded to as many.
     speeds, which = topology.speeds
     cost = [1 / bandwidth for _, bandwidth in speeds]
     most = 2**62 // topology.num_vertices
@@ -299,11 +301,7 @@ def _costs(topology: Topology) -> np.ndarray:
 
 
 class _Links(NamedTuple):
-    """Outgoing links by vertex: those of v are ``link[ptr[v]:ptr[v + 1]]``; ends and costs of all.
-
-    Attributes:
-        cost: of each link, see ``_costs``.
-    """
+    """Outgoing links by vertex (``Topology.out_links``); ends and costs (``_costs``) of all."""
 
     ptr: np.ndarray
     link: np.ndarray
@@ -360,6 +358,7 @@ def _grow(links, source, wanted, tree):
 @kernel(cache=True)
 def _routes(links, src, dst):
     """Lengths and links of the routes; pairs sorted by source."""
+    # One set of arrays for all searches, and routes in one that doubles as they come.
     vertices = len(links.ptr) - 1
     hops = np.empty(vertices, np.int32)
     total = np.empty(vertices, np.int64)
@@ -369,6 +368,7 @@ def _routes(links, src, dst):
     route = np.empty(4 * len(src) + 16, np.int32)
     used = done = 0
     while done < len(src):
+        # -1 is a vertex not found yet, -2 one that is wanted: the search ends with the last wanted.
         hops[:] = -1
         wanted, until = 0, done
         while until < len(src) and src[until] == src[done]:
@@ -383,7 +383,7 @@ def _routes(links, src, dst):
                 longer = np.empty(2 * (used + length), np.int32)
                 longer[:used] = route[:used]
                 route = longer
-            v = dst[i]
+            v = dst[i]  # from the destination back, by parents
             for j in range(length - 1, -1, -1):
                 route[used + j] = parent[v]
                 v = links.src[parent[v]]

@@ -64,6 +64,7 @@ def reporting(progress: Wanted, what: str, error: type[JaxcollError]) -> Iterato
         error: ``progress`` is neither None, a flag nor a function.
     """
     checked(progress, error)
+    # Without a terminal nobody is told: a log must not fill with lines that were meant to be wiped.
     if progress is True:
         with working(what) as report:
             yield report if sys.stderr.isatty() else None
@@ -136,7 +137,7 @@ def working(what: str) -> Iterator[Report]:
     finally:
         done.set()
         thread.join()
-        if time.monotonic() - began > _PATIENCE:
+        if time.monotonic() - began > _PATIENCE:  # otherwise nothing was written
             wipe()
 
 

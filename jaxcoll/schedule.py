@@ -1,4 +1,12 @@
-"""Schedule: which chunk crosses which edge in which step, as integer columns."""
+"""Schedule: which chunk crosses which edge in which step, as integer columns.
+
+An all_gather on a ring of three ranks, whose edges are 0->1, 1->2 and 2->0, in two steps::
+
+    step_ptr  0 3 6
+    edge      0 1 2   0 1 2
+    chunk     0 1 2   2 0 1      in step 0 every rank sends its own, in step 1 what has arrived
+    reduce    no send adds
+"""
 
 from __future__ import annotations
 
@@ -333,6 +341,9 @@ class Schedule:
         # came from. Each contribution is added once because each rank received the chunk once.
         # In an all_to_all nothing is summed in either direction: copies stay copies.
         sums = dual.is_reducing or self.collective.is_reducing
+        chunk = self.chunk
+        if self.collective.kind == "all_to_all":
+            chunk = self.collective.dual_chunks()[chunk].astype(chunk.dtype)
         backward = slice(None, None, -1)
         return Schedule(
             self.topology.transpose(),
@@ -340,15 +351,10 @@ class Schedule:
             self.edges.reverse(self.topology.transpose_links()),
             self.num_sends - self.step_ptr[backward],
             self.edge[backward],
-            self._dual_chunk()[backward],
+            chunk[backward],
             ~self.reduce[backward] if sums else self.reduce[backward],
             self.provenance,
         )
-
-    def _dual_chunk(self) -> np.ndarray:
-        if self.collective.kind != "all_to_all":
-            return self.chunk
-        return self.collective.dual_chunks()[self.chunk].astype(self.chunk.dtype)
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Schedule:
         """The same schedule in which rank r is called ``permutation[r]``.
@@ -389,7 +395,16 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
         raise ScheduleError("the schedules have different groups or chunks per shard")
     # Steps of the second are numbered behind those of the first, but no barrier parts them: steps
     # are an order per link, and a rank sends a sum as soon as it is complete.
-    edges, edge = _joined_edges(first, second)
+    a, b = first.edges, second.edges
+    edges, edge = a, np.concatenate([first.edge, second.edge])
+    if not a.same_as(b):
+        edge[first.num_sends :] += len(a)
+        edges = Edges(
+            np.concatenate([a.src, b.src]),
+            np.concatenate([a.dst, b.dst]),
+            np.concatenate([a.path_ptr, a.path_ptr[-1] + b.path_ptr[1:]]),
+            np.concatenate([a.path_link, b.path_link]),
+        )
     return Schedule(
         first.topology,
         first.collective.with_kind("all_reduce"),
@@ -400,19 +415,6 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
         np.concatenate([first.reduce, second.reduce]),
         second.provenance,
     )
-
-
-def _joined_edges(first: Schedule, second: Schedule) -> tuple[Edges, np.ndarray]:
-    a, b = first.edges, second.edges
-    if a.same_as(b):
-        return a, np.concatenate([first.edge, second.edge])
-    both = Edges(
-        np.concatenate([a.src, b.src]),
-        np.concatenate([a.dst, b.dst]),
-        np.concatenate([a.path_ptr, a.path_ptr[-1] + b.path_ptr[1:]]),
-        np.concatenate([a.path_link, b.path_link]),
-    )
-    return both, np.concatenate([first.edge, second.edge + len(a)])
 
 
 def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:

@@ -111,13 +111,6 @@ class Topology:
         names = checks.members(self.vertex_names, "vertex_names", TopologyError)
         put("vertex_names", tuple(str(name) for name in names))
         checks.flag_fields(self, TopologyError, "allow_unreachable")
-        self._check_descriptions()
-        if not self.allow_unreachable:
-            self.check_connected()
-
-    # ------------------------------------------------------------------ checks
-
-    def _check_descriptions(self) -> None:
         if self.vertex_names and len(self.vertex_names) != self.num_vertices:
             raise TopologyError(
                 f"vertex_names needs one name for each of {self.num_vertices} vertices, "
@@ -128,6 +121,9 @@ class Topology:
         links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
         generators = automorphisms(self.generators, self.num_ranks, self.num_vertices, links)
         checks.put(self, generators=generators)
+        # Last, since it is what takes longest.
+        if not self.allow_unreachable:
+            self.check_connected()
 
     def check_connected(self) -> None:
         """Refuse a network in which some rank cannot reach another.
@@ -157,6 +153,7 @@ class Topology:
     @functools.cached_property
     def has_parallel_links(self) -> bool:
         """Whether some two vertices are joined by more than one link in one direction."""
+        # int64: the product of two numbers of vertices may be larger than int32 holds.
         pairs = self.src.astype(np.int64) * self.num_vertices + self.dst
         return len(np.unique(pairs)) < self.num_links
 
@@ -264,6 +261,7 @@ class Topology:
             TopologyError: a link, rank, switch or name that does not exist, a link of a rank that
                 is removed, no survivors, or survivors in several parts, which the message names.
         """
+        # Checked before it is built, so that the error names ranks by their old numbers.
         lost = failures.lost_vertices(self._wiring, ranks, switches)
         gone = failures.gone_links(self._wiring, links, lost)
         stays = np.flatnonzero(~lost[: self.num_ranks])
@@ -325,6 +323,7 @@ class Topology:
     def _became(self, left: Topology, vertices: np.ndarray) -> Topology:
         """A network that is left of this one, told what it was and named after it."""
         whole = self.whole
+        # Always beside the first network, however many failures came one after another.
         object.__setattr__(left, "_whole", (whole, self.whole_vertices[vertices]))
         object.__setattr__(left, "name", left.losses.name_after(whole.name))
         return left
@@ -334,6 +333,8 @@ class Topology:
         return np.concatenate([image, np.arange(self.num_ranks, self.num_vertices)])
 
     def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
+        # Whatever is known of the vertices moves with them: v becomes image[v], and a symmetry g
+        # becomes image g image^-1.
         back = np.argsort(image)
         return rebuilt(
             self,
@@ -345,9 +346,9 @@ class Topology:
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        return np.argsort(
-            canonical_order(src, dst, self.alpha, self.bandwidth, self._exact_bandwidth)
-        )
+        """Where each link stands among the moved ones, which are in canonical order again."""
+        columns = (src, dst, self.alpha, self.bandwidth, self._exact_bandwidth)
+        return np.argsort(canonical_order(*columns))
 
     # ------------------------------------------------------------------ equality
 
@@ -444,10 +445,8 @@ class Topology:
             TopologyError: no devices, objects of another type, devices of several kinds,
                 coordinates that do not fill a grid.
         """
-        described = describe_devices(
-            devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within
-        )
-        return cls(**described)
+        stated = {"alpha": alpha, "bandwidth": bandwidth, "wrap": wrap, "within": within}
+        return cls(**describe_devices(devices, **stated))
 
     @classmethod
     def from_mesh(
@@ -480,6 +479,7 @@ class Topology:
 
 def rebuilt(topology: Topology, **changed: Any) -> Topology:
     """A copy of the network with some of the arguments of ``Topology`` changed."""
+    # From exact bandwidths where there are some: a copy made from floats would be another network.
     exact = topology._exact_bandwidth
     kept = ("src", "dst", "alpha", "num_vertices", "name", "vertex_names", "placement")
     same = {name: getattr(topology, name) for name in (*kept, "generators", "allow_unreachable")}

@@ -84,18 +84,25 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     during = [fault for fault in found if isinstance(fault, _Fault)]
     if during:
         raise min(during, key=lambda fault: fault.at).error
-    _check_end(schedule, [missing for missing in found if isinstance(missing, _Missing)])
+    lacking = [missing for missing in found if isinstance(missing, _Missing)]
+    if lacking:
+        rank, chunk, have, _ = min(lacking)
+        missing, full = sum(one.count for one in lacking), int(collective.contributions[chunk])
+        sums = collective.is_reducing
+        got = f"has {have} of {full} contributions to" if sums else "never receives"
+        steps = schedule.num_steps
+        raise ScheduleError(
+            f"after {steps} steps: rank {rank} {got} chunk {chunk} ({missing} such in all)",
+            rank=rank,
+            chunk=chunk,
+            step=steps,
+        )
 
 
 class _Fault(NamedTuple):
-    """The first thing wrong with the sends of some chunks.
+    """The first thing wrong with the sends of some chunks, and the error to raise for it."""
 
-    Attributes:
-        at: step, and within it the pass of the replay and the send.
-        error: the error to raise.
-    """
-
-    at: tuple[int, int, int]
+    at: tuple[int, int, int]  # step, and within it the pass of the replay and the send
     error: ScheduleError
 
 
@@ -218,22 +225,6 @@ def _error(schedule: Schedule, send: int, rank: int, text: str) -> ScheduleError
     step = int(np.searchsorted(schedule.step_ptr, send, side="right")) - 1
     chunk = int(schedule.chunk[send])
     return ScheduleError(f"step {step}: rank {rank} {text}", rank=rank, chunk=chunk, step=step)
-
-
-def _check_end(schedule: Schedule, lacking: list[_Missing]) -> None:
-    if not lacking:
-        return
-    collective = schedule.collective
-    rank, chunk, have, _ = min(lacking)
-    missing, full = sum(one.count for one in lacking), int(collective.contributions[chunk])
-    got = f"has {have} of {full} contributions to" if collective.is_reducing else "never receives"
-    steps = schedule.num_steps
-    raise ScheduleError(
-        f"after {steps} steps: rank {rank} {got} chunk {chunk} ({missing} such in all)",
-        rank=rank,
-        chunk=chunk,
-        step=steps,
-    )
 
 
 # ---------------------------------------------------------------------- compact schedules

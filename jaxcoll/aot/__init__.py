@@ -67,7 +67,7 @@ ENVIRONMENT = MappingProxyType(
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
 GPUS = ("h100",)
-_SIDE = re.compile(r"[0-9]{1,6}")
+_SIDE = re.compile(r"[0-9]{1,6}")  # int() has an error of its own for thousands of digits
 _MODULES = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
 
 
@@ -128,9 +128,7 @@ def target(name: str, *, wrap: bool | None = None) -> Target:
     if not sides or 0 in sides or generation not in TPUS + GPUS:
         known = ", ".join(f"{generation}:SIDES" for generation in TPUS)
         raise TopologyError(f"unknown target {checks.shown(name)}; known: {known}, h100:HOSTSxGPUS")
-    if generation in GPUS:
-        return _gpus(name, sides)
-    return _slice(name, sides, wrap)
+    return _gpus(name, sides) if generation in GPUS else _slice(name, sides, wrap)
 
 
 def is_available(platform: str) -> bool:
@@ -155,6 +153,9 @@ def requirements(*platforms: str) -> list[str]:
     found = []
     for platform in platforms or ("tpu", "gpu"):
         checks.choice(platform, ("tpu", "gpu"), "a platform", TopologyError)
+        # JAX names the libtpu that it was built with among its own requirements, under the extra
+        # "tpu". The CUDA plugins come with jaxlib, and ptxas, which ends every compilation for a
+        # GPU, with NVIDIA's compiler.
         if platform == "tpu":
             asked = metadata.requires("jax") or []
             found += [line.partition(";")[0].strip() for line in asked if "libtpu" in line]
@@ -169,12 +170,13 @@ def _slice(name: str, sides: tuple[int, ...], wrap: bool | None) -> Target:
     _check_ready("tpu", name)
     options = {}
     closed = None if wrap is None else (wrap,) * len(sides)
-    if wrap is not None:
-        options["wrap"] = (*(wrap,) * len(sides), *(False,) * (3 - len(sides)))
+    if closed is not None:
+        options["wrap"] = (*closed, *(False,) * (3 - len(sides)))  # three, whatever the slice has
     if name.startswith("v4"):
         # One device a chip, as programs on the chips see it, instead of one a core.
         options["chip_config_name"] = "megacore"
     described = jax_topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    # By coordinates, so that neighbours in a mesh of the sides are neighbours in the slice.
     devices = sorted(described.devices, key=lambda d: (tuple(d.coords), d.core_on_chip))
     if len(devices) != math.prod(sides):
         raise TopologyError(f"{name} has {len(devices)} devices, expected {math.prod(sides)}")
@@ -188,6 +190,7 @@ def _gpus(name: str, sides: tuple[int, ...]) -> Target:
     hosts, each = (1, *sides)[-2:]
     # Plugins that describe topologies are registered when JAX first looks for devices.
     jax.devices()
+    # What a driver would say of an H100; with it XLA asks none.
     config = resources.files("jaxcoll.aot").joinpath("h100.txtpb").read_text()
     described = jax_topologies.get_topology_desc(
         "h100", "cuda", topology=f"1x{hosts}x{each}", target_config=config
@@ -201,6 +204,7 @@ def _check_ready(platform: str, name: str) -> None:
             f"the compiler for {name} is not installed; for jax {jax.__version__}: pip install "
             f"{'--no-deps ' if platform == 'gpu' else ''}{' '.join(requirements(platform))}"
         )
+    # The variables are read when JAX and libtpu are loaded, so that they cannot be set here.
     platforms = jax.config.jax_platforms
     if platform == "gpu" and platforms != "cpu":
         raise TopologyError(
@@ -249,6 +253,7 @@ def compile_for(
     mapped = jax.shard_map(
         function, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
     )
+    # Types with shardings in place of arrays: nothing is put on devices that do not exist.
     try:
         placed = jax.tree.map(
             lambda spec, part: jax.tree.map(lambda leaf: _placed(leaf, spec, mesh), part),
@@ -256,7 +261,7 @@ def compile_for(
             tuple(arguments),
             is_leaf=lambda spec: isinstance(spec, PartitionSpec),
         )
-    except CollectiveError:
+    except CollectiveError:  # of a leaf; it is a ValueError, too, and says more than the next one
         raise
     except ValueError as error:
         raise CollectiveError(

@@ -1,12 +1,15 @@
-"""Compiled HLO: its collectives, and the devices that take part in each of them.
-
-HLO: the text of a compiled module, parsed into instructions.
+"""Compiled HLO, parsed: its instructions, and the devices that take part in each collective.
 
 The text is what ``jax.stages.Compiled.as_text()`` gives: computations, and in each its instructions
-in the order in which they are scheduled. Only what ``jaxcoll.aot`` needs is read.
+in the order in which they are scheduled, such as
 
-Replica groups: the devices of each group of a collective, in all notations of HLO, and the pairs
-of a permute.
+    ENTRY %main (x: f32[8]) -> f32[8] {
+      %x = f32[8]{0} parameter(0)
+      ROOT %sum = f32[8]{0} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add
+    }
+
+Only what ``jaxcoll.aot`` needs is read: name, type, opcode, operands, and attributes as text.
+Groups of devices come in four notations (``replica_groups``), the pairs of a permute in one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _CALLED = re.compile(
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _MEMORY = re.compile(r"S\((\d+)\)")
-_BITS = re.compile(r"^[a-z]+(\d{1,4})")
+_BITS = re.compile(r"^[a-z]+(\d{1,4})")  # 16 of "bf16", 8 of "f8e4m3fn", none of "token"
 _PARTITIONS = re.compile(r"num_partitions=(\d{1,9})\b")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"\}')
 _COMMENT = re.compile(r"/\*[^*]*\*/")
@@ -76,6 +79,7 @@ class Instruction:
     @functools.cached_property
     def memories(self) -> frozenset[str]:
         """Memory spaces of large parts of the result: "0" is the device's main memory."""
+        # f32[8,128]{1,0:T(8,128)S(1)} lies in memory space 1; scalars, "[]", are not counted.
         parts = re.findall(r"\[[\d,]+\](?:\{[^{}]*\})?", self.type)
         spaces = (_MEMORY.search(part) for part in parts)
         return frozenset(space.group(1) if space else "0" for space in spaces)
@@ -87,6 +91,7 @@ class Instruction:
         for match in _CALLED.finditer(self.attributes):
             names += [part.strip().lstrip("%") for part in match.group(1).strip("{}").split(",")]
         if self.opcode == "while":
+            # Also where a loop's condition and body are named in a notation that _CALLED misses.
             names += {self.computation("condition"), self.computation("body")} - {*names}
         return tuple(name for name in names if name)
 
@@ -146,6 +151,9 @@ class Module:
 
     def check_calls(self) -> None:
         """Refuse computations that run themselves, or so often that nobody can go through them."""
+        # Depth first, with a stack of its own: a hostile text nests deeper than Python's. A
+        # computation is counted when all that it calls are; one that is met while it is under way
+        # would run itself.
         written_out: dict[str, int | None] = {}  # None: under way
         stack = [self.entry]
         while stack:
@@ -214,13 +222,14 @@ def parse(text: str) -> Module:
 def _instruction(match: re.Match[str], number: int) -> Instruction:
     root, name, rest = match.groups()
     end = _end(rest, 0, " ")
-    kind, _, call = rest[:end], None, rest[end:].lstrip()
+    kind, call = rest[:end], rest[end:].lstrip()
     opening = call.find("(")
     if opening <= 0:
         raise FormatError(f"line {number}: no opcode in {shown(rest)}")
     closing = _end(call, opening + 1, ")")
     inside = call[opening + 1 : closing]
     opcode = call[:opening]
+    # The value of a constant stands in the place of operands.
     if opcode == "constant":
         return Instruction(name, opcode, kind, (), inside, bool(root))
     operands = tuple(part.split()[-1].lstrip("%") for part in _split(inside) if part.split())
@@ -296,7 +305,12 @@ def replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
     start = instruction.attributes.find("replica_groups=")
     text = instruction.attributes[start + len("replica_groups=") :] if start >= 0 else "{}"
     if found := _LISTED.match(text):
-        return _listed(found.group(1), devices, text)
+        if found.group(1) is None:
+            return np.arange(devices)[None]
+        rows = [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found.group(1))]
+        if len({len(row) for row in rows}) > 1 or not rows[0]:
+            raise FormatError(f"groups of different sizes, or of none: {shown(text)}")
+        return np.array(rows)
     if found := _COUNTED.match(text):
         return _arranged(_iota(found.group(2), found.group(3)), found.group(1), 2)
     if (found := _MESH.match(text)) and ":" not in found.group(4):
@@ -316,15 +330,6 @@ def permuted_pairs(instruction: Instruction) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in re.findall(r"(\d+),(\d+)", text)]
 
 
-def _listed(groups: str | None, devices: int, text: str) -> np.ndarray:
-    if groups is None:
-        return np.arange(devices)[None]
-    rows = [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", groups)]
-    if len({len(row) for row in rows}) > 1 or not rows[0]:
-        raise FormatError(f"groups of different sizes, or of none: {shown(text)}")
-    return np.array(rows)
-
-
 def _iota(shape: str, order: str | None) -> np.ndarray:
     """Consecutive numbers, reshaped and transposed."""
     sides = _numbers(shape)
@@ -341,7 +346,6 @@ def _iota(shape: str, order: str | None) -> np.ndarray:
 
 
 def _arranged(places: np.ndarray, shape: str, dimensions: int) -> np.ndarray:
-    """Places in a shape of as many."""
     sides = _numbers(shape)
     if len(sides) != dimensions or math.prod(sides) != places.size:
         raise FormatError(f"{places.size} devices do not have the shape {shown(shape)}")
@@ -349,7 +353,7 @@ def _arranged(places: np.ndarray, shape: str, dimensions: int) -> np.ndarray:
 
 
 def _lines(axes: str, shape: str | None, order: str | None, along: str) -> np.ndarray:
-    """Devices along some axes of a mesh."""
+    """Devices along some axes of a mesh: those that differ in these axes alone are a group."""
     sizes = dict(re.findall(r"'([^']+)'=(\d+)", axes))
     names, sides = [*sizes], ",".join(sizes.values())
     lines = re.findall(r"'([^']+)'", along)
@@ -358,6 +362,7 @@ def _lines(axes: str, shape: str | None, order: str | None, along: str) -> np.nd
     chosen = [names.index(name) for name in lines]
     rest = [axis for axis in range(len(names)) if axis not in chosen]
     places = _iota(sides, None) if shape is None else _iota(shape, order)
+    # The axes of a group go last, so that a row of the reshaped grid is a group.
     grid = _arranged(places, sides, len(names))
     size = math.prod(grid.shape[axis] for axis in chosen)
     return grid.transpose(rest + chosen).reshape(-1, size)

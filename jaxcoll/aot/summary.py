@@ -1,4 +1,15 @@
-"""Summary: the communication of a compiled program, read from its scheduled HLO."""
+"""Summary: the communication of a compiled program, read from its scheduled HLO.
+
+The instructions of a scheduled module stand in the order in which they run, and asynchronous ones
+are two: a start and a done. So permutes are in flight between the two, and what stands in between
+runs meanwhile. A *burst* is the time from the first start to the last done::
+
+    collective-permute-start a        burst: 2 permutes, started together,
+    collective-permute-start b               1 kernel meanwhile
+    fusion
+    collective-permute-done a
+    collective-permute-done b         in flight: 0
+"""
 
 from __future__ import annotations
 
@@ -184,8 +195,12 @@ class _Walk:
         instructions = self.module.instructions(computation)
         by_name = {i.name: i for i in instructions}
         for i in instructions:
+            # Loops, calls and branches run their computations in place; all other computations (of
+            # fusions, of sums) belong to the kernel that their instruction is.
             if i.opcode == "while":
-                self._loop(i, times)
+                count = self.module.trip_count(i)
+                self.unknown_loops += count is None
+                self.visit(i.computation("body"), times * (1 if count is None else count))
             elif i.opcode in ("call", "conditional"):
                 for name in i.calls:
                     self.visit(name, times)
@@ -212,22 +227,25 @@ class _Walk:
 
     # ------------------------------------------------------------------ instructions
 
-    def _loop(self, loop: Instruction, times: int) -> None:
-        count = self.module.trip_count(loop)
-        self.unknown_loops += count is None
-        self.visit(loop.computation("body"), times * (1 if count is None else count))
-
     def _run(self, i: Instruction, by_name: Mapping[str, Instruction], times: int) -> None:
-        inside = [i, *self._inside(i)]
+        # A fusion or an async computation is one kernel; the collectives in it count by themselves.
+        inside, devices = [i, *self._inside(i)], self.module.num_partitions
         permutes = [p for p in inside if p.opcode in (_PERMUTE, f"{_PERMUTE}-start")]
         natives = [
             (name, p) for p in inside for name in NATIVE if p.opcode in (name, f"{name}-start")
         ]
         for name, p in natives:
             self.native[name] += times
-            self.wire_bytes += times * _native_bytes(name, p, self.module.num_partitions)
+            # A ring sends (n - 1) / n of the whole buffer, twice for a sum on all ranks. The buffer
+            # is the result of an all-reduce, n results of a reduce-scatter, and the largest part of
+            # all others' results, which may have their operands in them as well.
+            size = replica_groups(p, devices).shape[1]
+            share = (size - 1) / size
+            sent = {"all-reduce": 2 * share * p.nbytes, "reduce-scatter": (size - 1) * p.nbytes}
+            self.wire_bytes += times * sent.get(name, share * p.largest_part)
         for p in permutes:
-            self.wire_bytes += times * _permute_bytes(p, self.module.num_partitions)
+            pairs = sum(src != dst for src, dst in permuted_pairs(p))
+            self.wire_bytes += times * (p.largest_part * pairs / devices)
         if permutes:
             self._start(i, len(permutes), times)
         elif not natives:
@@ -242,6 +260,7 @@ class _Walk:
         return found
 
     def _start(self, i: Instruction, permutes: int, times: int) -> None:
+        # A start after a done, the burst going on: some of its permutes wait for others.
         self._together &= not self._awaited
         self._permutes += permutes
         self._launches += 1
@@ -257,7 +276,12 @@ class _Walk:
             self.close(times)
 
     def _kernel(self, i, inside, by_name: Mapping[str, Instruction], times: int) -> None:
-        multiplies = any(_is_matmul(p) for p in inside)
+        multiplies = any(
+            re.search(r"gemm|matmul", p.attribute("custom_call_target") or "")
+            if p.opcode == "custom-call"
+            else p.opcode in ("dot", "convolution")
+            for p in inside
+        )
         self.kernels += times
         self.matmuls += multiplies * times
         if self._flying:
@@ -270,28 +294,5 @@ class _Walk:
     def _copied(self, i: Instruction, source: Instruction | None, times: int) -> None:
         # Into another memory space and back is how the compiler uses fast memory, not a copy.
         memories = i.memories | (source.memories if source else frozenset())
-        if memories == {"0"} and i.opcode != "copy-done":
+        if memories == {"0"}:
             self.copies[i.largest_part] += times
-
-
-def _is_matmul(i: Instruction) -> bool:
-    if i.opcode == "custom-call":
-        return bool(re.search(r"gemm|matmul", i.attribute("custom_call_target") or ""))
-    return i.opcode in ("dot", "convolution")
-
-
-# ---------------------------------------------------------------------- bytes
-
-
-def _permute_bytes(i: Instruction, devices: int) -> float:
-    return i.largest_part * sum(src != dst for src, dst in permuted_pairs(i)) / devices
-
-
-def _native_bytes(name: str, i: Instruction, devices: int) -> float:
-    size = replica_groups(i, devices).shape[1]
-    share = (size - 1) / size
-    if name == "all-reduce":
-        return 2 * share * i.nbytes
-    if name == "reduce-scatter":
-        return (size - 1) * i.nbytes
-    return share * i.largest_part

@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +113,7 @@ class CompactSchedule:
             nbytes: bytes of a rank's buffer.
         """
         size = as_fraction(nbytes) / self.collective.num_chunks
+        # Every step is as long as its slowest link could make it: one speed counts, not each send.
         speeds = set(zip(self.topology.exact_alpha, self.topology.exact_bandwidth, strict=True))
         return self.num_steps * max(alpha + size / bandwidth for alpha, bandwidth in speeds)
 
@@ -146,7 +147,7 @@ def check_compact(topology: Topology, collective: Collective) -> None:
 
 
 def _columns(collective: Collective, links: int, steps: int, sends: int) -> dict[str, Any]:
-    """Type and shape of each file."""
+    """Type and shape of each file; little-endian on every machine."""
     wide = collective.num_chunks > 2**16
     return {
         "step_ptr": ("<i8", (steps + 1,)),
@@ -202,10 +203,13 @@ class CompactWriter:
         """
         self._active.write(np.ascontiguousarray(active, "u1").data)
         self._chunk.write(np.ascontiguousarray(chunk, self._types["chunk"][0]).data)
+        # Counts add up in memory, eight bytes per step; sends, which are billions, never do.
         start = self._counts[-1]
         self._counts += (start + np.cumsum(counts)).tolist()
 
     def __exit__(self, kind, error, trace) -> None:
+        # Closed first: a folder that is renamed must be whole. After success the draft has become
+        # the folder, and nothing is left to remove.
         self._active.close()
         self._chunk.close()
         try:
@@ -245,39 +249,34 @@ def open_compact(folder: str | os.PathLike, topology: Topology) -> CompactSchedu
     folder = Path(checks.instance(folder, (str, os.PathLike), "folder", FormatError))
     checks.instance(topology, Topology, "topology", FormatError)
     try:
-        header = _read_header(folder / "header.json", topology)
-        collective = Collective("all_gather", topology.num_ranks, header.chunks_per_shard)
+        per_shard, steps, sends, provenance = _read_header(folder / "header.json", topology)
+        collective = Collective("all_gather", topology.num_ranks, per_shard)
         check_compact(topology, collective)
-        counts = (collective.num_chunks, collective.num_deliveries, header.sends)
+        # Before anything is mapped or made in the sizes that the header claims.
+        counts = (collective.num_chunks, collective.num_deliveries, sends)
         fields.check_claims(str(folder), topology.num_ranks, *counts)
-        layout = _columns(collective, topology.num_links, header.steps, header.sends)
+        layout = _columns(collective, topology.num_links, steps, sends)
         columns = {name: _map_column(folder / name, *form) for name, form in layout.items()}
     except (CollectiveError, ScheduleError, OSError, ValueError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{folder} holds no compact schedule of {topology}: {error}") from error
     _check_columns(folder, columns)
-    return CompactSchedule(topology, collective, **columns, provenance=header.provenance)
+    return CompactSchedule(topology, collective, **columns, provenance=provenance)
 
 
 def _map_column(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    # Kernels index the columns unchecked, so a file of another size is refused before it is mapped.
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     found = path.stat().st_size if path.is_file() else None
     if found != expected:
         raise FormatError(f"{path} should have {expected} bytes, has {found}")
+    # An empty file cannot be mapped.
     return np.memmap(path, dtype, "r", 0, shape) if expected else np.zeros(shape, dtype)
 
 
-class _Header(NamedTuple):
-    """The fields of ``header.json`` other than the network."""
-
-    chunks_per_shard: int
-    steps: int
-    sends: int
-    provenance: Provenance
-
-
-def _read_header(path: Path, topology: Topology) -> _Header:
+def _read_header(path: Path, topology: Topology) -> tuple[int, int, int, Provenance]:
+    """Chunks per shard, steps, sends and provenance, the network being the one expected."""
     if not path.is_file():
         raise FormatError(f"{path.parent} holds no compact schedule: there is no {path.name}")
     with open(path, "rb") as file:
@@ -286,20 +285,20 @@ def _read_header(path: Path, topology: Topology) -> _Header:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} is not UTF-8 text: {error}") from None
-    header_fields = fields.Fields(fields.parse(text), str(path))
-    header_fields.take("format", fields.exactly(_FORMAT))
-    if header_fields.take("topology", fields.text) != topology.digest:
+    header = fields.Fields(fields.parse(text), str(path))
+    header.take("format", fields.exactly(_FORMAT))
+    if header.take("topology", fields.text) != topology.digest:
         raise FormatError(f"{path.parent} holds a schedule of another network than {topology}")
-    header_fields.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
+    header.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
     count = fields.whole(0, _MAX_COUNT)
-    header = _Header(
-        header_fields.take("chunks_per_shard", fields.whole(1, fields.INT32)),
-        header_fields.take("steps", count),
-        header_fields.take("sends", count),
-        header_fields.take("provenance", decode_provenance),
+    found = (
+        header.take("chunks_per_shard", fields.whole(1, fields.INT32)),
+        header.take("steps", count),
+        header.take("sends", count),
+        header.take("provenance", decode_provenance),
     )
-    header_fields.end()
-    return header
+    header.end()
+    return found
 
 
 def _check_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -329,6 +328,7 @@ def locked_draft(target: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             continue
         except OSError:  # no locks in this file system: nobody takes it for abandoned either
             return draft, file
+        # Between making and locking it, another writer may have taken it for abandoned.
         if _is_at(draft, file):
             return draft, file
         os.close(file)
@@ -339,6 +339,7 @@ def _prefix(target: Path) -> str:
 
 
 def _is_at(path: Path, file: int) -> bool:
+    """Whether the name still is that of the open file, and not of another writer's new one."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:
@@ -347,23 +348,19 @@ def _is_at(path: Path, file: int) -> bool:
 
 def _remove_abandoned(target: Path) -> None:
     """Remove the drafts of a target that no process holds a lock of."""
+    # The system drops a lock with its process, however that ended: no lock, no writer.
     mine = re.compile(re.escape(_prefix(target)) + r"[0-9a-f]{16}\.tmp")
     with contextlib.suppress(OSError):  # no such folder, or one that may not be listed
-        for name in os.listdir(target.parent):
-            if mine.fullmatch(name):
-                _remove_if_abandoned(target.with_name(name))
-
-
-def _remove_if_abandoned(draft: Path) -> None:
-    # Finished or removed by another writer meanwhile, locked, or of a file system without locks.
-    with contextlib.suppress(OSError):
-        file = os.open(draft, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(draft, file):
-                remove(draft)
-        finally:
-            os.close(file)
+        for draft in map(target.with_name, filter(mine.fullmatch, os.listdir(target.parent))):
+            # Finished or removed by another writer meanwhile, locked, or without locks at all.
+            with contextlib.suppress(OSError):
+                file = os.open(draft, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_at(draft, file):
+                        remove(draft)
+                finally:
+                    os.close(file)
 
 
 def remove(draft: Path) -> None:

@@ -65,6 +65,7 @@ class Task:
             if not isinstance(getattr(self, name), str):
                 given = checks.shown(getattr(self, name))
                 raise CollectiveError(f"{name} of a task is a string, got {given}")
+        # Tasks are keys of tables, which people read; 64 bits tell networks apart.
         object.__setattr__(self, "topology", self.topology[:_DIGEST])
 
     def to_json(self) -> dict[str, Any]:
@@ -124,14 +125,15 @@ class Parameter:
         name = checks.shown(self.name)
         checks.choice(self.kind, _KINDS, f"the kind of parameter {name}", TuneError)
         what = f"the values of parameter {name}"
-        values = tuple(
-            _scalar(value, what) for value in checks.members(self.values, what, TuneError)
-        )
+        given = checks.members(self.values, what, TuneError)
+        values = tuple(_scalar(value, what) for value in given)
         if not values:
             raise TuneError(f"parameter {name} has no values; give at least one")
         if len(set(values)) < len(values):
             raise TuneError(f"{what} must differ, got {checks.shown(values)}")
-        if self.kind == "resource" and not _ascending(values):
+        are_numbers = not any(isinstance(value, (bool, str)) for value in values)
+        is_ascending = are_numbers and all(a < b for a, b in itertools.pairwise(values))  # type: ignore[operator]
+        if self.kind == "resource" and not is_ascending:
             raise TuneError(f"{what} must be ascending numbers, got {checks.shown(values)}")
         checks.put(self, values=values)
 
@@ -165,6 +167,7 @@ class Config(Mapping[str, Value]):
             )
             for name, value in values.items()
         }
+        # Once: searches and tables look configurations up by the thousand.
         self._hash = hash(frozenset(self._values.items()))
 
     def __getitem__(self, name: str) -> Value:
@@ -214,6 +217,7 @@ class Config(Mapping[str, Value]):
 
 def _scalar(value: object, what: str) -> Value:
     """A value as JSON holds it; numbers of NumPy become Python's."""
+    # JSON has neither NaN nor infinity, and NaN, which is not equal to itself, cannot be a key.
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
@@ -221,12 +225,6 @@ def _scalar(value: object, what: str) -> Value:
     raise TuneError(
         f"{what} must be strings, finite numbers or booleans, got {checks.shown(value)}"
     )
-
-
-def _ascending(values: tuple) -> bool:
-    if any(isinstance(value, (bool, str)) for value in values):
-        return False
-    return all(low < high for low, high in itertools.pairwise(values))
 
 
 ALGORITHM = Parameter("algorithm", ("tree", "ring"), "implementation")
@@ -248,7 +246,5 @@ def nccl_config(
     return Config(dict(zip((p.name for p in TABLE_2), values, strict=True)))
 
 
-# What NCCL 2.18.3 chooses for an all-gather of 80 MB on eight GPUs with NVLink (Table 4, C_N0) and
-# with PCIe (Table 3, C_P0).
+# What NCCL 2.18.3 chooses for an all-gather of 80 MB on eight GPUs with NVLink (Table 4, C_N0).
 NVLINK_DEFAULT = nccl_config("ring", "simple", "p2p", 8, 512, 2 * 2**20)
-PCIE_DEFAULT = nccl_config("ring", "simple", "shm", 2, 256, 2 * 2**20)

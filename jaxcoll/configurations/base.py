@@ -66,11 +66,14 @@ class Search(abc.ABC):
         Raises:
             TuneError: the configuration is not a valid point of the space.
         """
-        time = _as_seconds(seconds)
-        if time is None:
-            self.tell_failed(config, f"measured {checks.shown(seconds)} seconds")
-        else:
+        try:
+            time = float(seconds)
+        except (TypeError, ValueError, OverflowError):
+            time = math.nan
+        if 0 < time < math.inf:
             self._record(config, time)
+        else:
+            self.tell_failed(config, f"measured {checks.shown(seconds)} seconds")
 
     def tell_failed(self, config: Config, why: str) -> None:
         """Reports that a configuration could not be measured; it is not asked for again.
@@ -100,9 +103,9 @@ class Search(abc.ABC):
     def mean(self, config: Config) -> float:
         """Mean measured seconds; infinite for a configuration that failed or was not measured."""
         measured = self.times.get(config)
-        return (
-            math.inf if config in self.failures or not measured else sum(measured) / len(measured)
-        )
+        if config in self.failures or not measured:
+            return math.inf
+        return sum(measured) / len(measured)
 
     def options(self) -> dict[str, Any]:
         """The arguments, other than the space and the seed, that make this search again."""
@@ -174,6 +177,7 @@ class Search(abc.ABC):
             raise TuneError(
                 f"the measured configuration ({config}) is not a valid point of the space"
             )
+        # Started before it is told, so that a search resumed from its history has asked the same.
         self._start()
         self._history.append((config, told))
         if isinstance(told, str):
@@ -186,14 +190,6 @@ class Search(abc.ABC):
                 self._asked = self._steps.send(float(seconds))
             except StopIteration:
                 self._asked = None
-
-
-def _as_seconds(seconds: object) -> float | None:
-    try:
-        time = float(seconds)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return time if 0 < time < math.inf else None
 
 
 def _fields(state: object) -> dict[str, Any]:
@@ -229,23 +225,17 @@ def race(
     alive = list(configs)
     for _ in range(rounds):
         # A list cannot receive the seconds, as `yield from` would have it.
-        for config in alive:  # noqa: UP028
+        for config in alive:
             yield config
-        alive = _survivors(alive, measured, noise)
+        # Those may still be the fastest whose time could be below what the best one could take.
+        least, most = {}, math.inf
+        for config in alive:
+            seconds, count = measured(config)
+            if math.isinf(seconds):
+                continue
+            margin = CONFIDENCE * noise / math.sqrt(max(count, 1))
+            least[config] = seconds * math.exp(-margin)
+            most = min(most, seconds * math.exp(margin))
+        alive = [config for config, seconds in least.items() if seconds <= most]
         if len(alive) <= 1:
             return
-
-
-def _survivors(
-    configs: Sequence[Config], measured: Callable[[Config], tuple[float, int]], noise: float
-) -> list[Config]:
-    """Those that may still be the fastest."""
-    least, most = {}, math.inf
-    for config in configs:
-        seconds, count = measured(config)
-        if math.isinf(seconds):
-            continue
-        margin = CONFIDENCE * noise / math.sqrt(max(count, 1))
-        least[config] = seconds * math.exp(-margin)
-        most = min(most, seconds * math.exp(margin))
-    return [config for config, seconds in least.items() if seconds <= most]

@@ -1,12 +1,12 @@
 """The search of this library: equations 1 to 5 are fitted while measuring, and point the way.
 
-Each subspace has an ensemble of fits (``models.equations``). The next measurement goes to the
+Each subspace has an ensemble of fits (``fits.Equations``). The next measurement goes to the
 subspace that promises most, at the point of the largest expected improvement. Points are a coarse
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
 diagonal ones: along a coordinate the search would stall on the kink of equation 1.
 
 Where the measurements contradict the equations, peaks of the form that explains them best are
-fitted instead (``forms``) and the search takes longer. Since no such form is certain, fits that
+fitted instead (``peaks``) and the search takes longer. Since no such form is certain, fits that
 promise nothing more are trusted less and less before the search ends, and every other measurement
 goes to another subspace than that of the fastest point.
 
@@ -125,7 +125,11 @@ class Fitted(Search):
         self._absorbed = 0
         self._estimates: dict[Config, float] = {}
         self._form, self._form_is_certain = self.forms[0], False
-        self._is_small = _has_at_most(space, min(self.small, self.budget))
+        # Valid configurations of large spaces are not counted, and of others no more than needed.
+        most = min(self.small, self.budget)
+        self._is_small = space.size <= _COUNTED and (
+            sum(1 for _ in itertools.islice(space.configs(), most + 1)) <= most
+        )
         self._grids: dict[Subspace, Grid] = {}
         self._refused: set[Config] = set()
 
@@ -208,13 +212,9 @@ class Fitted(Search):
         if subspace not in self._grids:
             names = tuple(p.name for p in subspace.resources)
             phases = NCCL_PHASES if names == _NCCL_RESOURCES else np.eye(max(1, len(names)))
-            ensemble = Equations(
-                phases[:, : len(names)],
-                [self.seed, len(self._grids)],
-                noise=self.noise,
-            )
-            grid = Grid(subspace, ensemble)
-            self._grids[subspace] = grid
+            seeds = [self.seed, len(self._grids)]
+            ensemble = Equations(phases[:, : len(names)], seeds, noise=self.noise)
+            self._grids[subspace] = grid = Grid(subspace, ensemble)
             if self._limit > self.budget:
                 fit_form(self._form, [grid], self.seed, self.noise)
         return self._grids[subspace]
@@ -234,11 +234,9 @@ class Fitted(Search):
         self._absorbed = len(self._history)
 
     def _predict(self, grid: Grid) -> None:
-        """Renews what is predicted of the candidates and the measured points of a subspace.
-
-        A measured point is estimated by the mean of its measurements and the mean of the fits, by
-        their precisions.
-        """
+        """Renews what is predicted of the candidates and the measured points of a subspace."""
+        # A measured point is estimated by the mean of its measurements and the mean of the fits, by
+        # their precisions.
         grid.predict()
         fits = grid.ensemble.predict(grid.ensemble.points)
         means, variances = fits.mean(axis=0), fits.var(axis=0)
@@ -311,20 +309,16 @@ class Fitted(Search):
             return self._promising(grids, best, _CAUTION, 1)
         # Every other measurement goes to subspaces that are not in the lead, once the leading one
         # is well known: otherwise one early good point keeps all the rest from being looked at.
-        for some in (self._others(grids), grids):
+        fastest = min(self._estimates, key=self._estimates.__getitem__)
+        leading = self._grids[self.space.subspace_of(fastest)]
+        is_others_turn = self.evaluations % 2 == 0 and len(leading.measured) >= _WELL_KNOWN
+        others = [grid for grid in grids if grid is not leading] if is_others_turn else []
+        for some in (others, grids):
             points = (self._promising(some, best, caution, caution) for caution in _CAUTIONS)
             config = next((config for config in points if config is not None), None)
             if config is not None:
                 return config
         return None
-
-    def _others(self, grids: Sequence[Grid]) -> list[Grid]:
-        """All subspaces but that of the fastest point, every other time that this is well known."""
-        fastest = min(self._estimates, key=self._estimates.__getitem__)
-        leading = self._grids[self.space.subspace_of(fastest)]
-        if self.evaluations % 2 or len(leading.measured) < _WELL_KNOWN:
-            return []
-        return [grid for grid in grids if grid is not leading]
 
     def _promising(
         self, grids: Sequence[Grid], best: float, caution: float, point_caution: float
@@ -379,13 +373,6 @@ class Fitted(Search):
             return True
         self._refused.add(config)
         return False
-
-
-def _has_at_most(space: Space, most: int) -> bool:
-    """Whether a space has so few valid configurations; those of large spaces are not counted."""
-    if space.size > _COUNTED:
-        return False
-    return sum(1 for _ in itertools.islice(space.configs(), most + 1)) <= most
 
 
 def _improvement(predicted: Floats, best: float, caution: float) -> Floats:

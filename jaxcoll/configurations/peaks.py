@@ -11,14 +11,12 @@ logarithms of the resources less those of the optimum:
   ``(scale * u * (1 + skew * sign(u))) ** (2 * power)``, an edge at a power of 1/2 and a parabola at
   1. The sign is smooth, so that fits can cross the optimum.
 
-Subspaces run on the same hardware, so the level and the shape of one are expected to resemble those
-of the others (empirical Bayes): ``expect``.
-
 A fit is compared on the points of its subspace (``Grid``): a coarse grid covers the subspace and a
 fine one the surroundings of the predicted optimum. Fits are of equations 1 to 5 at first; where
 these do not hold, the form of peak that explains the measurements of all subspaces at the least
-cost takes their place (``fit_form``, ``better_form``), and subspaces inform one another
-(``share``).
+cost takes their place (``fit_form``, ``better_form``). Subspaces run on the same hardware, so the
+level and the shape of one are expected to resemble those of the others (empirical Bayes: ``share``,
+``expect``).
 """
 
 from __future__ import annotations

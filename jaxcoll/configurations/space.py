@@ -80,6 +80,7 @@ class Subspace:
             return None
         if any(config.get(name) != value for name, value in self.implementation.items()):
             return None
+        # By a table of each parameter: chunk_bytes has 8,192 values.
         try:
             return tuple(p.positions[config[p.name]] for p in self.resources)
         except KeyError:
@@ -165,6 +166,7 @@ class Space:
     @property
     def digest(self) -> str:
         """A hash of the subspaces and the default, by which a saved search knows its space."""
+        # Not of ``valid``, which is a function.
         content = [
             [s.implementation.to_json(), [[p.name, p.values] for p in s.resources]]
             for s in self.subspaces
@@ -220,7 +222,8 @@ class Space:
             Subspace(s.implementation, tuple(_between(p, limits.get(p.name)) for p in s.resources))
             for s in self.subspaces
             if all(
-                s.implementation[name] in _allowed(name, limits[name])
+                s.implementation[name]
+                in checks.members(limits[name], f"the values that remain of {name!r}", TuneError)
                 for name in s.implementation
                 if name in limits
             )
@@ -238,6 +241,7 @@ class Space:
         """
         checks.optional(valid, checks.function, "valid", TuneError)
         before = self.valid
+        # The older refusal comes first: ``valid`` is asked only about what passed that.
         both = valid if before is None else lambda config: before(config) and valid(config)
         return Space(self.subspaces, self.default if default is None else default, both)
 
@@ -263,19 +267,21 @@ class Space:
         if option.is_resource:
             raise TuneError(f"the option {option.name!r} must be an implementation parameter")
         applies = where or (lambda _: True)
-        split = tuple(
-            Subspace(implementation, s.resources)
-            for s in self.subspaces
-            for implementation in (
-                [Config({**s.implementation, **_new(s, option, v)}) for v in option.values]
-                if applies(s.implementation)
-                else [s.implementation]
-            )
-        )
+        split = []
+        for s in self.subspaces:
+            if not applies(s.implementation):
+                split.append(s)
+                continue
+            if option.name in (*s.implementation, *_names(s)):
+                raise TuneError(f"the space has a parameter {option.name!r} already")
+            split += [
+                Subspace(s.implementation.replace(**{option.name: v}), s.resources)
+                for v in option.values
+            ]
         default = self.default
         if applies(self.subspace_of(default).implementation):
             default = default.replace(**{option.name: value})
-        return Space(split, default, self.valid)
+        return Space(tuple(split), default, self.valid)
 
     def _locate(self, config: Config) -> Subspace | None:
         return next((s for s in self.subspaces if s.index(config) is not None), None)
@@ -288,12 +294,6 @@ def _names(subspace: Subspace) -> list[str]:
     return [parameter.name for parameter in subspace.resources]
 
 
-def _new(subspace: Subspace, option: Parameter, value: Value) -> dict[str, Value]:
-    if option.name in (*subspace.implementation, *_names(subspace)):
-        raise TuneError(f"the space has a parameter {option.name!r} already")
-    return {option.name: value}
-
-
 def _between(parameter: Parameter, limits) -> Parameter:
     """A resource parameter within a pair of limits."""
     if limits is None:
@@ -302,6 +302,7 @@ def _between(parameter: Parameter, limits) -> Parameter:
     pair = checks.sequence(limits, f"the bounds of {name!r}", TuneError)
     if len(pair) != 2:
         raise TuneError(f"the bounds of {name!r} must be (least, most), got {checks.shown(limits)}")
+    # Exact, so that a bound that equals a value of the parameter keeps it.
     least, most = (
         checks.optional(limit, checks.rational, f"a bound of {name!r}", TuneError) for limit in pair
     )
@@ -323,8 +324,3 @@ def _between(parameter: Parameter, limits) -> Parameter:
 def _number(value: Value) -> int | float:
     """A value of a resource parameter, which is a number."""
     return checks.instance(value, (int, float), "a resource value", TuneError)
-
-
-def _allowed(name: str, values) -> tuple:
-    """The values of an implementation parameter that remain."""
-    return checks.members(values, f"the values that remain of {name!r}", TuneError)

@@ -57,17 +57,13 @@ def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
     return _SAME.bind(x, axes=Axes(names, tuple(sizes[name] for name in names), names))
 
 
-def _same_batch(x, dimension, **params):
-    return _SAME.bind(x, **params), dimension
-
-
 # Only a primitive may say of a value that it is the same on all ranks.
 _SAME = jax_internals.define(
     "jaxcoll_same",
     shape=lambda shape, **_: shape,
     out_varying=lambda varying, *, axes: varying - set(axes.names),
     transpose=lambda cotangent, *, axes: vary(cotangent, axes.names),
-    batch=_same_batch,
+    batch=lambda x, dimension, **params: (_SAME.bind(x, **params), dimension),
     run=lambda x, **_: x,
     platforms={},
 )
@@ -113,7 +109,8 @@ def plan_buckets(
     for i in ordered:
         leaf = leaves[i][1]
         size = leaf.size * leaf.dtype.itemsize
-        if not _can_share(leaf):
+        # To join a leaf that Explicit axes shard with others would move its shards.
+        if isinstance(leaf, jax.Array) and jax_internals.explicit_sharding(leaf)[1]:
             done.append([i])
             continue
         key = (leaf.dtype, jax_internals.varying(leaf) if isinstance(leaf, jax.Array) else None)
@@ -123,6 +120,7 @@ def plan_buckets(
             members, filled = [], 0
         opened[key] = ([*members, i], filled + size)
     done += [members for members, _ in opened.values()]
+    # A bucket is complete when its last leaf is, so that is its place in the order.
     position = {i: nth for nth, i in enumerate(ordered)}
     return sorted(done, key=lambda members: position[members[-1]])
 
@@ -136,11 +134,6 @@ def _in_order(paths: list[tuple], leaf_order: Order) -> Sequence[int]:
             f"{checks.shown(leaf_order)}"
         )
     return range(len(paths))[::-1] if leaf_order == "reverse" else range(len(paths))
-
-
-def _can_share(leaf) -> bool:
-    """Whether a leaf may be laid beside others: joining those sharded further would move them."""
-    return not isinstance(leaf, jax.Array) or not jax_internals.explicit_sharding(leaf)[1]
 
 
 def in_buckets(
@@ -183,9 +176,16 @@ def in_buckets(
         if apart(here):
             alone += [kept[i] for i in members]
             continue
+        # Nothing but the barrier keeps XLA from starting all buckets at once, each with buffers.
         if 0 < window <= len(done):
             here = after(here, done[-window])
-        results = _flat(function, here) if rows is None else _side(function, map(rows, here))
+        if rows is not None:
+            results = _side(function, map(rows, here))
+        elif len(here) == 1:  # as it is: flattened, it would be copied
+            results = [function(here[0])]
+        else:
+            flat = _side(function, (leaf.reshape(-1) for leaf in here))
+            results = [part.reshape(leaf.shape) for part, leaf in zip(flat, here, strict=True)]
         done.append(results)
         for i, result in zip(members, results, strict=True):
             leaves[kept[i]] = result
@@ -199,13 +199,6 @@ def in_buckets(
 def is_void(leaf) -> bool:
     """Whether a leaf is the gradient of an integer, which holds nothing."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
-
-
-def _flat(function, leaves: list[jax.Array]) -> list[jax.Array]:
-    if len(leaves) == 1:
-        return [function(leaves[0])]
-    vectors = _side(function, (leaf.reshape(-1) for leaf in leaves))
-    return [vector.reshape(leaf.shape) for vector, leaf in zip(vectors, leaves, strict=True)]
 
 
 def _side(function, parts: Iterable[jax.Array]) -> list[jax.Array]:

@@ -138,6 +138,8 @@ class Call:
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         rest = jax_internals.nestable_axes()
         is_cut = inner is not spec
+        # A shard_map inside this one gives every device its part. Where that cannot be (see
+        # nestable_axes, RESHARD_ABORTS, and vmaps that shard their batch), XLA shards as it likes.
         if (
             not rest
             or explicit & jax_internals.batch_axes()
@@ -168,9 +170,12 @@ class Call:
         """Run by a configuration, or as the call says."""
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
-            site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
+            collective = Collective(self.kind, self.axes.num_ranks, 1, groups, self.root)  # type: ignore[arg-type]
             nbytes = self._nbytes(x, self.groups)
-            return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
+            typed: dict[str, Any] = {"op": self.op, "invarying": self.invarying}
+            return configured.run(
+                collective, self.axes, x, nbytes, config, lambda: self._chosen(x), **typed
+            )
         axes, chosen = self._chosen(x)
         is_scheduled = isinstance(chosen, Schedule)
         op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
@@ -225,7 +230,13 @@ class Call:
             checked = checked_groups(groups, axes)
             choice = on_network(choice, self.kind, axes, checked, self.root, nbytes)
         if isinstance(choice, Schedule) and groups is None and self.root is None:
-            axes = _axes_of_schedule(choice, axes)
+            # A schedule of all ranks of the mesh, whose groups are those along the axes, runs over
+            # the whole mesh; where both fit, the axes alone are meant.
+            names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
+            mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
+            is_along = choice.collective.num_ranks == axes.num_ranks != mesh.num_ranks
+            if not is_along and frozenset(choice.collective.groups) == mesh.groups():
+                axes = mesh
             groups = choice.collective.groups if axes.names != axes.over else None
         chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
         if self.is_fixed:
@@ -285,6 +296,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
         is_small &= not call.is_native(leaf)
         type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
+        # Concatenated, the sums would all vary over whatever one of them does, and lose weak types.
         same_type.setdefault(type_ if is_small else i, []).append(i)
     for members in same_type.values():
         if len(members) == 1:
@@ -294,15 +306,6 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
         for i, total in zip(members, sums, strict=True):
             leaves[i] = total
     return leaves
-
-
-def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
-    """The axes, or all of the mesh where the schedule serves all groups along them at once."""
-    names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
-    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
-    if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
-        return axes
-    return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
 
 
 # ---------------------------------------------------------------------- operands
@@ -353,6 +356,7 @@ def accumulator(wanted, dtype) -> np.dtype:
         raise CollectiveError(
             f"accum_dtype={given} needs 64-bit types: set jax.config jax_enable_x64"
         )
+    # Floats may be added in any floating dtype, also a narrower one, which saves bytes on the wire.
     both_float = all(jnp.issubdtype(d, jnp.floating) for d in (given, dtype))
     same_kind = any(
         jnp.issubdtype(given, kind) and jnp.issubdtype(dtype, kind)

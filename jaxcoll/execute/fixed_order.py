@@ -68,6 +68,7 @@ def check_fixed(schedule: Schedule) -> None:
 
 def rounded(x: Any) -> Any:
     """The same arrays, as values that XLA cannot merge into the operations that use them."""
+    # A barrier per leaf: one over all would make each wait for all others.
     leaves, structure = jax.tree.flatten(x)
     return jax.tree.unflatten(structure, [lax.optimization_barrier(leaf) for leaf in leaves])
 
@@ -77,6 +78,7 @@ def rounded_on_rank(x: jax.Array, rank: jax.Array, target: str) -> jax.Array:
 
     It does not fuse across a conditional, nor know that ranks are not negative.
     """
+    # The other branch must differ, or XLA would drop the conditional; it is never taken.
     if target == "cpu" and jax_internals.FUSES_ACROSS_BARRIERS:
         return lax.cond(rank >= 0, lambda v: v, lax.neg, x)
     return rounded(x)
@@ -85,6 +87,8 @@ def rounded_on_rank(x: jax.Array, rank: jax.Array, target: str) -> jax.Array:
 def add(a: jax.Array, b: jax.Array) -> jax.Array:
     """The sum, rounded to its dtype."""
     total = lax.add(a, b)
+    # The type alone does not round: XLA drops the casts of bfloat16 to float32 and back between two
+    # additions that it fuses. It keeps reduce_precision.
     if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize >= 4:
         return total
     kept = jnp.finfo(total.dtype)
@@ -93,6 +97,7 @@ def add(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def sum_of_rows(rows: jax.Array) -> jax.Array:
     """The sum over the leading dimension, in the order of the synthesizer ``halving``."""
+    # Of three rows (0 + 1) + 2: the first half is the larger one.
     rows = rounded(rows)
 
     def of(start: int, end: int) -> jax.Array:

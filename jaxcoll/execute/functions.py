@@ -91,8 +91,7 @@ def psum(
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
     """
-    settings = (axis_index_groups, schedule, lowering, accum_dtype, order)
-    return _reduced("sum", x, axis_name, *settings)
+    return _reduced("sum", x, axis_name, axis_index_groups, schedule, lowering, accum_dtype, order)
 
 
 def pmean(
@@ -106,15 +105,7 @@ def pmean(
     order: str | None = None,
 ):
     """The mean over the ranks of an axis, on all of them. See ``psum`` and ``jax.lax.pmean``."""
-    total = psum(
-        x,
-        axis_name,
-        axis_index_groups=axis_index_groups,
-        schedule=schedule,
-        lowering=lowering,
-        accum_dtype=accum_dtype,
-        order=order,
-    )
+    total = _reduced("sum", x, axis_name, axis_index_groups, schedule, lowering, accum_dtype, order)
     size = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     mean = jax.tree.map(lambda v: v / size, total)
     # Merged with a sum that uses it, the quotient would not be rounded; by a power of two it is
@@ -159,7 +150,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
     """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
     is_fixed = fixed_order.is_fixed(order)
     names = names_of(axis_name)
-    if not names:
+    if not names:  # over no axes there is one rank, as for jax.lax
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
@@ -168,10 +159,12 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
             handed = _fixed_on_one_device(x, axis_name, groups)
         return accumulated(handed, x, accum_dtype, f"p{op}")
     axes = axes_of(names)
-    group_size(axes, groups)
+    group_size(axes, groups)  # for its errors
     leaves, structure = jax.tree.flatten(x)
     if op == "sum":
         leaves = [counted(leaf, "psum") for leaf in leaves]
+        # A sum of constants is one, n times itself: jax.lax returns Python numbers for such, which
+        # programs use as static sizes (lax.psum(1, axis_name)).
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return handed(jax.tree.unflatten(structure, leaves))
     # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
@@ -204,18 +197,6 @@ def _fixed_on_one_device(x, axis_name, groups):
         return fixed_order.sum_of_rows(rows)
 
     return functools.partial(jax.tree.map, one)
-
-
-def _own_part(axis_name, dimension: int, tiled: bool, tree):
-    """This rank's parts of arrays that ``psum_scatter`` cuts along a dimension."""
-    ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-
-    def one(leaf):
-        size = leaf.shape[dimension] // ranks if tiled else 1
-        part = lax.dynamic_slice_in_dim(leaf, index * size, size, dimension)
-        return part if tiled else lax.squeeze(part, (dimension,))
-
-    return jax.tree.map(one, tree)
 
 
 def psum_scatter(
@@ -255,9 +236,19 @@ def psum_scatter(
             tiled=tiled,
         )
         if is_fixed:
+            # The sum as psum takes it, and of it this rank's part, so that the bits are those of
+            # psum. Ranks share a device: no bytes are sent for nothing.
             whole = _fixed_on_one_device(x, axis_name, axis_index_groups)
-            own = functools.partial(_own_part, axis_name, scatter_dimension, tiled)
-            return accumulated(lambda leaf: own(whole(leaf)), x, accum_dtype, "psum_scatter")
+            ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+
+            def own(leaf):
+                size = leaf.shape[scatter_dimension] // ranks if tiled else 1
+                part = lax.dynamic_slice_in_dim(leaf, index * size, size, scatter_dimension)
+                return part if tiled else lax.squeeze(part, (scatter_dimension,))
+
+            return accumulated(
+                lambda leaf: jax.tree.map(own, whole(leaf)), x, accum_dtype, "psum_scatter"
+            )
         return accumulated(handed, x, accum_dtype, "psum_scatter")
     axes = axes_of(names)
     call = Call(
@@ -325,6 +316,7 @@ def all_gather(
             x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
         )
     axes = axes_of(names)
+    # Without check_vma all types are the same, but in old JAX the derivative depends on ``to``.
     invarying = to == "invarying" and (
         jax_internals.checks_vma() or jax_internals.INVARYING_UNCHECKED
     )
@@ -389,20 +381,17 @@ def all_to_all(
         if call.is_left_to_lax(leaf):
             if tiled:
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)
-            return _untiled_all_to_all(leaf, names, split, concat)
+            # By way of the tiled one, which has all derivatives: the parts are concatenated along a
+            # new dimension of size 1, where untiled the new dimension would stand.
+            place = concat if concat <= split else concat + 1
+            split += place <= split
+            leaf = lax.expand_dims(leaf, (place,))
+            return lax.squeeze(lax.all_to_all(leaf, names, split, place, tiled=True), (split,))
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         out = merge(blocks, concat) if tiled else move(blocks, 0, concat)
         return sharded_as(out, leaf) if tiled and split == concat else out
 
     return jax.tree.map(one, x)
-
-
-def _untiled_all_to_all(x: jax.Array, names: tuple[str, ...], split: int, concat: int) -> jax.Array:
-    """``jax.lax.all_to_all`` untiled by way of the tiled one, which has all derivatives."""
-    place = concat if concat <= split else concat + 1
-    split += place <= split
-    moved = lax.all_to_all(lax.expand_dims(x, (place,)), names, split, place, tiled=True)
-    return lax.squeeze(moved, (split,))
 
 
 def pbroadcast(
@@ -469,6 +458,7 @@ def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lower
 
 
 def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
+    # jax.lax has none of these but pbroadcast, so nothing can be handed to it.
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")

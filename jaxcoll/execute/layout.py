@@ -203,6 +203,8 @@ class Layout:
         Parts of one element are left out, so that a block cut along its leading dimensions is not
         transposed.
         """
+        # A dimension of q * r elements, q kept, is (q, r) with q slower: element i goes to line
+        # i % r, so that the r neighbours in one q-th lie in r lines.
         sizes, cuts, keeps = [], [], []
         for q, r in zip(self.kept, self.cut, strict=True):
             for part, places in ((q, keeps), (r, cuts)):
@@ -221,6 +223,7 @@ class Layout:
             Shape (blocks * padded lines, ...); (blocks * rows, ...) if the number is symbolic, a
             row being one line then.
         """
+        # Every dimension split, the cuts moved to the front and joined: (blocks, lines, *kept).
         sizes, order = self._split
         x = lax.reshape(x, (blocks, *sizes))
         x = lax.transpose(x, (0, *(1 + i for i in order)))
@@ -266,6 +269,8 @@ def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
     """
     if any(not isinstance(size, int) for size in shape):
         return None
+    # Leading dimensions are cut whole, so a line is a slice of the last ones: a tile is whole where
+    # 8 and 128 divide them. With one dimension left, the second of a tile are the lines of a row.
     merged = 1
     for d, size in enumerate(shape[:-1]):
         merged *= size
@@ -282,6 +287,7 @@ def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Lay
 
     Cuts the first dimension that makes whole rows by itself, or else as many as it takes.
     """
+    # A dimension of symbolic size is kept whole: nobody knows yet how it could be cut.
     kept = [_shards(size, ways) if isinstance(size, int) else size for size in shape]
     whole = list(shape)
     for d, (size, q) in enumerate(zip(shape, kept, strict=True)):
@@ -299,6 +305,7 @@ def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Lay
 
 def _shards(size: int, ways: Sequence[int]) -> int:
     """The least number of parts that every even sharding over some of the axes is made of."""
+    # On axes of 2 and 4, a dimension of 12 may be cut 2 or 4 ways, not 8: 4 parts serve both.
     counts = {
         math.prod(some) for n in range(len(ways) + 1) for some in itertools.combinations(ways, n)
     }
@@ -336,6 +343,7 @@ def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
     shape = (*x.shape[:dimension], parts, size, *x.shape[dimension + 1 :])
     spec = _spec(x)
     if spec is not None:
+        # The parts are not sharded; each keeps the axes that sharded the whole dimension.
         if size % jax_internals.ways(spec[dimension]) and not jax_internals.RESHARD_ABORTS:
             # The shards of a block would not be equal.
             spec[dimension] = None

@@ -14,11 +14,10 @@ may be anything. Their parameters:
   fixed order (``fixed_order``), which reduce_scatter has, too; "sum" for the others.
 - ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 
-All processes must run the same schedules, or they wait for each other for ever.
-
-So before a program first runs, the processes whose devices it runs on compare the schedules in it
-through the service that ``jax.distributed.initialize`` connects them to. Tracing, lowering and
-compiling, which one process may do alone, wait for nobody.
+All processes must run the same schedules, or they wait for each other for ever. So before a program
+first runs, the processes whose devices it runs on compare the schedules in it through the service
+that ``jax.distributed.initialize`` connects them to. Tracing, lowering and compiling, which one
+process may do alone, wait for nobody.
 
 The first of these processes leads: it reads what each of them is about to run, and publishes a
 verdict, so that all go on or all raise. Comparisons on the same devices are numbered. Processes
@@ -94,10 +93,8 @@ _SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
-    """The collective on an operand as ``primitives.bind`` has it, its blocks leading.
-
-    Called where types are no longer checked: ``jax.lax`` refuses groups where they are.
-    """
+    """The collective on an operand as ``bind`` has it, its blocks leading."""
+    # Traced where types are no longer checked: jax.lax refuses groups where they are.
     kind, names = collective.kind, axes.names
     is_whole = len(collective.groups) == 1 and collective.groups[0] == tuple(range(axes.num_ranks))
     groups = None if is_whole else collective.groups
@@ -303,10 +300,6 @@ def _shape(shape, *, schedule, **_):
     return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
 
 
-def _out_varying(varying, *, axes, invarying, **_):
-    return varying - set(axes.over) if invarying else varying
-
-
 def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
     kind = schedule.collective.kind
@@ -320,18 +313,17 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
-        return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
+        if kind != "all_gather":
+            return varied
+        program = _program(schedule)
+        own = lookup(program.group_index, axes.rank())
+        return read(varied, own, 1, varied.shape[0] // program.group_size)
+    # A sum on all ranks is its own transpose; the others are those of their duals, whose schedules
+    # are these run backwards (an all_gather's transpose is a reduce_scatter).
     if kind == "all_reduce":
         return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
     dual = reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
-
-
-def _own_block(x: jax.Array, axes: Axes, schedule: Schedule | Native) -> jax.Array:
-    program = _program(schedule)
-    size = x.shape[0] // program.group_size
-    index = lookup(program.group_index, axes.rank())
-    return read(x, index, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):
@@ -369,9 +361,12 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     chosen = _chosen(program, lowering, target)
     if chosen == "pallas" and axes.auto:
         chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes
-    laid = _layout(
-        (x.shape[0] // into, *x.shape[1:]) if x.ndim else (), program, axes, target, chosen
-    )
+    block = (x.shape[0] // into, *x.shape[1:]) if x.ndim else ()
+    laid = layout.flat(block, program.block_rows)
+    if axes.auto:
+        laid = layout.keeping_shards(block, program.block_rows, axes.auto)
+    elif target == "tpu" and chosen != "pallas":
+        laid = layout.in_tiles(block, program.block_rows) or laid
     lines = laid.pack(x, into)
     form = target if grouped or target != "gpu" else "gpu_ungrouped"
     # A kernel adds what lies in memory: nothing merges its additions.
@@ -381,24 +376,9 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     return laid.unpack(result, out, shape)
 
 
-def _layout(
-    block, program: PermuteProgram, axes: Axes, target: str, lowering: str
-) -> layout.Layout:
-    if axes.auto:
-        return layout.keeping_shards(block, program.block_rows, axes.auto)
-    tiles = None
-    if target == "tpu" and lowering != "pallas":
-        tiles = layout.in_tiles(block, program.block_rows)
-    return tiles or layout.flat(block, program.block_rows)
-
-
 def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
-    """The lowering of a program: straight-line code while that compiles in a few seconds.
-
-    On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
-        the
-    whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it means "auto".
-    """
+    """The lowering of a program: straight-line code while that compiles in a few seconds."""
+    # "pallas" is a kernel for TPUs; elsewhere it means "auto".
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
     size = program.num_permutes
@@ -407,6 +387,8 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
         size = sum(r.size for rounds in program.steps for r in rounds)
     if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
+    # On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
+    # the whole buffer in every step.
     return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 
@@ -418,7 +400,9 @@ def _declare(kind: str, op: str):
     return jax_internals.define(
         f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
         shape=_shape,
-        out_varying=_out_varying,
+        out_varying=lambda varying, *, axes, invarying, **_: (
+            varying - set(axes.over) if invarying else varying
+        ),
         weak=_weak,
         # As in jax.lax, maxima and minima have no derivative.
         transpose=_transpose if op in ("sum", "fixed_sum") else None,

@@ -19,7 +19,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxcoll.errors import JaxcollError, shown
 
@@ -87,11 +87,12 @@ class _Submitted:
         self._function, self._jobs, self._executor, self._own = function, jobs, executor, own
         self._futures: list[Future | None] = [None] * len(jobs)
         self._taken, self._done, self._deaths = 0, 0, 0
+        # Whoever stops listening half-way leaves no jobs behind in a pool that is not ours to end.
         own.callback(self._cancel)
         self._submit(range(len(jobs)))
 
     def result(self, at: int):
-        """The result of a job, which is then forgotten here."""
+        """The result of a job, which is then forgotten here: results may be large."""
         while True:
             future = self._futures[at]
             try:
@@ -114,6 +115,8 @@ class _Submitted:
         """Give what was not done to a new pool."""
         lost = [at for at in range(self._taken, len(self._jobs)) if not _is_done(self._futures[at])]
         done = len(self._jobs) - len(lost)
+        # Deaths with results in between are bad luck; without any, the job itself may kill workers
+        # (by memory, say), and would for ever.
         self._deaths = 1 if done > self._done else self._deaths + 1
         self._done = done
         if self._deaths > MOST_REPEATS or not isinstance(self._executor, ProcessPoolExecutor):
@@ -122,7 +125,10 @@ class _Submitted:
                 f"were not done, the first is {shown(self._jobs[lost[0]])}"
             ) from error
         log.warning("a worker died; %d of %d jobs are repeated", len(lost), len(self._jobs))
-        self._executor = self._own.enter_context(_ended(_renewed(self._executor)))
+        # A broken pool cannot be mended, and no public attribute says how it was made.
+        pool: Any = self._executor
+        settings = pool._max_workers, pool._mp_context, pool._initializer, pool._initargs
+        self._executor = self._own.enter_context(_ended(ProcessPoolExecutor(*settings)))
         for at in lost:
             self._futures[at] = None
         self._submit(lost)
@@ -140,16 +146,6 @@ def _is_done(future: Future | None) -> bool:
     return not isinstance(future.exception(), BrokenExecutor)
 
 
-def _renewed(pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
-    # A broken pool cannot be mended, and no public attribute says how it was made.
-    return ProcessPoolExecutor(
-        pool._max_workers,  # type: ignore[attr-defined]
-        pool._mp_context,  # type: ignore[attr-defined]
-        pool._initializer,  # type: ignore[attr-defined]
-        pool._initargs,  # type: ignore[attr-defined]
-    )
-
-
 @contextlib.contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of processes of which none is left behind: not by Ctrl-C, nor by a killed parent.
@@ -162,6 +158,8 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """
     if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
         raise JaxcollError(f"workers must be 1 to {MOST_WORKERS} processes, got {shown(workers)}")
+    # Ctrl-C is sent to every process of a terminal: a worker that it ended would break the pool
+    # before the parent has said what is to happen. A parent that is killed says nothing at all.
     context = multiprocessing.get_context("spawn")
     with _ended(ProcessPoolExecutor(workers, context, _follow_parent)) as pool:
         yield pool
@@ -183,6 +181,7 @@ def _ended(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        # Cancelling leaves the jobs that run: their processes would go on for hours after Ctrl-C.
         workers = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:

@@ -54,6 +54,7 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
             f"the vertices of this network have no names, so {name[:60]!r} says nothing; give "
             f"numbers: ranks are 0..{wiring.num_ranks - 1}"
         )
+    # The whole name first: "rank 1" is one vertex, though "rank 1 core 0" begins with it.
     found = np.array([known == name for known in wiring.names])
     if not found.any():
         found = np.array([known.startswith(f"{name} ") for known in wiring.names])
@@ -85,23 +86,19 @@ def chosen_links(wiring: Wiring, links: Iterable) -> np.ndarray:
             number = checks.integer(link, "a link", TopologyError)
             between = np.arange(len(wiring.src)) == number
         if not between.any():
-            raise TopologyError(f"there is no link {link!r}; {_known_links(wiring, link)}")
+            known = f"links are 0..{len(wiring.src) - 1}, or pairs of vertices"
+            first = link[0] if isinstance(link, (tuple, list)) else None
+            if isinstance(first, int) and 0 <= first < wiring.num_vertices:
+                ends = listed(np.unique(wiring.dst[wiring.src == first]))
+                known = f"from vertex {first} they go to {ends}"
+            raise TopologyError(f"there is no link {link!r}; {known}")
         chosen |= between
     return chosen
 
 
-def _known_links(wiring: Wiring, link: object) -> str:
-    """The links that there are instead of one that there is not."""
-    first = link[0] if isinstance(link, (tuple, list)) else None
-    if isinstance(first, int) and 0 <= first < wiring.num_vertices:
-        return (
-            f"from vertex {first} they go to {listed(np.unique(wiring.dst[wiring.src == first]))}"
-        )
-    return f"links are 0..{len(wiring.src) - 1}, or pairs of vertices"
-
-
 def with_ranks(links: Iterable, devices: Sequence) -> list:
     """Links of which some are pairs of devices, as pairs of ranks."""
+    # By identity: any objects may be devices, hashable or not.
     rank = {id(device): number for number, device in enumerate(devices)}
     return [
         tuple(rank.get(id(end), end) for end in link) if isinstance(link, (tuple, list)) else link
@@ -166,6 +163,7 @@ def gone_links(wiring: Wiring, links: Iterable, lost: np.ndarray) -> np.ndarray:
         TopologyError: a link that does not exist, or one of a rank or switch that is lost anyway.
     """
     chosen, with_lost = chosen_links(wiring, links), lost[wiring.src] | lost[wiring.dst]
+    # Refused: it is lost anyway, and whoever names it as well has likely mistaken a number.
     twice = np.flatnonzero(chosen & with_lost)
     if twice.size:
         u, v = int(wiring.src[twice[0]]), int(wiring.dst[twice[0]])
@@ -211,12 +209,15 @@ def placement_left(
     if placement is None:
         return None
     grid, at = placement.grid, np.asarray(placement.ranks).reshape(placement.grid.shape)
+    # First the box: along every dimension the coordinates that some survivor has must follow each
+    # other, and no place of their product may be lost.
     kept = ~lost[at]
     lines = []
     for d, (side, closed) in enumerate(zip(grid.shape, grid.wrap, strict=True)):
         other = tuple(k for k in range(len(grid.shape)) if k != d)
         used = np.flatnonzero(kept.any(axis=other))
         if closed and 0 < len(used) < side:  # a part may run over the seam
+            # Rotated so that the longest gap lies at the ends: survivors then are one run.
             gaps = np.diff(np.append(used, used[0] + side))
             used = np.roll(used, -int(gaps.argmax()) - 1)
         if not len(used) or ((np.diff(used) % side) != 1).any():
@@ -225,27 +226,26 @@ def placement_left(
     box = at[np.ix_(*lines)]
     if lost[box].any():
         return None
+    # Then the links: along a dimension all those inside must be left. Those that close it must all
+    # be left, or all be gone.
     joined = {*zip(src.tolist(), dst.tolist(), strict=True)}
     wrap = []
     for d, side in enumerate(box.shape):
         ranks = np.moveaxis(box, d, 0)
-        if not _all_joined(joined, ranks[:-1], ranks[1:]):
+        if not joined.issuperset(_ends(ranks[:-1], ranks[1:])):
             return None
-        around = grid.wrap[d] and side == grid.shape[d]
-        wrap.append(around and _all_joined(joined, ranks[-1], ranks[0]))
-        if around and not (wrap[-1] or joined.isdisjoint(_ends(ranks[-1], ranks[0]))):
+        around, closing = grid.wrap[d] and side == grid.shape[d], _ends(ranks[-1], ranks[0])
+        wrap.append(around and joined.issuperset(closing))
+        if around and not (wrap[-1] or joined.isdisjoint(closing)):
             return None
     number = np.cumsum(~lost) - 1
     return Placement(Grid(box.shape, tuple(wrap)), tuple(number[box.ravel()].tolist()))
 
 
 def _ends(u: np.ndarray, v: np.ndarray) -> list[tuple[int, int]]:
+    """The links that join ranks of two columns, both ways."""
     pairs = list(zip(u.ravel().tolist(), v.ravel().tolist(), strict=True))
     return [*pairs, *((b, a) for a, b in pairs)]
-
-
-def _all_joined(joined: set[tuple[int, int]], u: np.ndarray, v: np.ndarray) -> bool:
-    return joined.issuperset(_ends(u, v))
 
 
 # ---------------------------------------------------------------------- what is missing
@@ -281,7 +281,7 @@ class Losses:
     def lines(self) -> list[str]:
         """A line of text per kind: "down: 0-1, 4->5", "gone: rank 3", "slow: 2-3 at 0.5"."""
         kinds = {
-            "gone": [*self._ranks(), *self._switches()],
+            "gone": [*self._named("rank", self.ranks), *self._named("switch", self.switches)],
             "down": self._wires(self.links),
             "other speed": self._slow(),
         }
@@ -290,8 +290,8 @@ class Losses:
     def __str__(self) -> str:
         """A few words for a name: "less 0-1 and rank 3, 4-5 at 0.5"; "" for nothing."""
         parts = (
-            _few(self._ranks(), "ranks"),
-            _few(self._switches(), "switches"),
+            _few(self._named("rank", self.ranks), "ranks"),
+            _few(self._named("switch", self.switches), "switches"),
             _few(self._wires(self.links), "wires"),
         )
         gone = ", ".join(part for part in parts if part)
@@ -300,17 +300,9 @@ class Losses:
 
     __repr__ = __str__
 
-    def _ranks(self) -> list[str]:
-        return [
-            label if label != str(rank) else f"rank {rank}"
-            for rank, label in ((rank, self.labels[rank]) for rank in self.ranks)
-        ]
-
-    def _switches(self) -> list[str]:
-        return [
-            label if label != str(switch) else f"switch {switch}"
-            for switch, label in ((switch, self.labels[switch]) for switch in self.switches)
-        ]
+    def _named(self, kind: str, vertices: Iterable[int]) -> list[str]:
+        labels = ((vertex, self.labels[vertex]) for vertex in vertices)
+        return [label if label != str(v) else f"{kind} {v}" for v, label in labels]
 
     def _wires(self, links: Iterable[tuple[int, int]]) -> list[str]:
         """Both ways as one, "0-1", one way as "0->1"."""
@@ -362,6 +354,8 @@ def losses(
     for ends, speeds in before.items():
         if not (stays[ends[0]] and stays[ends[1]]):
             continue
+        # Of parallel links only their number and their speeds tell which are gone: with fewer links
+        # than before, the rest counts as unchanged.
         now = after.get(ends, [])
         down += [ends] * (len(speeds) - len(now))
         if len(now) == len(speeds) and now != speeds:

@@ -1,7 +1,7 @@
 """Training: gradients and optimizer states reduced by schedules; public as ``jc.optax``.
 
 Read in this order: ``transforms`` (the public gradient transformations, and sums that advance
-during the backward pass), ``sharded_optimizer`` (ZeRO). Both use what is here: gradients are each
+during the backward pass), ``sharded_optimizer`` (ZeRO). Both use this module: gradients are each
 rank's own, or are refused, and are joined before they are summed where that is worth it. Buckets of
 gradients are ``execute.buckets``.
 """
@@ -52,12 +52,14 @@ def check_own(gradients, axis_name: AxisName) -> None:
         CollectiveError: a gradient that is the same on all ranks, with what may be the cause: it
             looks the same whichever it is.
     """
+    # Without check_vma all types are the same, and a gradient that was summed looks as any other.
     if not jax_internals.checks_vma():
         return
     names = set(tracked(axis_name))
     for path, leaf in jax.tree.leaves_with_path(gradients):
         if is_void(leaf):
             continue
+        # A constant (a Python number, a NumPy array) is no JAX array and varies over nothing.
         same = names - (jax_internals.varying(leaf) if isinstance(leaf, jax.Array) else frozenset())
         if same:
             named = ", ".join(map(repr, sorted(same)))
@@ -77,9 +79,7 @@ def check_own(gradients, axis_name: AxisName) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LeafSums:
-    """The mean or the sum of gradients over the ranks of an axis.
-
-    Fields are the arguments of ``all_reduce_gradients``.
+    """The mean or the sum of gradients over ranks; fields are those of ``all_reduce_gradients``.
 
     Raises:
         CollectiveError: an unknown ``order``.
@@ -97,6 +97,8 @@ class LeafSums:
 
     def __call__(self, tree: Any) -> Any:
         """An array or a pytree of them, reduced; a mean is taken before casting back."""
+        # In the order wide sum, division, cast: a sum of many bfloat16 cast back before it is
+        # divided would lose the bits that ``accum_dtype`` was asked for.
         wanted = functions.pmean if self.mean else functions.psum
         total = wanted(
             jax.tree.map(lambda x: widened(x, self.accum_dtype), tree),
@@ -109,32 +111,17 @@ class LeafSums:
             return total
         return jax.tree.map(lambda new, old: new.astype(old.dtype), total, tree)
 
-    def apart(self, leaves: Sequence[jax.Array]) -> bool:
-        """Whether the leaves of a bucket are not joined: see ``stay_apart``."""
-        return stay_apart(
-            "all_reduce", leaves, self.axis_name, self.schedule, self.lowering, self.order
-        )
+    def apart(self, leaves: Sequence[jax.Array], kind: str = "all_reduce") -> bool:
+        """Whether ``jax.lax`` would run a bucket of leaves, which then are not joined.
 
-
-def stay_apart(
-    kind: str,
-    leaves: Sequence[jax.Array],
-    axis_name: AxisName,
-    schedule: Choice,
-    lowering: str,
-    order: str | None,
-) -> bool:
-    """Whether ``jax.lax`` would run a bucket of leaves, which then are not joined.
-
-    XLA combines the collectives of ``jax.lax`` where it sees fit. Joined leaves are copied twice,
-    their bucket takes as much memory again, and the copies take XLA long to compile: zero on 100
-    leaves of 0.3 to 160 KB in one bucket took half the time of a step on 8 CPU devices and 5 times
-    the compilation; 16 leaves of 1 MiB took 2.4 times the step (JAX 0.12, 2 cores). Apart, a
-    program is the one that its author would have written.
-
-    Args:
-        kind: of the collective that the bucket is for.
-    """
-    size = sum(leaf.size for leaf in leaves)
-    bucket = jax.ShapeDtypeStruct((size,), leaves[0].dtype)
-    return is_by_lax(kind, bucket, axis_name, schedule, lowering, is_fixed(order))
+        Args:
+            kind: of the collective that the bucket is for.
+        """
+        # XLA combines the collectives of jax.lax where it sees fit. Joined leaves are copied twice,
+        # their bucket takes as much memory again, and the copies take XLA long to compile: zero on
+        # 100 leaves of 0.3 to 160 KB in one bucket took half the time of a step on 8 CPU devices
+        # and 5 times the compilation; 16 leaves of 1 MiB took 2.4 times the step (JAX 0.12, 2
+        # cores). Apart, a program is the one that its author would have written.
+        bucket = jax.ShapeDtypeStruct((sum(leaf.size for leaf in leaves),), leaves[0].dtype)
+        is_ordered = is_fixed(self.order) and kind != "all_gather"  # a gather adds nothing
+        return is_by_lax(kind, bucket, self.axis_name, self.schedule, self.lowering, is_ordered)

@@ -1,18 +1,22 @@
 """An optimizer whose state is sharded over the ranks that average gradients (ZeRO).
 
-The state of a sharded optimizer: one row per rank, and how it gets to another number of ranks.
-
 Outside of ``jax.shard_map`` every array of the state has a leading dimension of the number of
-ranks n. What belongs to a parameter of s elements has shape (n, ceil(s / n)): the parameter as a
-vector, padded with zeros to a multiple of n and cut into n shards. All else, such as a count of
-steps, stands there n times.
+ranks n, a row per rank. What belongs to a parameter of s elements has shape (n, ceil(s / n)): the
+parameter as a vector, padded with zeros to a multiple of n and cut into n shards. All else, such as
+a count of steps, stands there n times. On three ranks, a parameter of five elements in Adam::
 
-An optimizer whose state is sharded over the ranks that average gradients (ZeRO).
+             gradient (own)    reduce_scatter   first moment   count    update, all_gather
+    rank 0:  a0 b0 c0 d0 e0    a b              ma mb          7        ua ub uc ud ue
+    rank 1:  a1 b1 c1 d1 e1    c d              mc md          7        ua ub uc ud ue
+    rank 2:  a2 b2 c2 d2 e2    e 0              me 0           7        ua ub uc ud ue
+
+The rows of another number of ranks are the same elements, cut elsewhere (``reshard_zero``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,10 +34,9 @@ from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training import check_options, check_own, names_of, stay_apart, tracked
+from jaxcoll.training import LeafSums, check_options, check_own, names_of, tracked
 
 
 class ZeroState(NamedTuple):
@@ -61,9 +64,11 @@ def joined_shards(shards: jax.Array, like) -> jax.Array:
 # ---------------------------------------------------------------------- one rank's row
 
 
-def as_row(state, tracked: tuple[str, ...]) -> ZeroState:
-    """One rank's part of the state, as its row; it varies over the axes ``tracked``."""
-    return ZeroState(jax.tree.map(lambda x: vary(jnp.asarray(x), tracked)[None], state))
+def as_row(state, axes: tuple[str, ...]) -> ZeroState:
+    """One rank's part of the state, as its row; it varies over the axes."""
+    # Typed as varying whatever it is, a count of steps too: state that comes back in through its
+    # spec, P(axis_name), is typed so, and a loop's carry must not change its type.
+    return ZeroState(jax.tree.map(lambda x: vary(jnp.asarray(x), axes)[None], state))
 
 
 def of_row(state, axis_name: AxisName, ranks: int):
@@ -144,10 +149,15 @@ def _resharded(state: ZeroState, sizes: Mapping[tuple, int], old: int, new: int)
                 f"the state at {where} has shape {rows.shape}, and from_ranks={old} means {old} "
                 "rows"
             )
-        size = _size_of_parameter(_names(path), sizes) if rows.ndim == 2 else None
+        # The state repeats the tree of the parameters somewhere inside: mu/layers/0/kernel belongs
+        # to layers/0/kernel, and the longest such end wins, since "kernel" alone may be another.
+        names = _names(path)
+        ends = (names[start:] for start in range(len(names) + 1))
+        size = next((sizes[end] for end in ends if end in sizes), None) if rows.ndim == 2 else None
         if size is not None and rows.shape[1] == -(-size // old):
             flat = rows.reshape(-1)[:size]
             return np.pad(flat, (0, -size % new)).reshape(new, -1)
+        # All else is one value that every rank has. By bytes: a NaN is not equal to itself.
         if rows.tobytes() != np.broadcast_to(rows[:1], rows.shape).tobytes():
             raise CollectiveError(
                 f"the state at {where} has shape {rows.shape} and differs from rank to rank, and "
@@ -157,14 +167,6 @@ def _resharded(state: ZeroState, sizes: Mapping[tuple, int], old: int, new: int)
         return np.repeat(rows[:1], new, axis=0)
 
     return ZeroState(jax.tree_util.tree_map_with_path(one, state.inner))
-
-
-def _size_of_parameter(path: tuple, sizes: Mapping[tuple, int]) -> int | None:
-    """Elements of the parameter that a path in the state ends with, the longest such path."""
-    for start in range(len(path) + 1):
-        if path[start:] in sizes:
-            return sizes[path[start:]]
-    return None
 
 
 def _names(path: tuple) -> tuple[str, ...]:
@@ -190,17 +192,23 @@ def state_specs(state: Any, axis_name: AxisName) -> Any:
         arrays of every ``ZeroState``, and for others whose leading dimension is sharded over that
         axis; ``P()`` for all else.
     """
-    names = checks.names(axis_name, "axis_name", CollectiveError)
-    sharded = PartitionSpec(names[0] if len(names) == 1 else names)
+    sharded = _spec(axis_name)
 
     def of(node):
         if _is_state(node):
             return jax.tree.map(lambda _: sharded, node)
+        # What other transformations shard over the axis stays sharded; most is on every device.
         sharding = getattr(node, "sharding", None)
         leading = sharding.spec[:1] if isinstance(sharding, NamedSharding) else ()
         return sharded if tuple(leading) == tuple(sharded) else PartitionSpec()
 
     return jax.tree.map(of, state, is_leaf=_is_state)
+
+
+def _spec(axis_name: AxisName) -> PartitionSpec:
+    """That of an array whose leading dimension is sharded over an axis, or over several."""
+    names = names_of(axis_name)
+    return PartitionSpec(names[0] if len(names) == 1 else names)
 
 
 def zero(
@@ -261,117 +269,110 @@ def zero(
         raise CollectiveError(
             f"inner must be an optimizer with init and update, got {checks.shown(inner)}"
         )
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
     full = optax.with_extra_args_support(inner)
-    is_fixed(order)
-    wire = _Wire(
-        axis_name, schedule, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window
-    )
-    sharded = _Sharded(full, wire, mesh)
+    sharded = _Sharded(full, sums, mesh, bucket_bytes, leaf_order, window)
     return optax.GradientTransformationExtraArgs(sharded.init, sharded.update)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wire:
-    """The two collectives of an update, in buckets; fields as the arguments of ``zero``."""
+class _Sharded:
+    """The functions ``init`` and ``update`` of the optimizer that ``zero`` returns.
 
-    axis_name: AxisName
-    schedule: Choice
-    mean: bool
+    Attributes:
+        sums: how gradients are summed; names, schedule and lowering are the gather's, too.
+        mesh, bucket_bytes, leaf_order, window: as the arguments of ``zero``.
+    """
+
+    inner: optax.GradientTransformationExtraArgs
+    sums: LeafSums
+    mesh: Mesh | None
     bucket_bytes: int
-    accum_dtype: Any
-    order: str | None
     leaf_order: Order
-    lowering: str
     window: int
 
-    def scatter(self, gradients):
-        """This rank's shard of every leaf of the averaged (or summed) gradients."""
-        n = _ranks(self.axis_name)
-        return self._in_buckets("reduce_scatter", gradients, lambda x: shards_of(x, n))
+    def init(self, params) -> ZeroState:
+        """The state: a rank's row inside of ``shard_map``, all rows of it on a mesh elsewhere."""
+        axis_name, mesh = self.sums.axis_name, self.mesh
+        if _is_bound(axis_name):
+            return as_row(self.inner.init(self._own_shards(params)), tracked(axis_name))
+        # With no mesh given, shard_map takes that of jax.set_mesh by itself.
+        context = jax.sharding.get_abstract_mesh()
+        if mesh is None and not set(names_of(axis_name)) <= set(context.axis_names):
+            raise _unbound(axis_name)
+        if mesh is not None:
+            # jit refuses parameters that are committed to other devices than the mesh's; those that
+            # are not committed go wherever the program runs.
+            whole = NamedSharding(mesh, PartitionSpec())
+            params = jax.tree.map(
+                lambda x: jax.device_put(x, whole) if _is_off(x, mesh) else x, params
+            )
+        # Run as one program, so that no device ever holds the rows of all ranks.
+        mapped = jax.shard_map(
+            self.init,
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=_spec(axis_name),
+            axis_names=set(names_of(axis_name)),
+        )
+        return jax.jit(mapped)(params)
 
-    def gather(self, shards):
-        """The shards of all ranks, one row per rank."""
-        return self._in_buckets("all_gather", shards, lambda x: x)
+    def update(self, updates, state, params=None, **extra):
+        """The updates of whole parameters, and the state after them; inside of ``shard_map``."""
+        axis_name = self.sums.axis_name
+        if not _is_bound(axis_name):
+            raise _unbound(axis_name)
+        check_own(updates, axis_name)
+        n = _ranks(axis_name)
+        kept = of_row(state, axis_name, n)
+        own = None if params is None else self._own_shards(params)
+        shards = self._in_buckets(
+            self._scatter, "reduce_scatter", updates, lambda x: shards_of(x, n)
+        )
+        steps, kept = self.inner.update(shards, kept, own, **extra)
+        rows = self._in_buckets(self._gather, "all_gather", steps, lambda x: x)
+        return jax.tree.map(joined_shards, rows, updates), as_row(kept, tracked(axis_name))
 
-    def _in_buckets(self, kind: str, tree, rows: Callable):
-        function = {"reduce_scatter": self._scatter, "all_gather": self._gather}[kind]
+    def _own_shards(self, tree):
+        n, rank = _ranks(self.sums.axis_name), lax.axis_index(self.sums.axis_name)
+        return jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(shards_of(x, n), rank, 0, False), tree
+        )
 
-        def apart(leaves: list[jax.Array]) -> bool:
-            order = self.order if kind == "reduce_scatter" else None
-            return stay_apart(kind, leaves, self.axis_name, self.schedule, self.lowering, order)
-
+    def _in_buckets(self, function: Callable, kind: str, tree, rows: Callable):
+        apart = functools.partial(self.sums.apart, kind=kind)
         return in_buckets(
             function, tree, self.bucket_bytes, self.leaf_order, rows, self.window, apart
         )
 
     def _scatter(self, rows):
+        """This rank's shard of every leaf of the averaged (or summed) gradients."""
+        sums = self.sums
         total = functions.psum_scatter(
-            jax.tree.map(lambda x: widened(x, self.accum_dtype), rows),
-            self.axis_name,
-            schedule=self.schedule,
-            lowering=self.lowering,
-            order=self.order,
+            jax.tree.map(lambda x: widened(x, sums.accum_dtype), rows),
+            sums.axis_name,
+            schedule=sums.schedule,
+            lowering=sums.lowering,
+            order=sums.order,
         )
-        if self.mean:
-            total = jax.tree.map(lambda x: x / _ranks(self.axis_name), total)
-        if self.accum_dtype is None:
+        if sums.mean:
+            total = jax.tree.map(lambda x: x / _ranks(sums.axis_name), total)
+        if sums.accum_dtype is None:
             return total
         return jax.tree.map(lambda new, old: new.astype(old.dtype), total, rows)
 
     def _gather(self, row):
-        # Ranks of vmap are not tracked by types, so none is needed.
-        to = "invarying" if tracked(self.axis_name) else "varying"
+        """The shards of all ranks, one row per rank."""
+        # Whole updates are the same on all ranks, and typed so: parameters stay invarying. Ranks of
+        # vmap are not tracked by types, so none is needed.
+        to = "invarying" if tracked(self.sums.axis_name) else "varying"
         return functions.all_gather(
-            row, self.axis_name, to=to, schedule=self.schedule, lowering=self.lowering
+            row,
+            self.sums.axis_name,
+            to=to,
+            schedule=self.sums.schedule,
+            lowering=self.sums.lowering,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sharded:
-    """The functions ``init`` and ``update`` of the optimizer that ``zero`` returns."""
-
-    inner: optax.GradientTransformationExtraArgs
-    wire: _Wire
-    mesh: Mesh | None
-
-    def init(self, params) -> ZeroState:
-        axis_name = self.wire.axis_name
-        if _is_bound(axis_name):
-            return as_row(self.inner.init(self._own_shards(params)), tracked(axis_name))
-        return _on_mesh(self.init, _mesh_for(axis_name, self.mesh), axis_name, params)
-
-    def update(self, updates, state, params=None, **extra):
-        axis_name = self.wire.axis_name
-        if not _is_bound(axis_name):
-            raise _unbound(axis_name)
-        check_own(updates, axis_name)
-        kept = of_row(state, axis_name, _ranks(axis_name))
-        own = None if params is None else self._own_shards(params)
-        steps, kept = self.inner.update(self.wire.scatter(updates), kept, own, **extra)
-        whole = jax.tree.map(joined_shards, self.wire.gather(steps), updates)
-        return whole, as_row(kept, tracked(axis_name))
-
-    def _own_shards(self, tree):
-        n, rank = _ranks(self.wire.axis_name), lax.axis_index(self.wire.axis_name)
-        return jax.tree.map(
-            lambda x: lax.dynamic_index_in_dim(shards_of(x, n), rank, 0, False), tree
-        )
-
-
-# ---------------------------------------------------------------------- outside of shard_map
-
-
-def _on_mesh(init, mesh, axis_name: AxisName, params) -> Any:
-    """``init`` run on a mesh, each rank making its row."""
-    names = names_of(axis_name)
-    spec = PartitionSpec(names[0] if len(names) == 1 else names)
-    if isinstance(mesh, Mesh):
-        whole = NamedSharding(mesh, PartitionSpec())
-        params = jax.tree.map(lambda x: jax.device_put(x, whole) if _is_off(x, mesh) else x, params)
-    mapped = jax.shard_map(
-        init, mesh=mesh, in_specs=PartitionSpec(), out_specs=spec, axis_names=set(names)
-    )
-    return jax.jit(mapped)(params)
 
 
 def _is_off(x, mesh: Mesh) -> bool:
@@ -379,16 +380,6 @@ def _is_off(x, mesh: Mesh) -> bool:
     if not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return False
     return x.committed and x.sharding.device_set != set(mesh.devices.flat)
-
-
-def _mesh_for(axis_name: AxisName, mesh: Mesh | None):
-    """The mesh to run ``init`` on: the one given, or that of ``jax.set_mesh``."""
-    if mesh is not None:
-        return mesh
-    context = jax.sharding.get_abstract_mesh()
-    if set(names_of(axis_name)) <= set(context.axis_names):
-        return None  # shard_map takes it by itself
-    raise _unbound(axis_name)
 
 
 def _check_mesh(mesh, axis_name: AxisName) -> None:

@@ -18,13 +18,12 @@ Gradients that do not vary over the axis are refused, since whether they are sum
 copies cannot be told. With ``check_vma=False`` there is no such cast, gradients are a rank's own,
 and nothing can be checked.
 
-Overlap: sums of gradients that advance a step with every layer of the backward pass.
-
-A sum over ranks takes several steps, and XLA decides when each of them runs. It starts the first
-when a gradient is available and leaves the others to the end, where no matrix product hides them.
-Here the order is written into the program: after the backward pass of a layer, the messages in
-flight are received and the next step of every sum is sent; only then does the backward pass of the
-previous layer begin. So each step of every active sum overlaps with one layer's products::
+**Overlap.** A sum over ranks takes several steps, and XLA decides when each of them runs. It starts
+the first when a gradient is available and leaves the others to the end, where no matrix product
+hides them. In ``overlap`` the order is written into the program: after the backward pass of a
+layer, the messages in flight are received and the next step of every sum is sent; only then does
+the backward pass of the previous layer begin. So each step of every active sum overlaps with one
+layer's products::
 
     layer 3:  products                                    send gradient 3, step 0
     layer 2:  products    receive 3.0, send 3.1           send gradient 2, step 0
@@ -37,7 +36,6 @@ delays the next layer.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +63,7 @@ from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receiv
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training import LeafSums, check_options, check_own
+from jaxcoll.training import LeafSums, check_options, check_own, tracked
 from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
 
 __all__ = [
@@ -118,7 +116,6 @@ def all_reduce_gradients(
             ranks already (see above), or what ``jc.psum`` refuses.
     """
     check_options(axis_name, mean, bucket_bytes, window)
-
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
 
     def update(updates, state, params=None):
@@ -178,31 +175,26 @@ def overlap(
         raise CollectiveError("overlap needs one or more layers, got none")
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
 
-    def reduce(leaves: list[jax.Array]) -> _Sum | _SumByLax:
-        return _SumByLax(sums(leaves)) if sums.apart(leaves) else _Sum(leaves, sums)
-
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
             raise CollectiveError(
                 f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
             )
-        value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
-        return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, reduce)
+        # Copies that may differ from rank to rank, so that gradients are a rank's own.
+        axes = tracked(axis_name)
+        own = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), axes), params)
+        value, pulls = _forward(layers, loss, own, x, arguments)
+        return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)
 
     return value_and_grad
-
-
-def _own(params, axis_name: AxisName):
-    """Copies of parameters that may differ from rank to rank, so that gradients are a rank's."""
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-    names = tuple(name for name in names if name in jax_internals.mesh_axes())
-    return jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), names), params)
 
 
 def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:
     """The loss, and for each layer and the loss what maps its cotangent to those before it."""
     pulls = []
     for i, (layer, own) in enumerate(zip(layers, params, strict=True)):
+        # The first layer's input is data: its cotangent would be computed for nobody, and data of
+        # integers has none.
         if i == 0:
             x, pull = jax.vjp(lambda p, layer=layer, x=x: layer(p, x), own)
         else:
@@ -214,20 +206,22 @@ def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callab
     return value, [*pulls, pull]
 
 
-def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> list:
-    """The gradients of all layers, last layer first, each summed by ``reduce`` under the others."""
-    active = _ActiveSums()
+def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, sums: LeafSums) -> list:
+    """The gradients of all layers, last layer first, each summed under the layers before it."""
+    active = _ActiveSums(sums)
     (cotangent,) = pulls.pop()(cotangent)
     gradients: list[Any] = [None] * len(pulls)
     for i in reversed(range(len(pulls))):
         gradients[i], *before = pulls[i](cotangent)
+        # Both wait for the messages in flight: the layer before starts from ``before``, so its
+        # products run under the step that is sent here.
         gradients[i], before = active.advance((gradients[i], before))
         cotangent = before[0] if before else None
         leaves, structure = jax.tree.flatten_with_path(gradients[i])
         gradients[i] = structure, [leaf for _, leaf in leaves]
         for members in plan_buckets(leaves, bucket_bytes):
-            active.add(gradients[i][1], members, reduce)
-    while active.sums:
+            active.add(gradients[i][1], members)
+    while active.sums:  # no products are left to run under these steps
         active.advance(())
     return [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
 
@@ -254,10 +248,12 @@ class _Sum:
         self.rank = self.axes.rank()
         if fixed:
             x = fixed_order.rounded_on_rank(x, self.rank, jax_internals.platform())
+        # The leaves as one vector, cut into the rows of the program, which advances by steps here
+        # instead of as one operation: so it is filled, sent from and read as a lowering does.
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
         self.buffer = initial_buffer(self.program, x, self.rank, self.width)
-        # There is nothing to send of an empty vector, or to a single rank.
+        # Nothing is to be sent of an empty vector, or to a single rank.
         self.left = list(self.program.steps) if x.size else []
         self.in_flight: list[jax.Array] = []
         self._send()
@@ -289,37 +285,24 @@ class _Sum:
         return reduced
 
 
-class _SumByLax:
-    """A sum that ``jax.lax`` runs as a whole: it has no steps, and XLA hides it where it can."""
-
-    def __init__(self, total: list[jax.Array]):
-        self.total, self.left, self.in_flight = total, [], []
-
-    def advance(self, arrived: list[jax.Array]) -> None:
-        """Nothing: it was complete when it began."""
-
-    def result(self) -> list[jax.Array]:
-        """The leaves, reduced."""
-        return self.total
-
-
-@dataclasses.dataclass
 class _ActiveSums:
-    """The sums that are not complete, oldest first.
+    """The sums that are not complete, oldest first."""
 
-    Attributes:
-        sums: each with the list that its leaves go to, and their indices in it.
-    """
+    def __init__(self, settings: LeafSums):
+        self._settings = settings
+        # Each with the list that its leaves go to, and their indices in it.
+        self.sums: list[tuple[_Sum, list, list[int]]] = []
 
-    sums: list[tuple[_Sum | _SumByLax, list, list[int]]] = dataclasses.field(default_factory=list)
-
-    def add(
-        self, leaves: list, members: list[int], start: Callable[[list], _Sum | _SumByLax]
-    ) -> None:
+    def add(self, leaves: list, members: list[int]) -> None:
         """Start a sum of some of a layer's leaves, which take their places when it is done."""
         kept = [i for i in members if not is_void(leaves[i])]
-        if kept:
-            self.sums.append((start([leaves[i] for i in kept]), leaves, kept))
+        own = [leaves[i] for i in kept]
+        if kept and self._settings.apart(own):
+            # jax.lax runs it as a whole: it has no steps, and XLA hides it where it can.
+            for i, leaf in zip(kept, self._settings(own), strict=True):
+                leaves[i] = leaf
+        elif kept:
+            self.sums.append((_Sum(own, self._settings), leaves, kept))
             self._retire()
 
     def advance(self, computed: Any) -> Any:
@@ -334,6 +317,8 @@ class _ActiveSums:
         if not flights:
             return computed
         before = [flat[i] for i in real]
+        # One barrier over both: XLA can neither start the next layer before these steps have
+        # arrived, nor put their arrival off to where nothing else is left to run.
         held, flights = lax.optimization_barrier((before, flights))
         for i, leaf in zip(real, typed_like(held, before), strict=True):
             flat[i] = leaf
@@ -343,6 +328,7 @@ class _ActiveSums:
         return jax.tree.unflatten(structure, flat)
 
     def _retire(self) -> None:
+        """Put the results of complete sums into their places."""
         for summing, leaves, members in self.sums:
             if not summing.left:
                 for i, leaf in zip(members, summing.result(), strict=True):

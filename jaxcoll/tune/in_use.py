@@ -41,13 +41,10 @@ class ByTable:
         self, table: Table, machine: Machine, skipped: Callable[[str], None] = warn_skipped
     ):
         self._table = Table({}, table.decisions, table.quarantined)
-        self._machine = machine
-        self._skipped = skipped
-        self._key = (
-            machine,
-            frozenset(table.decisions.items()),
-            frozenset(table.quarantined),
-        )
+        self._machine, self._skipped = machine, skipped
+        # Part of the key of every jit cache: how a program was chosen, not when or how fast. The
+        # history, which grows with every trial, would make a new program each time.
+        self._key = machine, frozenset(table.decisions.items()), frozenset(table.quarantined)
 
     def config(self, task: Task) -> Config | None:
         """The configuration of a task, or None where it runs by the default."""
@@ -58,6 +55,7 @@ class ByTable:
         config = self.config(task)
         if config is None:
             return run_by(x, None)
+        # Training must go on, whatever version of the library wrote the row.
         try:
             return run_by(x, config)
         except JaxcollError as error:
@@ -126,21 +124,18 @@ def table_at(path: str, is_writer: bool) -> Table:
     reasons: list[str] = []
     table = Table.load_usable([path], None, reasons.append)
     for reason in reasons:
-        warn_skipped(f"{reason}; it is kept as {_renamed(path)}" if is_writer else reason)
+        if is_writer:
+            numbered = (f"{path}.skipped{number or ''}" for number in itertools.count())
+            free = next(name for name in numbered if not os.path.lexists(name))
+            try:
+                os.rename(path, free)
+            except OSError as error:
+                raise TuneError(
+                    f"table {checks.shown(path)} is not usable, nor renamed: {error}"
+                ) from error
+            reason = f"{reason}; it is kept as {free}"
+        warn_skipped(reason)
     return table
-
-
-def _renamed(path: str) -> str:
-    """The first free name beside a file, which it now has."""
-    numbered = (f"{path}.skipped{number or ''}" for number in itertools.count())
-    free = next(name for name in numbered if not os.path.lexists(name))
-    try:
-        os.rename(path, free)
-    except OSError as error:
-        raise TuneError(
-            f"table {checks.shown(path)} is not usable, nor renamed: {error}"
-        ) from error
-    return free
 
 
 def _check_path(path: str) -> None:

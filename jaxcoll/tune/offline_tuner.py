@@ -35,7 +35,7 @@ from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
-from jaxcoll.tune.trial import COLLECTIVES, Program, Trial, jax_space
+from jaxcoll.tune.trial import COLLECTIVES, Trial, jax_space
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,6 @@ _ROUNDS = 3
 # The fastest by these few rounds are timed again, all in the same rounds, before the final.
 _SEMIFINALISTS, _SEMIFINAL_ROUNDS = 12, 7
 _FINALISTS, _FINAL_ROUNDS = 4, 15
-
-
-def _fitted(space: Space, seed: int) -> Search:
-    return Fitted(space, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +81,7 @@ def offline(
     *,
     dtype=jnp.float32,
     space: MakeSpace = jax_space,
-    search: MakeSearch = _fitted,
+    search: MakeSearch = lambda space, seed: Fitted(space, seed=seed),
     evaluations: int = 75,
     seed: int = 0,
     table: Table | None = None,
@@ -166,9 +162,43 @@ def tune(
         TuneError: fewer rounds.
     """
     checks.integer(final_rounds, "final_rounds", TuneError, least=2)
+    failed = _measure(trial, search, table, machine, evaluations, tell)
     default = search.space.default
-    usual = trial.checked(default)
-    baseline = float(np.median(trial.seconds([usual], _ROUNDS)))
+    native = default.replace(algorithm="native")
+    ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
+    # The best of many noisy times is mostly lucky (the winner's curse), so the first ones are timed
+    # once more among themselves, and the finalists beside the default and ``jax.lax``, in
+    # alternation.
+    fastest = ranked[:_SEMIFINALISTS]
+    if len(fastest) > _FINALISTS:
+        times = trial.seconds([trial.checked(config) for config in fastest], _SEMIFINAL_ROUNDS)
+        order = np.argsort(np.median(times, axis=0), kind="stable")
+        fastest = [fastest[i] for i in order[:_FINALISTS].tolist()]
+    finalists = list(dict.fromkeys([default, native, *fastest]))
+    times = trial.seconds([trial.checked(config) for config in finalists], final_rounds)
+    medians = np.median(times, axis=0)
+    allowed = [i for i, config in enumerate(finalists) if config in search.space]
+    winner = min(allowed, key=medians.__getitem__)
+    # A winner that is not faster beyond the noise is not chosen: the default stays.
+    if winner and not measured_costs.is_faster(times[:, winner], times[:, 0]):
+        winner = 0
+    config, seconds = finalists[winner], float(medians[winner])
+    table.choose(trial.task, default, config if winner else None, seconds, machine)
+    usual, by_lax = float(medians[0]), float(medians[1])
+    return Outcome(trial.task, config, seconds, usual, by_lax, len(search.times), failed)
+
+
+def _measure(
+    trial: Trial,
+    search: Search,
+    table: Table,
+    machine: Machine,
+    evaluations: int,
+    tell: Callable[[int, float | None], None] | None,
+) -> dict[Config, str]:
+    """Compile, check and time what the search asks for; the configurations that failed, and why."""
+    reference = trial.checked(search.space.default)
+    baseline = float(np.median(trial.seconds([reference], _ROUNDS)))
     failed: dict[Config, str] = {}
     while len(search.times) < evaluations and (config := search.ask()) is not None:
         if table.is_quarantined(trial.task, config, machine):
@@ -188,72 +218,16 @@ def tune(
             continue
         # Always beside the default, in the same rounds: a machine that slows down while the search
         # runs slows both, and their ratio stays.
-        seconds = _beside(trial, program, usual, baseline)
+        seconds = baseline
+        if program is not reference:
+            both = trial.seconds([program, reference], _ROUNDS)
+            seconds = float(np.median(both[:, 0] / both[:, 1])) * baseline
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
         table.end_trial(trial.task, config, machine)
         if tell is not None:
             tell(len(search.times), min(map(search.mean, search.times)))
-    return _decide(trial, search, table, machine, failed, final_rounds)
-
-
-def _decide(
-    trial: Trial,
-    search: Search,
-    table: Table,
-    machine: Machine,
-    failed: dict[Config, str],
-    rounds: int,
-) -> Outcome:
-    """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
-    default = search.space.default
-    native = default.replace(algorithm="native")
-    ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
-    # The best of many noisy times is mostly lucky (the winner's curse), so the first ones are timed
-    # once more among themselves, and the finalists beside the default and ``jax.lax``.
-    fastest = _fastest(trial, ranked[:_SEMIFINALISTS], _FINALISTS)
-    finalists = list(dict.fromkeys([default, native, *fastest]))
-    runs = [trial.checked(config) for config in finalists]
-    times = trial.seconds(runs, rounds)
-    medians = np.median(times, axis=0)
-    allowed = [i for i, config in enumerate(finalists) if config in search.space]
-    winner = min(allowed, key=medians.__getitem__)
-    # A winner that is not faster beyond the noise is not chosen: the default stays.
-    if winner and not measured_costs.is_faster(times[:, winner], times[:, 0]):
-        winner = 0
-    config, seconds = finalists[winner], float(medians[winner])
-    table.choose(trial.task, default, config if winner else None, seconds, machine)
-    return Outcome(
-        trial.task,
-        config,
-        seconds,
-        float(medians[0]),
-        float(medians[1]),
-        len(search.times),
-        failed,
-    )
-
-
-def _fastest(trial: Trial, ranked: Sequence[Config], number: int) -> list[Config]:
-    """The ``number`` fastest of the candidates, timed again in rounds of their own."""
-    if len(ranked) <= number:
-        return list(ranked)
-    times = trial.seconds([trial.checked(config) for config in ranked], _SEMIFINAL_ROUNDS)
-    order = np.argsort(np.median(times, axis=0), kind="stable")
-    return [ranked[i] for i in order[:number].tolist()]
-
-
-def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:
-    """The time of a program, told from its ratio to the default in the same rounds.
-
-    Args:
-        seconds: the default's time when the search began; ratios hold where the machine's speed
-            does not.
-    """
-    if program is default:
-        return seconds
-    times = trial.seconds([program, default], _ROUNDS)
-    return float(np.median(times[:, 0] / times[:, 1])) * seconds
+    return failed
 
 
 MIB = 1 << 20

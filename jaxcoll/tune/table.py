@@ -1,13 +1,9 @@
-"""Tables: measurements, decisions and quarantine, and how they print and differ.
-
-Tables: measurements (history), decisions, and configurations that failed (quarantine).
+"""Tables: measurements (history), decisions, and configurations that failed (quarantine).
 
 AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
 table with a default and a tuned configuration per task on every process. ``Table`` holds both, for
 any number of machines, and a list of configurations that must not be tried again. Files are in
-``table_file``, printing is in this file.
-
-Tables as text: what one holds, and how two differ.
+``table_file``; how tables print, and how two differ, stands below.
 """
 
 from __future__ import annotations
@@ -15,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.tune import table_file
 from jaxcoll.tune.table_file import (
@@ -107,9 +104,8 @@ class Table:
         key = _checked_key(machine, task)
         before = self.decisions.get(key)
         generation = 1 if before is None else before.generation + 1
-        decision = Decision(default, tuned, seconds, generation)
-        self.decisions[key] = decision
-        return decision
+        self.decisions[key] = Decision(default, tuned, seconds, generation)
+        return self.decisions[key]
 
     def quarantine(self, task: Task, config: Config, why: str, machine: Machine) -> None:
         """Note that a configuration failed, so that it is not tried again.
@@ -117,8 +113,7 @@ class Table:
         Raises:
             TuneError: no reason; a task, configuration or machine that is none.
         """
-        key = _checked_key(machine, task, config)
-        self.quarantined[key] = _checked_reason(why)
+        self.quarantined[_checked_key(machine, task, config)] = _checked_reason(why)
 
     def begin_trial(self, task: Task, config: Config, machine: Machine) -> None:
         """Quarantine a configuration until ``end_trial``: save the table before a trial that may
@@ -136,8 +131,7 @@ class Table:
 
     def is_quarantined(self, task: Task, config: Config, machine: Machine) -> bool:
         """Whether a configuration failed on this task and machine."""
-        _checked_key(machine, task, config)
-        return (machine, task, config) in self.quarantined
+        return _checked_key(machine, task, config) in self.quarantined
 
     def times(self, task: Task, machine: Machine) -> dict[Config, tuple[float, ...]]:
         """The history of a task: seconds per configuration, ascending."""
@@ -178,7 +172,11 @@ class Table:
                 by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
         if not by_dtype:
             return {}
-        return by_dtype[min(by_dtype, key=lambda dtype: _dtype_distance(dtype, task.dtype))]
+        # Messages are bytes: float32 answers for int32, and float16 rather than float64 does. Of
+        # equally near dtypes the first by name, so that all processes agree.
+        bits = _bits(task.dtype)
+        nearest_first = sorted(by_dtype, key=lambda d: (d != task.dtype, abs(_bits(d) - bits), d))
+        return by_dtype[nearest_first[0]]
 
     def machines(self) -> tuple[Machine, ...]:
         """The machines of the table, in order."""
@@ -196,6 +194,8 @@ class Table:
         checks.instance(other, Table, "a table", TuneError)
         history = dict(self.history)
         for key, times in other.history.items():
+            # A union of multisets: times that both files hold were measured once, since one was
+            # saved from the other.
             together = Counter(history.get(key, ())) | Counter(times)
             history[key] = tuple(sorted(together.elements()))
         decisions = dict(self.decisions)
@@ -237,7 +237,7 @@ class Table:
         Raises:
             OSError: the file cannot be written.
         """
-        table_file.save(path, self._parts())
+        write_text(path, self.dumps())
 
     @classmethod
     def load(cls, path: str | os.PathLike, machine: Machine | None = None) -> Table:
@@ -252,7 +252,7 @@ class Table:
             OSError: the file cannot be read.
         """
         checks.optional(machine, checks.instance, Machine, "machine", TuneError)
-        table = cls(*table_file.load(path))
+        table = cls(*load_text(path, table_file.loads, MAX_BYTES))
         if machine is not None and machine not in table.machines():
             made_on = "; ".join(map(str, table.machines())) or "no machine"
             raise TuneError(
@@ -286,11 +286,7 @@ class Table:
 
 
 def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
-    """The key of an entry: only keys that a file can hold are kept.
-
-    Raises:
-        TuneError: a machine, task or configuration that is none.
-    """
+    """The key of an entry: only keys that a file can hold are kept."""
     checks.instance(machine, Machine, "machine", TuneError)
     checks.instance(task, Task, "task", TuneError)
     for each in config:
@@ -316,11 +312,6 @@ def _entries(given: object, parts: int, name: str) -> Iterable[tuple[tuple, Any]
     return entries
 
 
-def _dtype_distance(dtype: str, wanted: str) -> tuple:
-    bits, wanted_bits = _bits(dtype), _bits(wanted)
-    return dtype != wanted, abs(bits - wanted_bits), dtype
-
-
 def _bits(dtype: str) -> int:
     """Bits of an item, read from the name of its dtype: 16 of "bfloat16", 8 of "bool"."""
     digits = "".join(c if c.isdigit() else " " for c in dtype).split()
@@ -338,13 +329,18 @@ def show(parts: Parts, machine: Machine | None = None) -> str:
     for where in machines if machine is None else [machine]:
         rows = [_HEADER, *_rows({k[1]: d for k, d in decisions.items() if k[0] == where})]
         times = [len(times) for key, times in history.items() if key[0] == where]
-        lines = [
-            f"{where}: {len(rows) - 1} ranges, {sum(times)} times of {len(times)} trials",
-            *(_aligned(rows) if len(rows) > 1 else ()),
-            *_quarantine_lines(
-                (task, config, why) for (w, task, config), why in quarantined.items() if w == where
-            ),
-        ]
+        lines = [f"{where}: {len(rows) - 1} ranges, {sum(times)} times of {len(times)} trials"]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows if len(rows) > 1 else ():
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append("  " + "  ".join(cells).rstrip())
+        failed = sorted(
+            f"    {_task(task)}: {format_config(config)}: {why}"
+            for (w, task, config), why in quarantined.items()
+            if w == where
+        )
+        if failed:
+            lines += [f"  quarantined: {len(failed)}", *failed]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) if blocks else "an empty table"
 
@@ -363,11 +359,11 @@ def _rows(decisions: dict[Task, Decision]) -> list[tuple[str, ...]]:
                 for size, decision in tuned.items()
                 if part.min_bytes <= size <= (part.max_bytes or size)
             ]
-            times = sorted(seconds for seconds in inside if seconds is not None)
+            times = [f"{s:.3g} s" for s in sorted(s for s in inside if s is not None)]
+            span = " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "not measured"
             upper = "" if part.max_bytes is None else str(part.max_bytes)
             sizes = f"{part.min_bytes}..{upper}"
-            row = (*map(str, family), sizes, format_config(part.config), _time_span(times))
-            rows.append(row)
+            rows.append((*map(str, family), sizes, format_config(part.config), span))
     return rows
 
 
@@ -378,29 +374,6 @@ def _family(task: Task) -> tuple:
 def format_config(config: Config) -> str:
     """A configuration as "name=value" pairs."""
     return " ".join(f"{name}={value}" for name, value in config.to_json().items())
-
-
-def _time_span(times: Sequence[float]) -> str:
-    if not times:
-        return "not measured"
-    least, most = f"{times[0]:.3g} s", f"{times[-1]:.3g} s"
-    return least if least == most else f"{least} to {most}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _quarantine_lines(entries: Iterable[tuple[Task, Config, str]]) -> list[str]:
-    lines = [f"  {_task(task)}: {format_config(config)}: {why}" for task, config, why in entries]
-    return (
-        [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
-    )
 
 
 def _task(task: Task) -> str:
@@ -415,25 +388,22 @@ def _task(task: Task) -> str:
 
 def diff(before: Parts, after: Parts) -> str:
     """Lines of "+" (only after), "-" (only before) and "~" (changed), by machine and task."""
-    describe: tuple[Callable[..., str], ...] = _history, _decision, _why
-    return "\n".join(
-        line for i in range(len(describe)) for line in _changes(before[i], after[i], describe[i])
-    )
-
-
-def _changes(old: dict, new: dict, describe: Callable[..., str]) -> Iterator[str]:
-    """The lines of one section."""
-    for key in sorted({*old, *new}, key=_order):
-        if old.get(key) == new.get(key):
-            continue
-        machine, task, *config = key
-        name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
-        if key not in old:
-            yield f"+ {name}: {describe(new[key])}"
-        elif key not in new:
-            yield f"- {name}: {describe(old[key])}"
-        else:
-            yield f"~ {name}: {describe(old[key])} -> {describe(new[key])}"
+    lines = []
+    describers: tuple[Callable[..., str], ...] = _history, _decision, "quarantined, {}".format
+    for i, describe in enumerate(describers):
+        old: dict = before[i]
+        new: dict = after[i]
+        changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+        for machine, task, *config in sorted(changed, key=_order):
+            key = (machine, task, *config)
+            name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
+            if key not in old:
+                lines.append(f"+ {name}: {describe(new[key])}")
+            elif key not in new:
+                lines.append(f"- {name}: {describe(old[key])}")
+            else:
+                lines.append(f"~ {name}: {describe(old[key])} -> {describe(new[key])}")
+    return "\n".join(lines)
 
 
 def _order(key: tuple) -> tuple:
@@ -449,7 +419,3 @@ def _decision(decision: Decision) -> str:
     kind = "default" if decision.tuned is None else "tuned"
     seconds = "not measured" if decision.seconds is None else f"{decision.seconds:.3g} s"
     return f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
-
-
-def _why(why: str) -> str:
-    return f"quarantined, {why}"

@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +20,6 @@ from collections.abc import Callable, Collection, Mapping
 from jaxcoll import fields as readers
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
-from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 
 
@@ -133,9 +131,8 @@ def nearest(nbytes: int, sizes: Collection[int]) -> int:
 
 
 def last_below(below: int, above: int) -> int:
-    """The largest size that is nearer by ratio to the smaller of two sizes: their geometric mean,
-    rounded down.
-    """
+    """The largest size that is nearer by ratio to the smaller of two: their geometric mean."""
+    # In integers, exactly: the square root of a product of floats would be off by one somewhere.
     return math.isqrt(below * above)
 
 
@@ -164,25 +161,6 @@ Parts = tuple[History, Decisions, Quarantined]
 _SECTIONS = ("history", "decisions", "quarantine")
 
 
-def save(path: str | os.PathLike, parts: Parts) -> None:
-    """Write a table to a file.
-
-    Raises:
-        OSError: the file cannot be written; an existing one is unchanged.
-    """
-    write_text(path, dumps(parts))
-
-
-def load(path: str | os.PathLike) -> Parts:
-    """Read what ``save`` has written.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
-    return load_text(path, loads, MAX_BYTES)
-
-
 # ---------------------------------------------------------------------- writing
 
 
@@ -203,6 +181,8 @@ def dumps(parts: Parts) -> str:
         ],
         "quarantine": [_key(*key) | {"why": why} for key, why in quarantined.items()],
     }
+    # Sorted lines, one per entry: the same table gives the same bytes, and version control shows
+    # which entries changed.
     lines = {name: sorted(map(_compact, entries)) for name, entries in sections.items()}
     body = ",\n".join(
         f"{json.dumps(name)}: [" + "".join(f"\n{line}," for line in entries)[:-1] + "\n]"
@@ -238,7 +218,7 @@ def loads(text: str) -> Parts:
             twice, or an entry that a task, a configuration or a decision refuses.
     """
     whole = readers.parse(text)
-    _check_format(whole)
+    _check_format(whole)  # before anything else: another version may have other fields
     fields = readers.Fields(whole, "the table")
     fields.take("format", readers.text)
     checksum = fields.optional("checksum", readers.text)
@@ -246,6 +226,8 @@ def loads(text: str) -> Parts:
     fields.end()
     if checksum is not None:
         try:
+            # Of the entries as they are read, not of the bytes: spaces and the order of lines are a
+            # person's, who may format a file as she likes.
             found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
         except RecursionError:
             raise FormatError("nested deeper than any table") from None
@@ -272,8 +254,7 @@ def _check_format(whole: object) -> None:
     if int(match[1]) > VERSION:
         raise FormatError(
             f"written by a newer version: its format is {readers.glimpse(name)}, and this one "
-            f"reads up to "
-            f"{FORMAT}/{VERSION}; update jaxcoll, or tune again"
+            f"reads up to {FORMAT}/{VERSION}; update jaxcoll, or tune again"
         )
     if int(match[1]) < 1:
         raise FormatError(f"no such version of a tuner table: {name}")
@@ -297,6 +278,7 @@ def _section(entries: list, where: str, has_config: bool, read: Callable) -> dic
         except JaxcollError as error:
             raise FormatError(f"{where}[{i}]: {error}") from error
         fields.end()
+        # Two times for one key: which of them counts would depend on the order of the lines.
         if key in section:
             raise FormatError(f"{where}[{i}] repeats an earlier entry; give each once")
         section[key] = value

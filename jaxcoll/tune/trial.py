@@ -84,7 +84,8 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     checks.flag(of_jit, "of_jit", TuneError)
     backend = jax.default_backend() if backend is None else backend
     checks.choice(backend, BACKENDS, "backend", TuneError)
-    parts = _parts(task)
+    counts = tuple(n for n in _PARTS if n == 1 or task.nbytes >= n * _LEAST_PART_BYTES)
+    parts = (Parameter("parts", counts, "resource"), Parameter("in_flight", counts, "resource"))
     subspaces = [Subspace(_implementation("default", "auto"), parts)]
     if task.collective not in ROOTED:
         subspaces += [
@@ -92,7 +93,7 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
             for implementation in _by_transports("native", "auto", backend, of_jit)
         ]
     for algorithm, chunks in _schedules(task):
-        for lowering in _lowerings(backend):
+        for lowering in ("ssa", "scan", "pallas") if backend == "tpu" else ("ssa", "scan"):
             resources = (Parameter("chunks", chunks, "resource"), *parts)
             subspaces += [
                 Subspace(implementation, resources)
@@ -113,15 +114,6 @@ def _by_transports(algorithm: str, lowering: str, backend: str, of_jit: bool) ->
     return [default, *(default.replace(transport=name) for name in names)]
 
 
-def _lowerings(backend: str) -> tuple[str, ...]:
-    return ("ssa", "scan", "pallas") if backend == "tpu" else ("ssa", "scan")
-
-
-def _parts(task: Task) -> tuple[Parameter, ...]:
-    counts = tuple(n for n in _PARTS if n == 1 or task.nbytes >= n * _LEAST_PART_BYTES)
-    return Parameter("parts", counts, "resource"), Parameter("in_flight", counts, "resource")
-
-
 def collective_of(task: Task) -> Collective:
     """The task's collective, its groups of consecutive ranks."""
     size, count = task.group_size, task.num_groups
@@ -131,11 +123,8 @@ def collective_of(task: Task) -> Collective:
 
 
 def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every synthesizer defined for a task and its chunk counts.
-
-    Those that take minutes have no variants; of those with the same schedule the
-    first is kept.
-    """
+    """Every synthesizer defined for a task and its chunk counts."""
+    # Those that take minutes have no variants; of those with the same schedule the first is kept.
     collective, seen = collective_of(task), set()
     topology = default_topology(collective.num_ranks)
     shard = task.nbytes // task.group_size
@@ -179,6 +168,7 @@ def _is_valid(task: Task, backend: str, config: Config) -> bool:
         return False
     if transport == "cliques" and _deadlocks(schedule):
         return False
+    # Longer straight-line code takes long to compile; the loop of the same schedule does not.
     permutes = permute_program(schedule).num_permutes
     return config["lowering"] != "ssa" or parts * permutes <= MOST_STRAIGHT_PERMUTES
 
@@ -195,11 +185,16 @@ def _deadlocks(schedule: Schedule) -> bool:
 
 def candidates(task: Task, space: Space, most: int = 15) -> tuple[Config, ...]:
     """At most so many configurations of a space, the default first."""
+    # An estimate ranks resources of one implementation better than implementations: all subspaces
+    # give their best, then all their second best.
     native = Config({**space.default, "algorithm": "native"})
     found = [space.default] + [config for config in (native,) if config in space]
-    ranked = (_ranked(task, space, subspace) for subspace in space.subspaces)
-    sweeps = itertools.zip_longest(*ranked)
-    for sweep in sweeps:
+    ranked = []
+    for subspace in space.subspaces:
+        valid = [config for config in subspace.configs() if config in space]
+        timed = [(estimate(task, config), config) for config in valid]
+        ranked.append(sorted(timed, key=lambda pair: pair[0]))
+    for sweep in itertools.zip_longest(*ranked):
         for _, config in sorted(filter(None, sweep), key=lambda pair: pair[0]):
             if len(found) >= most:
                 return tuple(found)
@@ -220,12 +215,6 @@ def estimate(task: Task, config: Config) -> float:
     rows = sum(rounds.size for step in program.steps for rounds in step)
     row_bytes = task.nbytes / (task.group_size * chunks)
     return _PERMUTE * parts * program.num_permutes + _BYTE * rows * row_bytes
-
-
-def _ranked(task: Task, space: Space, subspace: Subspace) -> list[tuple[float, Config]]:
-    """The valid configurations of a subspace by estimated time."""
-    valid = [config for config in subspace.configs() if config in space]
-    return sorted(((estimate(task, c), c) for c in valid), key=lambda pair: pair[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -445,10 +434,8 @@ class Trial:
         return results if self._beside is None else results[0]
 
     def _check_beside(self, beside: Callable[[jax.Array], jax.Array]) -> None:
-        """Refuses a computation with a collective of its own, whoever calls it.
-
-        XLA merges it with the trial's where both are the same, and the time then means nothing.
-        """
+        """Refuses a computation with a collective of its own, whoever calls it."""
+        # XLA merges it with the trial's where both are the same, and the time then means nothing.
         spec = PartitionSpec(self.axis)
         mapped = jax.shard_map(beside, mesh=self.mesh, in_specs=spec, out_specs=spec)
         found = set(_COLLECTIVE.findall(jax.jit(mapped).lower(self.operand).as_text()))

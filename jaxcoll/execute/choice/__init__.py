@@ -99,6 +99,8 @@ def on_network(
     "auto" also weighs what the machine charges; and ``None`` is the fastest of the candidates.
     """
     place = stated.place(kind, axes, groups, root)
+    # Without a network a named synthesizer runs on the default topology (``choose``), which is for
+    # few rounds; "auto" needs none, since the machine's charges alone tell candidates apart.
     if isinstance(choice, (str, Synthesizer)):
         choice = synthesizer_named(choice)
         if place.topology is not None or isinstance(choice, Portfolio):
@@ -186,16 +188,15 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
 
 
 def _check_runs_on_stated(schedule: Schedule) -> None:
-    """Refuse a whole network's schedule where the network was stated with links down.
-
-    Raises:
-        ScheduleError: naming links that it uses and that are down.
-    """
+    """Refuse a whole network's schedule where the network was stated with links down."""
     network = stated.current().topology
     if network is None or not network.losses or schedule.topology != network.whole:
         return
     whole = schedule.topology
-    used = schedule.edges.path_link[_links_of_sends(schedule)]
+    # A schedule may list edges that none of its sends uses; only links of the others count.
+    edges, is_used = schedule.edges, np.zeros(len(schedule.edges), bool)
+    is_used[schedule.edge] = True
+    used = edges.path_link[np.repeat(is_used, edges.hops)]
     down = set(network.losses.links)
     ends = zip(whole.src[used].tolist(), whole.dst[used].tolist(), strict=True)
     broken = [f"{u}->{v}" for u, v in dict.fromkeys(ends) if (u, v) in down]
@@ -204,14 +205,6 @@ def _check_runs_on_stated(schedule: Schedule) -> None:
             f"{schedule} was made for the whole network and sends over {listed(broken)}, which "
             f"the stated {network.name or 'network'} has lost; synthesize one for that network"
         )
-
-
-def _links_of_sends(schedule: Schedule) -> np.ndarray:
-    """Where the links of the edges that have sends stand in the paths of all edges."""
-    edges = schedule.edges
-    is_used = np.zeros(len(edges), bool)
-    is_used[schedule.edge] = True
-    return np.flatnonzero(np.repeat(is_used, edges.hops))
 
 
 def _named(groups) -> str:
@@ -230,6 +223,8 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
     verify(schedule)
     if schedule.collective.kind == kind:
         return schedule
+    # A derived schedule is verified too: ranks that only forward a chunk in a gather have nothing
+    # to give when it runs backwards (``Schedule.reverse``).
     if schedule.topology != schedule.topology.transpose():
         raise ScheduleError(
             f"{kind} cannot be derived from {schedule}: the links of its network do not all have "

@@ -1,13 +1,9 @@
-"""The cheapest way to run a call by the network and the machine's charges, and the reasons for it.
-
-Cheapest: the choice between ``jax.lax`` and schedules for a call that leaves it open.
+"""The cheapest way to run a call without ``schedule=``: a schedule or ``jax.lax``, and why.
 
 Each candidate is priced by the time on the links of the network, where one is known, and by what
 the machine charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend
 runs. Only synthesizers that answer within a few hundredths of a second are candidates: a program is
-being traced, and waits.
-
-Why a call without ``schedule=`` runs as it does: its candidates and their predicted times.
+being traced, and waits. ``explain_choice`` shows the candidates and their predicted times.
 """
 
 from __future__ import annotations
@@ -130,6 +126,7 @@ def cheapest(
         CollectiveError: a stated topology or execution costs that do not fit the mesh.
     """
     place = stated.place(kind, axes, groups, root)
+    # jax.lax is out, and without a network few rounds are best, which the default has.
     if place.topology is None and (not is_native(kind) or loses_nans(op, dtype, place.platform)):
         shard = nbytes // len(place.collective.groups[0])
         return default_schedule(place.collective, shard, place.platform)
@@ -171,8 +168,7 @@ def candidates(
         for each in _in_chunks(REGISTRY[name](), collective, links)
     ]
     if is_native(collective.kind):
-        native = _native(collective, nbytes, topology, costs, several_axes)
-        found = [native, *found]
+        found.insert(0, _native(collective, nbytes, topology, costs, several_axes))
     return tuple(found)
 
 
@@ -183,23 +179,22 @@ def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
         by_lax: whether ``jax.lax`` may run it; the cheapest schedule does if not.
     """
     found = [each for each in found if by_lax or not isinstance(each.runs, Native)]
+    # The first of equally fast ones, so that all processes take the same.
     best = min(found, key=lambda candidate: candidate.seconds)
     native = next((each for each in found if isinstance(each.runs, Native)), best)
     return best if best.seconds < MARGIN * native.seconds else native
 
 
 def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
-    """The collective in one chunk per shard, and in the few that load a network's links evenly.
-
-    Where Python kernels answer for one chunk, only counts for which they do: compiling others takes
-    a minute on a fresh machine, while a program is being traced.
-    """
+    """The collective in one chunk per shard, and in the few that load a network's links evenly."""
     with without_numba(is_small(collective, maker.name)):
         series = maker.worth_trying(Problem(topology, collective))
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
     found = [
         dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
     ]
+    # Where Python kernels answer for one chunk, only counts for which they do: compiling others
+    # takes a minute on a fresh machine, while a program is being traced.
     small = [each for each in found if is_small(each, maker.name)]
     return small or found
 
@@ -211,6 +206,7 @@ def _native(
     costs: ExecutionCosts,
     several_axes: bool,
 ) -> Candidate:
+    # Of several algorithms the fastest counts: XLA or NCCL may be as clever as that.
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
@@ -343,7 +339,7 @@ class Explanation:
     def _row(self, each: Candidate) -> str:
         times = (each.seconds, each.links, each.charge)
         mark = " <- runs" if each is self.chosen else ""
-        columns = "".join(f"{_us(seconds):>13}" for seconds in times)
+        columns = "".join(f"{f'{1e6 * seconds:,.1f} us':>13}" for seconds in times)
         return f"{each.name:30}{columns}{each.rounds or '-':>10}{mark}"
 
 
@@ -386,6 +382,7 @@ def explain_choice(
         network = stated.of_mesh(mesh)
     groups = axis_groups(mesh, names)
     ranks = len(groups[0])
+    # A network of the axes alone sees one group, as in ``stated.place``.
     if network is not None and network.num_ranks != len(devices):
         if network.num_ranks != ranks:
             raise CollectiveError(
@@ -399,10 +396,6 @@ def explain_choice(
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
     in_use = configured.current() is not None
     return Explanation(what, size, network, costs, ranked, taken(found), in_use)
-
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:,.1f} us"
 
 
 def _cut(line: str) -> str:

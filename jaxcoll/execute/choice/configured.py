@@ -1,26 +1,16 @@
-"""Which schedule runs where a call names none: configurations in force, and defaults.
-
-The active configurations: how calls that leave their schedule open are run while tracing.
+"""Which schedule runs where a call names none: by configurations in force, or the defaults.
 
 A call without ``schedule=`` and ``lowering=`` is a task. While a program is traced inside
 ``choosing(choices)``, each such call asks ``choices`` how to run. ``choices`` belongs to the thread
 that traces, and it is part of the key of every jit cache: a program that was traced under other
 choices, or under none, is never reused.
 
-Defaults: the schedule that runs where a call leaves it open and ``jax.lax`` does not run.
-
-That is for collectives with a root, for a named lowering, and for maxima of floats on CPU devices,
-where no network is stated (``cheapest`` chooses otherwise).
-
-Between devices of one machine, or behind one switch, time grows with the number of rounds rather
-than with the wires crossed. So the defaults take few rounds: gathers and sums go dimension by
-dimension over a grid whose sides are the prime factors of n, rooted collectives along a binomial
-tree. For long buffers the copies count, and a ring makes the fewest: each rank forwards a chunk
-unchanged.
-
-``FIRST_ROWS`` says so per backend.
-
-Configured: a collective run by the values of a configuration instead of by the default.
+The defaults are for collectives with a root, for a named lowering, and for maxima of floats on CPU
+devices, where no network is stated (``cheapest`` chooses otherwise). Between devices of one
+machine, or behind one switch, time grows with the number of rounds rather than with the wires
+crossed. So the defaults take few rounds: gathers and sums go dimension by dimension over a grid
+whose sides are the prime factors of n, rooted collectives along a binomial tree. For long buffers
+the copies count, and a ring makes the fewest (``FIRST_ROWS``).
 
 A configuration maps these names to values; absent ones keep their defaults:
 
@@ -233,27 +223,22 @@ def binomial(collective: Collective) -> Schedule:
     if collective.kind not in ("broadcast", "scatter"):
         return binomial(collective.dual()).reverse()
     k, root = collective.chunks_per_shard, collective.root or 0
+    is_scatter = collective.kind == "scatter"
     sends = []
     for ranks, first in zip(collective.groups, collective.chunk_ptr[:-1], strict=True):
         size = len(ranks)
         rounds = (size - 1).bit_length()
         for t in range(rounds):
             # Scatter halves what is sent in every step, so its far places come first.
-            reach = 1 << (t if collective.kind == "broadcast" else rounds - 1 - t)
-            stride = 1 if collective.kind == "broadcast" else 2 * reach
-            holders = range(reach) if collective.kind == "broadcast" else range(0, size, stride)
-            for holder in holders:
-                if holder + reach < size:
-                    served = [0]
-                    if collective.kind == "scatter":
-                        served = range(holder + reach, min(holder + stride, size))
-                    places = [(root + p) % size for p in (holder, holder + reach)]
-                    for p in served:
-                        shard = (root + p) % size if collective.kind == "scatter" else 0
-                        sends += [
-                            (t, ranks[places[0]], ranks[places[1]], first + shard * k + j)
-                            for j in range(k)
-                        ]
+            reach = 1 << (rounds - 1 - t if is_scatter else t)
+            for holder in range(0, size, 2 * reach) if is_scatter else range(reach):
+                receiver = holder + reach
+                if receiver >= size:
+                    continue
+                served = range(receiver, min(receiver + reach, size))
+                shards = [(root + p) % size for p in served] if is_scatter else [0]
+                src, dst = (ranks[(root + p) % size] for p in (holder, receiver))
+                sends += [(t, src, dst, first + s * k + j) for s in shards for j in range(k)]
     topology = topologies.fully_connected(collective.num_ranks)
     step, src, dst, chunk = np.asarray(sends, np.int64).reshape(-1, 4).T
     pairs = topology.src.astype(np.int64) * topology.num_ranks + topology.dst
@@ -265,36 +250,23 @@ def binomial(collective: Collective) -> Schedule:
 PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight", "transport")
 
 
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """A call with all but its operand and its schedule."""
-
-    kind: str
-    axes: Axes
-    groups: tuple[tuple[int, ...], ...] | None
-    root: int | None
-    op: str
-    invarying: bool
-
-    @property
-    def collective(self) -> Collective:
-        """The collective of one chunk per shard."""
-        return Collective(self.kind, self.axes.num_ranks, 1, self.groups, self.root)  # type: ignore[arg-type]
-
-
 def run(
-    site: Site,
+    collective: Collective,
+    axes: Axes,
     x: jax.Array,
     nbytes: int,
     config: Config,
     default: Callable[[], tuple[Axes, Schedule | Native]],
+    **typed,
 ) -> jax.Array:
     """The result of a call by a configuration.
 
     Args:
+        collective: of one chunk per shard.
         x: the operand, its blocks along the leading dimension (``primitives``).
         nbytes: of the larger of a rank's input and output.
         default: the axes and the choice for them without tuning.
+        typed: ``op`` and ``invarying``, as for ``primitives.bind``.
 
     Raises:
         CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not
@@ -304,34 +276,37 @@ def run(
         raise CollectiveError(
             f"a configuration has no {unknown[0]!r}; its parameters are {', '.join(PARAMETERS)}"
         )
-    numbers = (config.get(name, 1) for name in ("chunks", "parts"))
-    chunks, parts = (
-        checks.integer(n, "chunks and parts", CollectiveError, least=1) for n in numbers
-    )
-    in_flight = checks.integer(
-        config.get("in_flight", parts), "in_flight", CollectiveError, least=1
-    )
+    count = functools.partial(checks.integer, error=CollectiveError, least=1)
+    chunks, parts = (count(config.get(name, 1), "chunks and parts") for name in ("chunks", "parts"))
+    in_flight = count(config.get("in_flight", parts), "in_flight")
     grouped = is_grouped(check_transport(config.get("transport", "groups")))
-    algorithm = str(config.get("algorithm", "default"))
-    axes, schedule = site.axes, Native(site.collective) if algorithm == "native" else None
+    algorithm, over = str(config.get("algorithm", "default")), axes
     if algorithm == "default":
-        axes, schedule = default()
-    elif schedule is None:
-        schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
+        over, schedule = default()
+    elif algorithm == "native":
+        schedule = Native(collective)
+    else:
+        schedule = schedule_of(collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
 
     def one(part: jax.Array) -> jax.Array:
-        return primitives.bind(
-            part,
-            axes,
-            schedule,
-            lowering=lowering,
-            invarying=site.invarying,
-            op=site.op,
-            grouped=grouped,
-        )
+        return primitives.bind(part, over, schedule, lowering=lowering, grouped=grouped, **typed)
 
-    return _in_parts(one, site, x, parts, in_flight)
+    # Parts cut every block, so that each part is an operand of the same collective. Operands that
+    # mesh axes in Auto or Explicit mode shard further stay whole: XLA would move them.
+    is_many = collective.kind in ("reduce_scatter", "scatter", "all_to_all")
+    blocks = len(collective.groups[0]) if is_many else 1
+    length = x.size // blocks
+    parts = min(parts, length)
+    if parts <= 1 or axes.auto or jax_internals.explicit_sharding(x)[1]:
+        return one(x)
+    bounds = [length * i // parts for i in range(1, parts)]
+    done: list[jax.Array] = []
+    for part in jnp.split(x.reshape(blocks, length), bounds, axis=1):
+        if len(done) >= in_flight:  # part i starts once part i - in_flight is complete
+            [part] = after([part], done[-in_flight])
+        done.append(one(part))
+    return lax.concatenate(done, 1).reshape(jax.eval_shape(one, x).shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -343,34 +318,3 @@ def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int
     """
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
     return synthesized(synthesizer_named(algorithm).with_nbytes(max(nbytes, 1)), wanted)
-
-
-# ---------------------------------------------------------------------- parts
-
-
-def _in_parts(one, site: Site, x: jax.Array, parts: int, in_flight: int) -> jax.Array:
-    """The collective part by part, part i once part i - ``in_flight`` is complete.
-
-    Operands that mesh axes in Auto or Explicit mode shard further stay whole: dividing them would
-    make XLA move them.
-    """
-    blocks = _blocks(site, x)
-    length = x.size // blocks if blocks else 0
-    parts = min(parts, length)
-    if parts <= 1 or site.axes.auto or jax_internals.explicit_sharding(x)[1]:
-        return one(x)
-    bounds = [length * i // parts for i in range(1, parts)]
-    done: list[jax.Array] = []
-    for part in jnp.split(x.reshape(blocks, length), bounds, axis=1):
-        if len(done) >= in_flight:
-            [part] = after([part], done[-in_flight])
-        done.append(one(part))
-    shape = jax.eval_shape(one, x).shape
-    return lax.concatenate(done, 1).reshape(shape)
-
-
-def _blocks(site: Site, x: jax.Array) -> int:
-    """How many blocks the leading dimension of an operand holds."""
-    if site.kind in ("reduce_scatter", "scatter", "all_to_all"):
-        return len(site.collective.groups[0])
-    return 1

@@ -10,10 +10,8 @@ which every program pays):
 - each collective of ``jax.lax`` of few bytes and of many.
 
 Collectives of few bytes run several times in a program, each on the result of the one before: that
-is what they cost in a training step, and the dispatch weighs less. All programs are called in
-alternation, so that other load on the machine meets all of them.
-
-The clock for programs is here too: calls in alternation, and which is faster beyond noise.
+is what they cost in a training step, and the dispatch weighs less. The clock for programs is here
+too: calls in alternation, and which is faster beyond noise.
 """
 
 from __future__ import annotations
@@ -86,6 +84,8 @@ def in_alternation(calls: Sequence[Call], together: Sequence[int], rounds: int) 
 
 def is_faster(times: np.ndarray, others: np.ndarray) -> bool:
     """Whether times are lower than others of the same rounds, beyond noise."""
+    # Pairs of one round, since load that lasts for rounds slows both; medians, since other work
+    # only ever adds, and now and then a lot.
     ratios = np.log(times / others)
     error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
     return float(np.median(ratios)) < -_CONFIDENCE * error
@@ -238,11 +238,14 @@ def _measured(
     calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = repeated(_body(_KINDS[kind], schedule), times)
-        calls[label] = _call(mesh, body, nbytes, _cut(kind, n))
+        cut = n if kind == "all_gather" else 1  # by which a result is larger than its operand
+        calls[label] = _call(mesh, body, nbytes, cut)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
     taken = net_medians(calls, "nothing", until)
     taken = {label: taken[label] / times for label, *_, times in wanted}
+    # CPU devices share cores: what all ranks do at once is done one after the other, so that a
+    # rank's price is the time over the number of ranks.
     shared = backend == "cpu"
     per = 1 / n if shared else 1.0
     permute = taken["rounds"] / (n - 1)
@@ -276,11 +279,6 @@ def _measured(
 
 def _slope(many: float, few: float, nbytes: float) -> float:
     return max(0.0, many - few) / nbytes
-
-
-def _cut(kind: str, ranks: int) -> int:
-    """By which the larger of input and output exceeds the input of a rank."""
-    return ranks if kind == "all_gather" else 1
 
 
 def _call(mesh: Mesh, body: Callable, nbytes: int, cut: int) -> Call:

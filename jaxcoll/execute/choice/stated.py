@@ -1,8 +1,10 @@
-"""The stated network of a mesh: which links its devices are assumed to have, by transport.
+"""The network and the machine's charges that a program states, and how permutes are carried out.
 
-Transports: how a backend carries out the permutes of a schedule (the T of AutoCCL's Table 2).
+``use_topology`` states links and charges for calls that leave their schedule open; ``place`` is
+where such a call then runs.
 
-A configuration that names none uses the first of its backend. On GPUs:
+Transports are how a backend carries out the permutes of a schedule (the T of AutoCCL's Table 2). A
+configuration that names none uses the first of its backend. On GPUs:
 
 - "groups": the permutes of a step in one NCCL group, hence one launch;
 - "overlapped": a launch per permute, all permutes of a step in flight together;
@@ -16,9 +18,6 @@ On CPUs there is nothing to choose. All but "groups", "combined" and "xla" are o
 outermost ``jit``, whose program they are for (``compiler_options``; docs/targets.md explains why)::
 
     step = jax.jit(step, compiler_options=jc.compiler_options(mesh, schedule))
-
-The stated network: links and machine charges that a program states, for calls that leave their
-schedule open.
 """
 
 from __future__ import annotations
@@ -133,6 +132,7 @@ def _cliques(pairs: Iterable[tuple[int, int]], ranks: int) -> frozenset[frozense
     """The connected components of the ranks, joined by who sends to whom."""
     component = [{rank} for rank in range(ranks)]  # of each rank; one object for all its ranks
     for src, dst in pairs:
+        # The smaller set moves into the larger, so that a rank moves log(ranks) times at most.
         few, many = sorted((component[src], component[dst]), key=len)
         if few is not many:
             many |= few
@@ -312,9 +312,7 @@ _APART = tuple(
 _TPU_LIMIT = "xla_max_concurrent_async_collective_permutes"
 
 
-def compiler_options(
-    mesh: Mesh, *schedules: Schedule, transport: str | None = None
-) -> dict[str, str | bool]:
+def compiler_options(mesh: Mesh, *schedules: Schedule, transport: str | None = None) -> Options:
     """XLA's options for programs that run schedules on a mesh.
 
     Args:
@@ -343,29 +341,27 @@ def compiler_options(
             raise ScheduleError(f"compiler_options takes schedules, got {checks.shown(schedule)}")
     if platform == "cpu":
         return {}
-    if platform == "gpu":
-        return _of_gpu(transport, schedules)
-    if transport == "xla":
-        return {}
-    # All rounds of a step are to be in flight together: a lower limit would start the last ones
-    # when the first have ended.
-    together = sum(map(_rounds_at_once, schedules)) if schedules else _links_at_once(mesh)
-    return {_TPU_LIMIT: str(max(together, _TPU_IN_FLIGHT))}
-
-
-def _of_gpu(transport: str | None, schedules: Sequence[Schedule]) -> Options:
-    if transport == "combined":
+    if transport in ("combined", "xla"):
         return {}
     if transport == "apart":
         return dict.fromkeys(_APART, "0")
-    options: Options = {_NOT_COMBINED: "0"}
-    if transport == "overlapped":
-        # Without groups: XLA of jax 0.10.2 cannot compile programs that have both.
-        options[_OVERLAP_LIMIT] = str(max(1, sum(map(_rounds_at_once, schedules))))
-    if transport == "cliques":
-        check_cliques(schedules)
-        options[_CLIQUES] = True
-    return options
+    if platform == "gpu":
+        options: Options = {_NOT_COMBINED: "0"}
+        if transport == "overlapped":
+            # Without groups: XLA of jax 0.10.2 cannot compile programs that have both.
+            options[_OVERLAP_LIMIT] = str(max(1, sum(map(_rounds_at_once, schedules))))
+        if transport == "cliques":
+            check_cliques(schedules)
+            options[_CLIQUES] = True
+        return options
+    # All rounds of a step are to be in flight together: a lower limit would start the last ones
+    # when the first have ended.
+    together = sum(map(_rounds_at_once, schedules))
+    if not schedules:
+        topology = Topology.from_mesh(mesh)
+        ends = (np.bincount(end)[: topology.num_ranks] for end in (topology.src, topology.dst))
+        together = max(int(degree.max(initial=0)) for degree in ends)
+    return {_TPU_LIMIT: str(max(together, _TPU_IN_FLIGHT))}
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
@@ -387,12 +383,3 @@ def _rounds_at_once(schedule: Schedule) -> int:
     program = split_long_steps(permute_program(schedule))
     straight = max((len(rounds) for rounds in program.steps), default=0)
     return max(straight, max((len(stage) for stage in stages(program)), default=0))
-
-
-def _links_at_once(mesh: Mesh) -> int:
-    """The most links that leave a device, or enter one."""
-    topology = Topology.from_mesh(mesh)
-    ends = [
-        np.bincount(end, minlength=topology.num_vertices) for end in (topology.src, topology.dst)
-    ]
-    return max(int(degree[: topology.num_ranks].max()) for degree in ends)

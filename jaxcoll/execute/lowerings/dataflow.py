@@ -160,11 +160,9 @@ class _DataflowBuilder:
         return parts
 
     def _is_from_result(self, rounds: tuple[Round, ...], segments) -> bool:
-        """Whether a step is read from the result: if one read does, and saves joining segments.
-
-        With several reads, or arrivals that need none, XLA would not know that all reading comes
-        before what the step writes to the result, and copy it.
-        """
+        """Whether a step is read from the result: if one read does, and saves joining segments."""
+        # With several reads, or arrivals that need none, XLA would not know that all reading comes
+        # before what the step writes to the result, and copy it.
         gathers = self.program.collective.kind in ("all_gather", "all_reduce")
         if self.style == "flat" or not gathers or any(map(self._is_split, segments)):
             return False

@@ -174,7 +174,10 @@ def _call(
         lax.dynamic_index_in_dim(table, rank, keepdims=False, allow_negative_indices=False)
         for table in columns
     ]
-    block = _block_rows(buffer.shape[1], buffer.dtype.itemsize)
+    # Lines of a row that are added at a time: the most whole tiles that divide it and fit.
+    tile = TILE_BYTES // (LANES * buffer.dtype.itemsize)
+    tiles, most = buffer.shape[1] // tile, max(1, BLOCK_BYTES // TILE_BYTES)
+    block = tile * max(d for d in range(1, min(most, tiles) + 1) if tiles % d == 0)
     landed = (max(1, tables.landings), *buffer.shape[1:])
     smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
@@ -196,14 +199,6 @@ def _call(
         compiler_params=pltpu.CompilerParams(collective_id=tables.identity, has_side_effects=True),
         interpret=interpret,
     )(*mine, buffer)[0]
-
-
-def _block_rows(rows: int, itemsize: int) -> int:
-    """Lines of a row that are added at a time: the most that divide it and fit into a block."""
-    tile = TILE_BYTES // (LANES * itemsize)
-    most = max(1, BLOCK_BYTES // (LANES * itemsize * tile))
-    tiles = rows // tile
-    return tile * max(d for d in range(1, min(most, tiles) + 1) if tiles % d == 0)
 
 
 def _kernel(tables: Tables, axes: Axes, op: Callable, *refs) -> None:

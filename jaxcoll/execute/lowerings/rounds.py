@@ -1,17 +1,14 @@
 """From a schedule to a ``PermuteProgram``: messages edge-coloured into partial permutations.
 
-Colouring: the messages of one step as the fewest rounds, each a partial permutation of ranks.
+Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
+``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
+where it puts what arrives. All rounds of a step read before any of them writes.
 
 The messages of a step are the edges of a bipartite multigraph, senders on one side and receivers on
 the other. In a round every rank sends at most once and receives at most once, so rounds are colour
 classes of a proper edge colouring, and Koenig's theorem (1916) says that as many colours as the
-largest degree suffice.
-
-Rounds: a schedule as a program of ``ppermute``s on tables of rows. NumPy only.
-
-Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
-``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
-where it puts what arrives. All rounds of a step read before any of them writes.
+largest degree suffice. Three ranks that send to both others have six messages of degree two, hence
+two rounds: 0->1, 1->2, 2->0 and 0->2, 1->0, 2->1.
 
 For a rank in a group, a chunk's row is the chunk's index within the group. For all_to_all the first
 rows hold the result (by source) and as many rows after them the input (by destination). Chunks that
@@ -107,11 +104,9 @@ def _koenig(src, dst, ranks, colours):
 
 @kernel(cache=True)
 def _swap(src, dst, sends, receives, colour, receiver, a, b):
-    """Exchange colours a and b along the path that leaves ``receiver`` by a: a becomes free there.
-
-    The path alternates a, b, a, ... and cannot reach the sender at which a is free, since it would
-    enter a sender by a.
-    """
+    """Exchange colours a and b along the path that leaves ``receiver`` by a: frees a there."""
+    # The path alternates a, b, a, ... and cannot reach the sender at which a is free, since it
+    # would enter a sender by a.
     v, length = receiver, 0
     path = np.empty(len(colour), np.int64)
     while True:
@@ -258,11 +253,6 @@ class PermuteProgram:
 @functools.lru_cache(maxsize=256)
 def permute_program(schedule: Schedule) -> PermuteProgram:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
-    with without_numba(len(schedule.chunk) <= FEW_SENDS):
-        return _permute_program(schedule)
-
-
-def _permute_program(schedule: Schedule) -> PermuteProgram:
     n, grid = schedule.topology.num_ranks, schedule.topology.grid
     sides = (n,) if grid is None else grid.shape
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
@@ -273,11 +263,13 @@ def _permute_program(schedule: Schedule) -> PermuteProgram:
     order = np.lexsort((sent, dst, src, step))
     columns = [column[order] for column in (src, dst, sent, received, schedule.reduce)]
     ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
-    steps = tuple(
-        _rounds(n, sides, *(column[first:last] for column in columns))
-        for first, last in itertools.pairwise(ptr)
-        if first < last
-    )
+    # Compiled kernels take longer to load than they save on few sends.
+    with without_numba(len(schedule.chunk) <= FEW_SENDS):
+        steps = tuple(
+            _rounds(n, sides, *(column[first:last] for column in columns))
+            for first, last in itertools.pairwise(ptr)
+            if first < last
+        )
     return PermuteProgram(schedule.collective, num_rows, sides, steps)
 
 
@@ -289,7 +281,10 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
     home = [_home_row(collective, rank, chunk) for rank in ends]
     rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
     row = np.concatenate(home)
-    num_rows = _home_rows(collective)
+    num_rows = int(np.diff(collective.chunk_ptr).max())
+    if collective.kind == "all_to_all":  # the result, and behind it the input
+        largest = max(map(len, collective.groups))
+        num_rows = 2 * largest * collective.chunks_per_shard
     # Chunks that a rank only forwards are in no row of its result. They get rows of their own
     # behind, numbered at each rank from 0, so that the buffer grows by the most that any rank
     # forwards.
@@ -302,14 +297,6 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
         row[passing] = num_rows + nth[which]
         num_rows += int(nth.max()) + 1
     return num_rows, (row[: len(chunk)], row[len(chunk) :])
-
-
-def _home_rows(collective: Collective) -> int:
-    sizes = np.diff(collective.chunk_ptr)
-    if collective.kind != "all_to_all":
-        return int(sizes.max())
-    groups = collective.groups
-    return max(2 * len(group) * collective.chunks_per_shard for group in groups)
 
 
 def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
@@ -355,6 +342,7 @@ def colour_pairs(
 
 def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
     """The rounds of one step, its sends sorted by (src, dst, row sent)."""
+    # Sends of one pair are one message; its c-th chunk is column c of the round's tables.
     pair = src * n + dst
     ptr = equal_runs(pair)
     starts, size = ptr[:-1], np.diff(ptr)

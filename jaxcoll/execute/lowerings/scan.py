@@ -81,19 +81,16 @@ def stages(program: PermuteProgram) -> tuple[tuple[Slot, ...], ...]:
         # same. So steps with about the same pairs share a body, and a step with others begins a new
         # one.
         own = {pair for r in rounds for pair in r.pairs}
-        if steps and (here != scale or _more_slots(pairs | own, steps, rounds)):
+        together = pairs | own
+        if steps and (
+            here != scale
+            or max_degree(*np.asarray(sorted(together)).T) > 1.5 * max(map(len, (*steps, rounds)))
+        ):
             found.append(_stage(program, steps))
-            steps, pairs = [], set()
-        scale = here
-        pairs |= own
+            steps, together = [], own
+        scale, pairs = here, together
         steps.append(rounds)
     return (*found, _stage(program, steps)) if steps else ()
-
-
-def _more_slots(pairs: set[tuple[int, int]], steps, rounds: tuple[Round, ...]) -> bool:
-    """Whether the slots for all these pairs would be many more than any step has rounds."""
-    ends = np.asarray(sorted(pairs)).T
-    return max_degree(*ends) > 1.5 * max(map(len, (*steps, rounds)))
 
 
 def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:
@@ -113,22 +110,18 @@ def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slo
         send[c, t, u, : r.size] = r.send[u]
         recv[c, t, v, : r.size] = r.recv[v]
         add[c, t, v, : r.size] = r.add[v]
+    group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
     slots = []
     for c in range(shape[0]):
         pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
-        if program.collective.kind == "all_gather":
-            _resend_own(program, pairs, send[c], recv[c])
+        for u, v in pairs if program.collective.kind == "all_gather" else ():
+            # Idle entries carry the sender's own first chunk, which may go anywhere in its group:
+            # rows that all ranks write need no select.
+            if group[u] == group[v]:
+                idle = recv[c, :, v] < 0
+                recv[c, :, v][idle] = send[c, :, u][idle] = program.group_index[u] * k
         slots.append(Slot(pairs, send[c], recv[c], add[c]))
     return tuple(slots)
-
-
-def _resend_own(program: PermuteProgram, pairs, send: np.ndarray, recv: np.ndarray) -> None:
-    """Fill idle entries with the sender's own first chunk, which may go anywhere in its group."""
-    group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
-    for u, v in pairs:
-        if group[u] == group[v]:
-            idle = recv[:, v] < 0
-            recv[:, v][idle] = send[:, u][idle] = program.group_index[u] * k
 
 
 # ---------------------------------------------------------------------- running

@@ -79,10 +79,8 @@ def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.
 
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
-    """Steps separated by barriers; during the permutes of one, rows of the previous are written.
-
-    The rows that the next step sends are read then, too, unless they are only just arriving.
-    """
+    """Steps separated by barriers; during the permutes of one, rows of the previous are written."""
+    # The rows that the next step sends are read then, too, unless they are only just arriving.
     width, op = setting.width, setting.op
     rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, width)
@@ -125,8 +123,15 @@ class DataflowRun:
         self.dataflow, self.setting, self.width = dataflow, setting, setting.width
         self.rank = setting.axes.rank()
         self.values = [x]
-        self.whole = _whole_value(dataflow)
-        self.rows = None if self.whole is not None else _start(program, x, self.width)
+        # Where one value is the whole result, row by row, nothing is assembled.
+        used = [value for value, found in enumerate(dataflow.found) if (found >= 0).any()]
+        only = dataflow.found[used[0]] if len(used) == 1 else None
+        is_whole = only is not None and (only == np.arange(only.shape[1])).all()
+        self.whole, self.rows = used[0] if is_whole else None, None
+        if not is_whole:
+            self.rows = blank(x, program.blocks[1] * program.block_rows * self.width)
+            if program.collective.kind in ("reduce", "gather"):  # zeros on all ranks but the root
+                self.rows = lax.full_like(self.rows, 0)
         self.placed = 0  # values that are in the result already
         self.updates = 0  # of the result
 
@@ -175,23 +180,22 @@ class DataflowRun:
         for op in ops:
             segments = [self._segment(segment) for segment in op.segments]
             if op.rows is not None:
-                segments = self._from_result(op.rows)
+                self._place()
+                if self.rows is None:
+                    raise RuntimeError("a dataflow that reads from its result has one to read from")
+                segments = [
+                    read(self.rows, self._look(part.start), part.length, self.width)
+                    for part in runs(op.rows)
+                ]
             source = segments[0] if len(segments) == 1 else lax.concatenate(segments, 0)
             (self.values if op.pairs is None else sources).append(source)
         return sources
-
-    def _from_result(self, table: np.ndarray) -> list[jax.Array]:
-        self._place()
-        if self.rows is None:
-            raise RuntimeError("a dataflow that reads from its result has one to read from")
-        return [
-            read(self.rows, self._look(part.start), part.length, self.width) for part in runs(table)
-        ]
 
     def _segment(self, segment: Segment) -> jax.Array:
         sums = [self._sum(variant, segment.length) for variant in segment.variants]
         if len(sums) == 1:
             return sums[0]
+        # All ranks compute all variants and keep one: a branch per rank would part the permutes.
         which = self._look(segment.which)
         return lax.select_n(which if len(sums) > 2 else which != 0, *sums)
 
@@ -204,18 +208,3 @@ class DataflowRun:
 
     def _look(self, table: np.ndarray):
         return lookup(table, self.rank)
-
-
-def _whole_value(dataflow: Dataflow) -> int | None:
-    """The value that equals the result, if one does."""
-    for value, found in enumerate(dataflow.found):
-        if found.size and (found == np.arange(found.shape[1])).all():
-            used = sum((table >= 0).any() for table in dataflow.found)
-            return value if used == 1 else None
-    return None
-
-
-def _start(program: PermuteProgram, x: jax.Array, width: int) -> jax.Array:
-    rows = blank(x, program.blocks[1] * program.block_rows * width)
-    has_zeros = program.collective.kind in ("reduce", "gather")
-    return lax.full_like(rows, 0) if has_zeros else rows

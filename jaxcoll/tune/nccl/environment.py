@@ -1,11 +1,9 @@
 """From a table to NCCL: rules per collective and size, and variables for a whole process.
 
-A tuner of NCCL follows rules (``jaxcoll.io.nccl``). Other settings its interface cannot give one
-collective.
-
-The interface sets algorithm, protocol, channels and, from v6 on, chunk size. AutoCCL tunes two more
-(NSDI 2025, Table 2), the number of threads and the transport, which NCCL reads from the environment
-once, for all collectives of a process.
+A tuner of NCCL follows rules (``jaxcoll.io.nccl``): its interface sets algorithm, protocol,
+channels and, from v6 on, chunk size. AutoCCL tunes two more (NSDI 2025, Table 2), the number of
+threads and the transport, which NCCL reads from the environment once, for all collectives of a
+process.
 
 Sources: ``getNthreads`` in ``src/graph/tuning.cc`` and the transports of NCCL 2.30; NCCL's user
 guide for the variables.
@@ -62,6 +60,7 @@ def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[
         raise TuneError(f"the table has no decisions for {machine}; tune there first")
     rules: list[NcclRule] = []
     for (collective, ranks), tasks in sorted(families.items()):
+        # Tasks of several sizes share ranges, so they agree unless they differ in something else.
         ranges = {table.ranges(task, machine) for task in tasks}
         if len(ranges) > 1:
             raise TuneError(
@@ -148,6 +147,7 @@ def environment(table: Table, machine: Machine) -> Environment:
             behind = votes.setdefault(name, {})
             behind[value] = behind.get(value, 0.0) + (decision.seconds or 0.0)
             tuned.append((name, value, str(task)))
+    # Sorted, so that of values with equal votes the first by name is set, on every process.
     chosen = {name: max(sorted(v), key=v.__getitem__) for name, v in sorted(votes.items())}
     overruled = tuple(
         f"{task} was tuned with {name}={value}, not {chosen[name]}"
@@ -159,6 +159,7 @@ def environment(table: Table, machine: Machine) -> Environment:
 
 def _variables(config: Config) -> dict[str, str]:
     """The variables of one configuration; every transport sets both switches."""
+    # Both: a switch that is left out may be set by whoever starts the process.
     variables: dict[str, str] = {}
     if (threads := config.get("threads")) is not None:
         name, least, most = THREADS[_known(config, "protocol", tuple(THREADS))]

@@ -79,6 +79,8 @@ class SharedTable:
                 f"{len(rows)} rules do not fit into a shared table of {self.capacity}; make one "
                 "with a larger capacity="
             )
+        # A sequence lock: while the number is odd, or where it changed meanwhile, the plugin keeps
+        # the rows it has. It never waits for this process, which may be stopped at any line.
         sequence = 2 * self.generation
         _SEQUENCE.pack_into(self._memory, _SEQUENCE_AT, sequence + 1)  # odd: being written
         content = b"".join(rows)

@@ -91,12 +91,9 @@ def as_markdown() -> str:
     """The states and their transitions as a table of docs/tuner-online.md."""
     lines = ["| state | what runs | at its checkpoint | next state |", "| --- | --- | --- | --- |"]
     shown: set[State] = set()
-    for (state, event), after in sorted(TRANSITIONS.items(), key=lambda item: _order(item[0][0])):
+    order = list(State).index
+    for (state, event), after in sorted(TRANSITIONS.items(), key=lambda item: order(item[0][0])):
         name, runs = ("", "") if state in shown else (state, RUNS[state])
         lines.append(f"| {name} | {runs} | {event.value} | {after} |")
         shown.add(state)
     return "\n".join(lines)
-
-
-def _order(state: State) -> int:
-    return list(State).index(state)

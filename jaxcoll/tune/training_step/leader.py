@@ -58,11 +58,7 @@ _FINAL_ERROR = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A search's choice: candidates per task, those that are refused, and their program.
-
-    Attributes:
-        related: ``kinship`` of the candidates.
-    """
+    """A search's choice: candidates per task, those refused, their program and ``kinship``."""
 
     sizes: tuple[int, ...]
     refused: tuple[tuple[int, int], ...]
@@ -112,8 +108,15 @@ class Leader:
                 return self._after_warm(reports) if is_ready else Event.COMPILING
             case State.SEARCH:
                 return self._after_search(times)
+            case State.COMPILE if not is_ready:
+                return Event.COMPILING
             case State.COMPILE:
-                return self._after_compile() if is_ready else Event.COMPILING
+                number = len(self._finalists)
+                # First steps of the finalists are not timed, and all finalists run equally often.
+                left = self._steps_left - number - (number - 1)
+                most = min(_MOST_FINAL_STEPS * number, max(left, _FINAL_STEPS * number))
+                self._final = Race([number], seed=self._seed, within=0.01, most_steps=most)
+                return Event.COMPILED
             case State.FINAL:
                 return self._after_final(times)
             case State.SETTLED:
@@ -158,35 +161,25 @@ class Leader:
         self._finalists, self._chosen = list(dict.fromkeys(finalists)), best
         return Event.FINALISTS if len(self._finalists) > 1 else Event.DEFAULT_LEADS
 
-    def _after_compile(self) -> Event:
-        number = len(self._finalists)
-        # The first steps of the finalists are not timed, and all finalists run equally often.
-        left = self._steps_left - number - (number - 1)
-        most = min(_MOST_FINAL_STEPS * number, max(left, _FINAL_STEPS * number))
-        self._final = Race([number], seed=self._seed, within=0.01, most_steps=most)
-        return Event.COMPILED
-
     def _after_final(self, times: Sequence[TimedStep]) -> Event:
         for choice, seconds, _ in times:
             self._final.tell((self._finalists.index(choice),), seconds)
         (winner,) = self._final.best()
-        if not self._final.done and not self._is_known(winner):
+        tried, count = len(self._final.choices), len(self._finalists)
+        if not self._final.done and tried < _FINAL_STEPS * count:
             return Event.UNSURE
-        if self._final.choices:
-            self._usual, self._slow = self._final.fit().seconds((winner,)), 0
+        if tried:
+            fit = self._final.fit()
+            seconds = fit.seconds((winner,))
+            # Known only when it is told from every other finalist, the default among them.
+            errors = (fit.error(0, winner, i) for i in range(count) if i != winner)
+            if not self._final.done and max(errors) > _FINAL_ERROR * seconds:
+                return Event.UNSURE
+            self._usual, self._slow = seconds, 0
         else:  # no step was timed
             winner = 0
         self._chosen = self._finalists[winner]
         return Event.KNOWN
-
-    def _is_known(self, winner: int) -> bool:
-        """Whether the finalists were tried often enough to tell the winner from the default."""
-        if len(self._final.choices) < _FINAL_STEPS * len(self._finalists):
-            return False
-        fit = self._final.fit()
-        rivals = (i for i in range(len(self._finalists)) if i != winner)
-        worst = max(fit.error(0, winner, i) for i in rivals)
-        return worst <= _FINAL_ERROR * fit.seconds((winner,))
 
     def _after_probe(self, times: Sequence[TimedStep]) -> Event:
         seconds = [second for _, second, _ in times if 0 < second < math.inf]
@@ -201,9 +194,7 @@ class Leader:
         return Event.DRIFTED if self._prepared.has_switch else Event.DRIFTED_APART
 
     def _start_race(self, prepared: _Prepared) -> None:
-        """A race of all candidates; where each is a program of its own, all of them are finalists:
-        the i-th candidate of all tasks at once.
-        """
+        """A race of all candidates, and the finalists where each is a program of its own."""
         most = self._most_steps or _most_steps(prepared.sizes)
         self._race = Race(
             prepared.sizes,
@@ -216,16 +207,10 @@ class Leader:
         for task, candidate in prepared.refused:
             self._race.fail(task, candidate)
         if not prepared.has_switch:
+            # All of them are finalists: the i-th candidate of all tasks at once.
             places, alive = range(max(prepared.sizes, default=0)), self._race.alive
             chosen = [tuple(i if i in left else 0 for left in alive) for i in places]
             self._finalists = list(dict.fromkeys(chosen))
-
-    def _next_comparisons(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The candidates to compare after each of the next steps."""
-        pairs, number = self._uncompared or [], COMPARED_PER_STEP * POLL_STEPS
-        now, self._uncompared = pairs[:number], pairs[number:]
-        starts = range(0, len(now), COMPARED_PER_STEP)
-        return tuple(tuple(now[i : i + COMPARED_PER_STEP]) for i in starts)
 
     # ------------------------------------------------------------------ decisions
 
@@ -233,7 +218,12 @@ class Leader:
         """The programs of a state, until the next checkpoint."""
         match state:
             case State.WARM:
-                compare = self._next_comparisons() if event is Event.TO_COMPARE else ()
+                compare: tuple[tuple[tuple[int, int], ...], ...] = ()
+                if event is Event.TO_COMPARE and self._uncompared:
+                    number = COMPARED_PER_STEP * POLL_STEPS
+                    now, self._uncompared = self._uncompared[:number], self._uncompared[number:]
+                    starts = range(0, len(now), COMPARED_PER_STEP)
+                    compare = tuple(tuple(now[i : i + COMPARED_PER_STEP]) for i in starts)
                 return Decision(state, "plain", ((),), len(compare) or POLL_STEPS, compare=compare)
             case State.SEARCH:
                 # As many as the race plans ahead: a checkpoint more often would decide nothing.
@@ -260,11 +250,9 @@ class Leader:
 
 
 def _most_steps(sizes: Sequence[int]) -> int:
-    """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30.
-
-    More candidates lie closer together, hence more steps for each. Several tasks, which a step
-    measures together, take about half as many again as one.
-    """
+    """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30."""
+    # More candidates lie closer together, hence more steps for each. Several tasks, which a step
+    # measures together, take about half as many again as one.
     longest = max(sizes, default=1)
     if len(sizes) < 2:
         return max(2, 8 * longest // 3 if longest <= 15 else 4 * longest)
@@ -280,18 +268,16 @@ def _most_timed(sizes: Sequence[int]) -> int:
 
 def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
     """The longest time that any process measured, step by step."""
+    # A collective ends everywhere when the slowest process does; a time that is NaN counts as
+    # infinite, since it says that one of them did not measure.
     return [
         TimedStep(
             steps[0].choice,
-            max((step.seconds for step in steps), key=_as_time),
+            max((s.seconds for s in steps), key=lambda s: math.inf if math.isnan(s) else s),
             tuple(map(max, zip(*(step.tasks for step in steps), strict=False))),
         )
         for steps in zip(*times, strict=False)
     ]
-
-
-def _as_time(seconds: float) -> float:
-    return seconds if not math.isnan(seconds) else math.inf
 
 
 # Samples among which a rival of the first one's winner is looked for.

@@ -201,7 +201,13 @@ class Online:
         """One step."""
         self._held.deliver()
         if is_traced((args, kwargs)):
-            return self._part_of_another(args, kwargs)
+            # Part of a program that is being traced, where it cannot be timed.
+            note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
+            if note not in self._history.notes:
+                self._history.notes.append(note)
+            choices = self._choices(self._chosen) if self._count else configured.current()
+            with configured.choosing(choices):
+                return self._step(*args, **kwargs)
         if self._count == 0:
             self._begin()
         if self._count == self._checkpoint:
@@ -216,6 +222,7 @@ class Online:
 
     def _one(self, fits: bool, args: tuple, kwargs: dict) -> Any:
         """One step, and the notes about it."""
+        # The queue is run in turn until the next checkpoint, by a count that all processes share.
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in TIMED
         if not fits:
@@ -288,34 +295,24 @@ class Online:
             raise
         except Exception as error:
             if any(choice):
-                self._give_up(f"step {self._count} failed by {choice}: {error}")
+                # The default runs from now on. Inputs may be donated already: this step is lost.
+                why = f"step {self._count} failed by {choice}: {error}"
+                self._history.notes.append(f"{why}; the default runs from now on")
+                self._state = TRANSITIONS[self._state, Event.FAILED]
+                self._program, self._queue = "plain", ((),)
+                self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
+                self._to_compare = {}
             raise
-
-    def _part_of_another(self, args: tuple, kwargs: dict) -> Any:
-        """The step inside a program that is being traced, where it cannot be timed."""
-        note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
-        if note not in self._history.notes:
-            self._history.notes.append(note)
-        with configured.choosing(
-            self._choices(self._chosen) if self._count else configured.current()
-        ):
-            return self._step(*args, **kwargs)
 
     def _choices(self, choice: Choice) -> configured.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
-
-    def _give_up(self, why: str) -> None:
-        """Run the default from now on. Its inputs may be donated already: the step is lost."""
-        self._history.notes.append(f"{why}; the default runs from now on")
-        self._state = TRANSITIONS[self._state, Event.FAILED]
-        self._program, self._queue = "plain", ((),)
-        self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
-        self._to_compare = {}
 
     # ------------------------------------------------------------------ checkpoints
 
     def _begin(self) -> None:
         """All processes take the leader's table, and its machine to look tasks up by."""
+        # Read by each for itself, a file might differ, or be missing on some hosts: processes that
+        # look up different configurations run different programs, and wait for ever.
         machine = self._machine
         mine = Start(self.table.dumps(), machine.hardware, machine.jax)
         timeout = processes.FIRST_TIMEOUT_SECONDS
@@ -329,10 +326,21 @@ class Online:
 
     def _synchronize(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""
+        # The first time, when arguments have the shardings of every later step.
         if self._work is None and self._state is State.WARM:
             self._types = abstract((args, kwargs))
             self._signature = signature(*self._types)
-            self._work_on(self._prepared_in_background)
+            args_of, kwargs_of = self._types
+            self._work_on(
+                functools.partial(
+                    self._prepare,
+                    args_of,
+                    kwargs_of,
+                    base=self._base,
+                    table=self.table,
+                    machine=self._machine,
+                )
+            )
         is_ready = self._work is None or self._work.done
         if is_ready and self._slices is not None:
             self._history.compiler_seconds += self._slices.seconds
@@ -342,7 +350,11 @@ class Online:
             self._history.notes.append(f"tuning stopped: {error}")
             self._work = None
         elif is_ready and self._work is not None and self._prepared is None:
-            self._take(self._work.result)
+            self._prepared = prepared = self._work.result
+            self._history.compile_seconds += prepared.seconds
+            self._history.notes += prepared.notes
+            for (task, config), why in prepared.failures.items():
+                self._quarantine(task, config, why)
         timed = self._timing.taken()
         self._history.timed += [(self._program, choice, seconds) for choice, seconds, _ in timed]
         progress = Progress(
@@ -368,7 +380,10 @@ class Online:
             self._work_on(functools.partial(self._compile, decision.compile))
         if decision.chosen is not None:
             self._chosen = decision.chosen
-            self._remember()
+            default = Config({"algorithm": "default"})
+            for (task, configs), i in zip(self._candidates.items(), self._chosen, strict=False):
+                self.table.choose(task, default, configs[i], None, self._machine)
+            self._save()
             self._history.lax_wins = was_timed and self._preparation.is_lax(self._chosen)
             if self._history.lax_wins:
                 self._tell(self._count, LAX_WINS)
@@ -379,10 +394,6 @@ class Online:
         self._work = Background(work)
         self._slices = TimeSlices(self._work)
 
-    def _prepared_in_background(self) -> Preparation:
-        args, kwargs = self._types
-        return self._prepare(args, kwargs, base=self._base, table=self.table, machine=self._machine)
-
     def _compile(self, wanted: Sequence[Choice]) -> None:
         started = time.perf_counter()
         args, kwargs = self._types
@@ -391,13 +402,6 @@ class Online:
         self._history.compile_seconds += time.perf_counter() - started
 
     # ------------------------------------------------------------------ comparisons, the table
-
-    def _take(self, prepared: Preparation) -> None:
-        self._prepared = prepared
-        self._history.compile_seconds += prepared.seconds
-        self._history.notes += prepared.notes
-        for (task, config), why in prepared.failures.items():
-            self._quarantine(task, config, why)
 
     def _compare(self, prepared: Preparation, pairs: Sequence[tuple[int, int]]) -> None:
         """Compare candidates on test buffers, between two steps: the devices are idle."""
@@ -413,12 +417,8 @@ class Online:
         self._history.comparison_seconds += time.perf_counter() - started
 
     def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
-        """Why a candidate must not be tried, or "". The table remembers one that ends the process
-        or never returns.
-
-        Raises:
-            TuneError: another process stalls or has ended.
-        """
+        """Why a candidate must not be tried, or ""; ``TuneError`` where another process stalls."""
+        # Noted first: the table remembers a candidate that ends the process or never returns.
         what = f"the comparison of {config} for {task} with jax.lax"
         self.table.begin_trial(task, config, self._machine)
         self._save()
@@ -435,12 +435,6 @@ class Online:
     def _quarantine(self, task: Task, config: Config, why: str) -> None:
         self._history.failures[task, config] = why
         self.table.quarantine(task, config, why, self._machine)
-
-    def _remember(self) -> None:
-        default = Config({"algorithm": "default"})
-        for (task, configs), i in zip(self._candidates.items(), self._chosen, strict=False):
-            self.table.choose(task, default, configs[i], None, self._machine)
-        self._save()
 
     def _save(self) -> None:
         if self._path is None or not self._coordinator.is_leader:

@@ -82,6 +82,7 @@ class Preparation:
         as_switch: bool,
         profile: bool | None = None,
     ):
+        # The step is traced once, with nothing computed, to hear which tasks it calls.
         started = time.perf_counter()
         recorder = Recorder()
         with configured.choosing(recorder):
@@ -119,20 +120,14 @@ class Preparation:
 
     def is_lax(self, choice: Choice) -> bool:
         """Whether all tasks run by ``jax.lax`` under a choice."""
-        chosen = zip(self.candidates.items(), choice, strict=True)
-        return all(
-            self.comparisons[task].is_native
-            if config is None
-            else config.get("algorithm") == "native"
-            for config, task in ((configs[i], task) for (task, configs), i in chosen)
-        )
+        for (task, configs), i in zip(self.candidates.items(), choice, strict=True):
+            config, is_default_lax = configs[i], self.comparisons[task].is_native
+            if not (is_default_lax if config is None else config.get("algorithm") == "native"):
+                return False
+        return True
 
     def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
-        """Whether a candidate's result on test buffers is that of ``jax.lax``.
-
-        Args:
-            wait: blocks until an array is computed, or raises.
-        """
+        """Whether a candidate's result on test buffers is that of ``jax.lax`` (``Comparison``)."""
         return self.comparisons[task].equal(candidate, wait)
 
     def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
@@ -151,8 +146,8 @@ class Preparation:
         return kept
 
     def _like(self, task: Task) -> Comparison | None:
-        """The comparison of a task of another size with the same candidates, such as a larger
-        bucket of gradients: the schedules are the same, and so is what they compute."""
+        """The comparison of a task of another size with the same candidates."""
+        # Such as a larger bucket of gradients: the schedules are the same, and so is their result.
         for other, comparison in self.comparisons.items():
             same = dataclasses.replace(other, nbytes=task.nbytes) == task
             if same and self.candidates[other] == self.candidates[task]:
@@ -294,6 +289,7 @@ class Comparison:
 
     def _operand(self) -> jax.Array:
         """Whole numbers 0, 1 and 2 that differ from rank to rank."""
+        # Made in the program, so that no test buffer lies in memory beside the training state.
         rank = lax.axis_index(self._names)
         flat = jnp.arange(int(np.prod(self._call.shape)), dtype=jnp.int32)
         drawn = (flat * 7 + rank * 5 + flat // 3 * rank) % 3

@@ -238,6 +238,7 @@ class Coordinator:
         return message["decision"]
 
     def _reports(self, turn: int, mine: M, seconds: float) -> list[M]:
+        # One deadline for all, not one each: with a thousand processes that would be hours.
         reports, deadline = [mine], time.monotonic() + seconds
         for process in range(1, self._count):
             left = max(0.1, deadline - time.monotonic())

@@ -6,7 +6,6 @@ step's own jit, traced under other choices, so that they also keep its signature
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,14 @@ def abstract(tree: Any) -> Any:
 def signature(args: tuple, kwargs: dict) -> tuple:
     """What arguments of one program have in common, of arrays or as ``abstract`` gives them."""
     leaves, structure = jax.tree.flatten((args, kwargs))
-    return structure, [_type_of(leaf) for leaf in leaves]
+    types = []
+    for leaf in leaves:
+        # An array that is not committed goes wherever the program runs.
+        is_free = isinstance(leaf, jax.Array) and not leaf.committed
+        sharding = None if is_free else getattr(leaf, "sharding", None)
+        dtype = str(getattr(leaf, "dtype", type(leaf)))
+        types.append((getattr(leaf, "shape", ()), dtype, sharding))
+    return structure, types
 
 
 def is_traced(tree: Any) -> bool:
@@ -153,17 +159,13 @@ class _Switched:
         if task not in self._branches:
             return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
         index, configs, name = self._branches[task]
-        branches = [functools.partial(_run_by, run_by, config) for config in configs]
+        branches = [lambda x, config=config: run_by(x, config) for config in configs]
         with jax.named_scope(name):
             return lax.switch(index, branches, x)
 
     def forget(self) -> None:
         """Let go of the tracers: caches of JAX keep this object as a key."""
         self._branches = {}
-
-
-def _run_by(run_by: configured.RunBy, config: Config | None, x: jax.Array) -> jax.Array:
-    return run_by(x, config)
 
 
 class SwitchProgram:
@@ -188,6 +190,8 @@ class SwitchProgram:
 
         base = configured.current()
 
+        # The operands of the program are the candidates' positions, then the step's own leaves: so
+        # one compilation serves every choice, and donation is by leaf, one place further on.
         def traced(which, *flat):
             args, kwargs = jax.tree.unflatten(structure, flat)
             choices = _Switched(candidates, which, base)
@@ -197,6 +201,7 @@ class SwitchProgram:
             finally:
                 choices.forget()
 
+        # XLA chooses shardings of results by the program; those of the step itself are promised.
         shardings = compiled(default).output_shardings
         switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
         self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
@@ -217,14 +222,6 @@ class SwitchProgram:
         """The step's result by a candidate per task."""
         leaves = jax.tree.leaves((args, kwargs))
         return self._compiled(tuple(np.int32(i) for i in choice), *leaves)
-
-
-def _type_of(leaf: Any) -> tuple:
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, jax.Array) and not leaf.committed:
-        sharding = None
-    shape = getattr(leaf, "shape", ())
-    return shape, str(getattr(leaf, "dtype", type(leaf))), sharding
 
 
 # ---------------------------------------------------------------------- in the background

@@ -200,10 +200,8 @@ class _Steps:
         self._kinship, self._drift = max(pairs, key=lambda pair: self._evidence(*pair))
 
     def _evidence(self, kinship: float, drift: float) -> float:
-        """Logarithm of the marginal likelihood, all spreads being scaled by one likeliest factor.
-
-        It counts the constant as an effect of a very wide prior.
-        """
+        """Logarithm of the marginal likelihood, all spreads scaled by one likeliest factor."""
+        # The constant counts as an effect of a very wide prior.
         design = self._design[:, :-1]
         effects = design @ self._covariance_of_effects(kinship) @ design.T
         wide = 1e4 * self._noise

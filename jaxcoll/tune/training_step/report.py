@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -121,6 +122,8 @@ class History:
         self, state: str, candidates: dict, chosen: Choice, profile_seconds: float
     ) -> Report:
         """The report so far."""
+        # The price of tuning in steps: how much longer those that were timed took than as many by
+        # the default, which would have run otherwise.
         default = self._median((0,) * len(candidates))
         beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
         return Report(
@@ -149,6 +152,7 @@ class History:
 
     def _median(self, choice: Choice) -> float | None:
         """The median time of a plain program."""
+        # Steps of the program of all candidates pay for its conditionals, and are not the step's.
         times = [s for program, c, s in self.timed if program == "plain" and c == choice]
         return statistics.median(times) if times else None
 
@@ -179,7 +183,9 @@ class Replayed:
     def __init__(self, step: Any, recording: Recording):
         functools.update_wrapper(self, step, updated=())
         self._step, self._recording = step, recording
-        self._left = self._recorded()
+        runs = [itertools.repeat((program, choice), n) for program, choice, n in recording.runs]
+        last = recording.runs[-1][:2] if recording.runs else ("plain", ())
+        self._left = itertools.chain(*runs, itertools.repeat(last))
         self._switch: SwitchProgram | None = None
 
     def __call__(self, *args, **kwargs):
@@ -196,11 +202,3 @@ class Replayed:
             types = abstract((args, kwargs))
             self._switch = SwitchProgram(self._step, self._recording.candidates, *types)
         return self._switch(choice, args, kwargs)
-
-    def _recorded(self) -> Iterator[tuple[str, Choice]]:
-        program, choice = "plain", ()
-        for program, choice, count in self._recording.runs:
-            for _ in range(count):
-                yield program, choice
-        while True:
-            yield program, choice

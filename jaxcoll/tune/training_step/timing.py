@@ -64,6 +64,8 @@ class TimeSlices:
         Args:
             wait: blocks until the devices are idle.
         """
+        # Compilers of lowest priority get no time where steps keep all processors busy, and tuning
+        # would never end: now and then the next step waits for them.
         self._steps += 1
         started = time.perf_counter()
         if self._steps == _PATIENT_STEPS:
@@ -118,6 +120,8 @@ class Timing:
             is_usual: whether the step runs on the arguments of most steps; others do not count.
             profiler: of the program, where the step is to be profiled if it counts.
         """
+        # A step behind one that nobody waited for would be timed with the rest of that one, and the
+        # first call of a program with its compilation.
         counts = waits and is_usual and self._has_waited and program in self._has_run
         profiler = profiler if counts else None
         self._begin(profiler)
@@ -307,6 +311,7 @@ class Held:
             raise
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
+        # The second of its kind is handled at once: somebody presses Ctrl-C again.
         if number in self._came:
             self._handlers[number](number, frame)
         else:
