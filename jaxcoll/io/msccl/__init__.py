@@ -30,6 +30,7 @@ from jaxcoll.io.msccl.program import (
     written_for,
 )
 from jaxcoll.io.msccl.replay import lift
+from jaxcoll.io.sends import continues
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -172,32 +173,16 @@ class _Run:
 
 def _runs(schedule: Schedule) -> list[_Run]:
     """The sends as runs of neighbouring chunks, in the order of the schedule."""
-    step, edge, chunk = (
-        np.asarray(c, np.int64) for c in (schedule.step, schedule.edge, schedule.chunk)
-    )
-    reduce = schedule.reduce
-    breaks = np.ones(len(step), bool)
-    breaks[1:] = (
-        (step[1:] != step[:-1])
-        | (edge[1:] != edge[:-1])
-        | (chunk[1:] != chunk[:-1] + 1)
-        | (reduce[1:] != reduce[:-1])
-    )
-    start = np.flatnonzero(breaks)
-    begin = schedule.step_ptr
-    rows = zip(start.tolist(), np.diff(np.append(start, len(step))).tolist(), strict=True)
+    start = np.flatnonzero(~continues(schedule, schedule.edge))
+    step = np.asarray(schedule.step)[start]
+    place = start - np.asarray(schedule.step_ptr)[step]
+    columns = (step, schedule.edge[start], schedule.chunk[start], schedule.reduce[start], place,
+               np.diff(np.append(start, len(schedule.chunk))))  # fmt: skip
     most = form.MOST_COUNT
     return [
-        _Run(
-            int(step[i]),
-            int(edge[i]),
-            int(chunk[i + k]),
-            min(n - k, most),
-            bool(reduce[i]),
-            int(i + k - begin[step[i]]),
-        )
-        for i, n in rows
-        for k in range(0, n, most)
+        _Run(t, edge, chunk + k, min(count - k, most), adds, at + k)
+        for t, edge, chunk, adds, at, count in zip(*(c.tolist() for c in columns), strict=True)
+        for k in range(0, count, most)
     ]
 
 

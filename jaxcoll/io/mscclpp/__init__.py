@@ -7,7 +7,6 @@ Plans of other tools are proved by ``jaxcoll.prove``.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.mscclpp.lowering import NAMES, Plan, lower
+from jaxcoll.io.sends import edges_of, leads
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
@@ -46,7 +46,6 @@ def save(path: str | os.PathLike, schedule: Schedule, **options: Any) -> None:
     """Write the plan of a schedule, and beside it ``PATH.registry.json``; see ``lower``.
 
     Raises:
-        FormatError: see ``lower``.
         OSError: a file cannot be written.
     """
     text = dumps(schedule, **options)
@@ -119,30 +118,12 @@ def loads(text: str, topology: Topology) -> Schedule:
 
 def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
     """The edges of sends, over the links that they say or over shortest paths; and each one's."""
-    src, dst, links = topology.src.tolist(), topology.dst.tolist(), len(topology.src)
-
-    def joins(a: int, b: int, path: tuple[int, ...]) -> bool:
-        inside = path and max(path) < links
-        if not inside or (src[path[0]], dst[path[-1]]) != (a, b):
-            return False
-        return all(dst[x] == src[y] for x, y in itertools.pairwise(path))
-
-    known = dict.fromkeys(ways)
-    lost = [(a, b) for a, b, path in known if not joins(a, b, path)]
-    ends = np.asarray(lost, np.int64).reshape(-1, 2).T
-    routed = shortest_routes(topology, ends[0], ends[1])
-    shortest = {pair: routed.path(e) for e, pair in enumerate(lost)}
-    number: dict[_Way, int] = {}
-    edge_of = {
-        (a, b, path): number.setdefault(
-            (a, b, path if joins(a, b, path) else shortest[a, b]), len(number)
-        )
-        for a, b, path in known
-    }
-    columns = np.asarray([way[:2] for way in number], np.int64).reshape(-1, 2).T
-    ptr = np.concatenate([[0], np.cumsum([len(path) for *_, path in number])]).astype(np.int64)
-    flat = np.asarray([link for *_, path in number for link in path], np.int64)
-    return Edges(columns[0], columns[1], ptr, flat), [edge_of[way] for way in ways]
+    path_of = {way: way[2] for way in ways}
+    lost = [way for way in path_of if not leads(topology, way[2], *way[:2])]
+    src, dst = np.asarray([way[:2] for way in lost], np.int64).reshape(-1, 2).T
+    routed = shortest_routes(topology, src, dst)
+    path_of |= {way: routed.path(e) for e, way in enumerate(lost)}
+    return edges_of(topology, [path_of[way] for way in ways])
 
 
 def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int, int, int, tuple]]:
@@ -183,10 +164,5 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
 
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
-    """The schedule of a file; see ``loads``.
-
-    Raises:
-        FormatError, ScheduleError, TopologyError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The schedule of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, topology), max_bytes)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
+from jaxcoll.io.sends import continues
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -96,7 +97,10 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
     for count in range(least, most_blocks + 1):
         for block_of in _ways(chunks, count):
             if counted.most(block_of) <= MOST_OPERATIONS:
-                return [_Block(schedule, block_of == b, per_host) for b in range(count)]
+                return [
+                    _Block(schedule, _runs(schedule, counted.continues, block_of == b), per_host)
+                    for b in range(count)
+                ]
     fewest = min(map(counted.most, _ways(chunks, most_blocks)))
     raise FormatError(
         f"a block has {fewest} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
@@ -132,17 +136,14 @@ class _Operations:
         self.src, self.dst = (np.asarray(end, np.int64)[edge] for end in (edges.src, edges.dst))
         self.far = self.src // per_host != self.dst // per_host
         self.closes = schedule.collective.kind == "reduce_scatter"
-        columns = (self.step, np.asarray(paths, np.int64)[edge], self.adds)
-        self.follows = np.zeros(len(edge), bool)
-        self.follows[1:] = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
-        self.follows[1:] &= self.chunk[1:] == self.chunk[:-1] + 1
+        self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
 
     def most(self, block_of: np.ndarray) -> int:
         """Operations of the fullest block of any rank."""
         block = block_of[self.chunk]
-        follows = self.follows.copy()
-        follows[1:] &= block[1:] == block[:-1]
-        runs = np.flatnonzero(~follows)
+        inside = self.continues.copy()
+        inside[1:] &= block[1:] == block[:-1]
+        runs = np.flatnonzero(~inside)
         step, src, dst, far, adds = (
             each[runs] for each in (self.step, self.src, self.dst, self.far, self.adds)
         )
@@ -274,11 +275,10 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
 class _Block:
     """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
 
-    def __init__(self, schedule: Schedule, mine: np.ndarray, per_host: int):
+    def __init__(self, schedule: Schedule, runs: Sequence[_Run], per_host: int):
         self.kind, self.per_host = schedule.collective.kind, per_host
         self.buffer = _BUFFER[self.kind]
         ranks = schedule.collective.num_ranks
-        runs = _runs(schedule, mine)
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
         self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
@@ -408,24 +408,19 @@ class _Block:
                         end |= {"index": target["index"], "size": target["size"]}
 
 
-def _runs(schedule: Schedule, chosen: np.ndarray) -> list[_Run]:
+def _runs(schedule: Schedule, continued: np.ndarray, chosen: np.ndarray) -> list[_Run]:
     """The sends of chosen chunks, neighbours of one message together."""
     mine = np.flatnonzero(chosen[np.asarray(schedule.chunk)])
-    step = np.asarray(schedule.step, np.int64)
-    place = np.arange(len(step)) - np.asarray(schedule.step_ptr)[step]
-    columns = (step, place, schedule.edge, schedule.chunk, schedule.reduce)
-    rows = zip(*(np.asarray(column)[mine].tolist() for column in columns), strict=True)
+    # A run also ends where the send between two of these is another block's.
+    inside = continued[mine]
+    inside[:1] = False
+    inside[1:] &= mine[1:] == mine[:-1] + 1
+    first = np.flatnonzero(~inside)
+    start, count = mine[first], np.diff(np.append(first, len(mine)))
+    step, edge = np.asarray(schedule.step)[start], np.asarray(schedule.edge)[start]
+    place = start - np.asarray(schedule.step_ptr)[step]
     edges = schedule.edges
-    ends = [(int(a), int(b), edges.path(e))
-            for e, (a, b) in enumerate(zip(edges.src, edges.dst, strict=True))]  # fmt: skip
-    found: list[_Run] = []
-    for t, at, edge, chunk, adds in rows:
-        a, b, path = ends[edge]
-        if found:
-            last = found[-1]
-            after = (last.step, last.place + last.count, last.first + last.count)
-            if after == (t, at, chunk) and (last.path, last.reduce) == (path, bool(adds)):
-                found[-1] = dataclasses.replace(last, count=last.count + 1)
-                continue
-        found.append(_Run(t, at, a, b, chunk, 1, bool(adds), path))
-    return found
+    columns = (step, place, edges.src[edge], edges.dst[edge], schedule.chunk[start], count,
+               schedule.reduce[start], edge)  # fmt: skip
+    rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+    return [_Run(t, at, a, b, c, n, adds, edges.path(e)) for t, at, a, b, c, n, adds, e in rows]

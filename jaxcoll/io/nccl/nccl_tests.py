@@ -403,10 +403,9 @@ def _exact_microseconds(seconds: float) -> float:
 
 
 def save(path: str | os.PathLike, measured: Measurements) -> None:
-    """Write times to a file, all or nothing: JSON where its name ends with .json, else the table.
+    """Write times, all or nothing: JSON where the name ends with .json, else the table.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     is_json = str(path).endswith(".json")
@@ -414,10 +413,9 @@ def save(path: str | os.PathLike, measured: Measurements) -> None:
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Measurements:
-    """Read the output of a benchmark, the table or the JSON.
+    """Read the output of a benchmark, the table or the JSON; see ``loads`` and ``loads_json``.
 
     Raises:
-        FormatError: naming the file; see ``loads`` and ``loads_json``.
         OSError: the file cannot be read.
     """
     return load_text(

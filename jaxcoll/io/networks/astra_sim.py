@@ -84,10 +84,5 @@ def _number(text: str, key: str, least: float, most: float) -> float:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)

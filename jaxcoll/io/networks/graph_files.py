@@ -107,10 +107,9 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
 
 
 def save(path: str | os.PathLike, topology: Topology) -> None:
-    """Write a network: GEXF where the name ends with .gexf, else GraphML; all or nothing.
+    """Write a network, all or nothing: GEXF where the name ends with .gexf, else GraphML.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     write_text(path, dumps(topology, "gexf" if str(path).endswith(".gexf") else "graphml"))
@@ -123,11 +122,5 @@ def load(
     bandwidth: float | Fraction | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        ModuleNotFoundError: there is no networkx.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

@@ -305,11 +305,5 @@ def load(
     bandwidth: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        ModuleNotFoundError: YAML, and there is no PyYAML.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

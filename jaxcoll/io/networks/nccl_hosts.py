@@ -86,12 +86,7 @@ def loads(text: str) -> System:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> System:
-    """The hosts of a file; see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The hosts of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -102,11 +97,7 @@ def dumps(system: System) -> str:
 
 
 def save(path: str | os.PathLike, system: System) -> None:
-    """Write ``dumps(system)``, all or nothing.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(system)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(system))
 
 

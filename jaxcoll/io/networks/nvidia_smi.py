@@ -122,12 +122,7 @@ def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Connections:
-    """The table of a file, see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The table of a file, see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -142,11 +137,7 @@ def dumps(table: Connections) -> str:
 
 
 def save(path: str | os.PathLike, table: Connections) -> None:
-    """Write ``dumps(table)``, all or nothing.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(table)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(table))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.sends import links_by_ends
 from jaxcoll.io.xml import Element, parsed, written
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
@@ -123,19 +124,17 @@ def loads(text: str, network: Topology) -> TreeFlow:
     checks.instance(network, Topology, "network", FormatError)
     root = parsed(text, "Algo", _MOST_ELEMENTS)
     k = root.integer("nchunkspernode", 1, 2**31)
-    sends = [(tree, send) for tree in root.each("tree") for send in tree.each("send")]
-    paths = {send.text("path") for _, send in sends}
-    listed = {path: tuple(_vertices(path, send)) for path, send in _first(sends, paths)}
+    first: dict[str, Element] = {}  # a path, and the send that errors in it are said of
+    for tree in root.each("tree"):
+        for send in tree.each("send"):
+            first.setdefault(send.text("path"), send)
+    listed = {path: tuple(_vertices(path, send)) for path, send in first.items()}
     place = _places(root, listed, network)
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
+    link_of = links_by_ends(network)
     edge_of: dict[str, int] = {}
     ends: list[tuple[int, int]] = []
-    links: list[int] = []
-    ptr, tree_ptr, edge = [0], [0], []
-    roots, weights = [], []
+    links: list[list[int]] = []
+    tree_ptr, edge, roots, weights = [0], [], [], []
     for tree in root.each("tree"):
         roots.append(_one(tree, "root", place))
         weights.append(tree.integer("nchunks", 1, 2**31))
@@ -147,31 +146,20 @@ def loads(text: str, network: Topology) -> TreeFlow:
                 if missing is not None or len(way) < 2:
                     raise FormatError(f"{send.place}: the network has no path {glimpse(path)}")
                 edge_of[path] = len(edge_of)
-                links += [link_of[each] for each in itertools.pairwise(way)]
+                links.append([link_of[each] for each in itertools.pairwise(way)])
                 ends.append((way[0], way[-1]))
-                ptr.append(len(links))
             if (_one(send, "src", place), _one(send, "dst", place)) != ends[edge_of[path]]:
                 raise FormatError(f"{send.place}: the path does not lead from src to dst")
             edge.append(edge_of[path])
         tree_ptr.append(len(edge))
-    src, dst = np.asarray(ends, np.int32).reshape(-1, 2).T
-    edges = Edges(src, dst, np.asarray(ptr, np.int64), np.asarray(links, np.int32))
     columns = (
-        np.asarray(roots, np.int32), np.asarray(weights, np.int64), edges,
-        np.asarray(tree_ptr, np.int64), np.asarray(edge, np.int32),
+        np.asarray(roots, np.int32), np.asarray(weights, np.int64),
+        Edges.from_paths(network, links), np.asarray(tree_ptr, np.int64),
+        np.asarray(edge, np.int32),
     )  # fmt: skip
     if max([0, *roots]) >= network.num_ranks or not roots:
         raise FormatError("a root is no GPU, or there is no tree")
     return _checked(network, k, (k,) * network.num_ranks, columns)
-
-
-def _first(sends, paths: set[str]) -> Iterator[tuple[str, Element]]:
-    """Each path once, with an element that has it."""
-    for _, send in sends:
-        path = send.text("path")
-        if path in paths:
-            paths.remove(path)
-            yield path, send
 
 
 def _vertices(text: str, element: Element) -> Iterator[Vertex]:
@@ -222,20 +210,10 @@ def _one(element: Element, key: str, place: dict[Vertex, int]) -> int:
 
 
 def save(path: str | os.PathLike, trees: TreeFlow | Schedule) -> None:
-    """Write ``dumps(trees)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(trees)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(trees))
 
 
 def load(path: str | os.PathLike, network: Topology, *, max_bytes: int = MAX_BYTES) -> TreeFlow:
-    """The trees of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The trees of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, network), max_bytes)

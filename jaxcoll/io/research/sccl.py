@@ -30,6 +30,7 @@ from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, warn_us
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.networks.link_types import ALPHA
+from jaxcoll.io.sends import links_by_ends
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
@@ -233,10 +234,7 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
     if network.num_ranks > 256:
         raise FormatError(f"schedules are read to 256 ranks, got {network.num_ranks}")
     what = _read_collective(fields.take("collective", lambda v, _: v), network.num_ranks)
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
+    link_of = links_by_ends(network)
     step, edge, chunk = [], [], []
     for i, each in enumerate(fields.take("steps", readers.items)):
         for j, send in enumerate(readers.Fields(each, f"steps[{i}]").take("sends", readers.items)):
@@ -369,12 +367,7 @@ def _speed(nbytes: float, beta: float, name: str) -> float:
 
 
 def save(path: str | os.PathLike, obj: Topology | Schedule, dialect: str = "msccl") -> None:
-    """Write ``dumps(obj)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(obj)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(obj, dialect))
 
 
@@ -385,10 +378,5 @@ def load(
     bandwidth: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology | Schedule:
-    """The network or schedule of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network or schedule of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

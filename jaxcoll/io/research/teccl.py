@@ -25,6 +25,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.sends import edges_of, links_by_ends
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
@@ -313,52 +314,30 @@ def _flow(value: object, where: str, place: Mapping[str, int], network: Topology
 
 
 def _edges(flows, network: Topology) -> tuple[Edges, dict[tuple[int, ...], int]]:
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
-    if all(len(path) == 2 for _, _, path, _ in flows) and network.is_direct:
-        missing = next((path for _, _, path, _ in flows if path not in link_of), None)
-        if missing is not None:
-            raise FormatError(f"7-Flows: the network has no link {missing[0]}->{missing[1]}")
+    """The edges of flows, and the number of each path of vertices among them."""
+    link_of = links_by_ends(network)
+    ways = list(dict.fromkeys(path for _, _, path, _ in flows))
+    missing = next((e for way in ways for e in itertools.pairwise(way) if e not in link_of), None)
+    if missing is not None:
+        raise FormatError(f"7-Flows: the network has no link {missing[0]}->{missing[1]}")
+    # A schedule on a direct network has the links themselves for edges, as ``dumps`` was given it.
+    if network.is_direct and all(len(way) == 2 for way in ways):
         return Edges.from_links(network), link_of
-    edge_of: dict[tuple[int, ...], int] = {}
-    links: list[int] = []
-    ptr = [0]
-    for *_, path, _epoch in flows:
-        if path in edge_of:
-            continue
-        edge_of[path] = len(edge_of)
-        for ends in itertools.pairwise(path):
-            if ends not in link_of:
-                raise FormatError(f"7-Flows: the network has no link {ends[0]}->{ends[1]}")
-            links.append(link_of[ends])
-        ptr.append(len(links))
-    src, dst = ([path[at] for path in edge_of] for at in (0, -1))
-    columns = (np.asarray(src, np.int32), np.asarray(dst, np.int32), np.asarray(ptr, np.int64))
-    return Edges(*columns, np.asarray(links, np.int32)), edge_of
+    paths = [tuple(link_of[ends] for ends in itertools.pairwise(way)) for way in ways]
+    edges, numbers = edges_of(network, paths)
+    return edges, dict(zip(ways, numbers, strict=True))
 
 
 # ---------------------------------------------------------------------- files
 
 
 def save(path: str | os.PathLike, schedule: Schedule, nbytes: Number) -> None:
-    """Write ``dumps(schedule, nbytes)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(schedule, nbytes)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(schedule, nbytes))
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Topology:
-    """The network that an input file names; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network that an input file names; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -372,7 +351,6 @@ def load_schedule(
     """The schedule of a file on its network; see ``loads_schedule``.
 
     Raises:
-        FormatError: naming the file; see ``loads_schedule``.
         OSError: the file cannot be read.
     """
     return load_text(path, lambda text: loads_schedule(text, network, kind), max_bytes)
