@@ -129,6 +129,8 @@ def _rows(
             (connection[0], "send", sends, 2 * run.step),
             (connection[1], "receive", receives, 2 * run.step + 1),
         ):
+            # Both ends split at the same run, for the n-th send of a connection meets the n-th
+            # receive.
             key, last = (end, connection), None if before is None else (end, before)
             ranks[rank].add(key, each, time, last)
             ranks[rank].paths[key] = paths[run.edge] if end == "send" else None
@@ -198,6 +200,8 @@ class _Rank:
         self.paths: dict[Key, tuple[int, ...] | None] = {}
         self.pending: list[tuple[int, int, Key, Instruction, Key | None]] = []
 
+    # Rows come by edge within a step; ``finished`` sorts them by time, as every wait must be for
+    # something before it.
     def add(self, key: Key, each: Instruction, time: int, last: Key | None) -> None:
         """An instruction at a time, after the last one of another end of a connection."""
         self.pending.append((time, len(self.pending), key, each, last))
@@ -212,6 +216,8 @@ class _Rank:
                 self.rows.append([])
             writes = each.type != "s"
             chunks = range(each.src[1], each.src[1] + each.count)
+            # A reader waits for the last writer, a writer for it and for all readers since: their
+            # other waits follow from these.
             before = [written[c] for c in chunks if c in written]
             if writes:
                 before += [place for c in chunks for place in readers[c]]
@@ -241,7 +247,9 @@ class _Rank:
         latest: dict[int, int] = {}
         for other, instruction in before:
             if other != block:
+                # A block runs in order, so the latest of its instructions stands for all before.
                 latest[other] = max(latest.get(other, -1), instruction)
+        # An instruction waits for one other; for more, those that only wait stand before it.
         waits = sorted(latest.items())
         row = self.rows[block]
         for wait in waits[:-1]:

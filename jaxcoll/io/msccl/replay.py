@@ -163,6 +163,8 @@ class _Run:
         if left is not None:
             raise FormatError(f"nothing receives a message from rank {left[0]} to rank {left[1]}")
 
+    # Blocks are not polled: one that cannot go on is filed under the event it lacks, so that
+    # programs of a million instructions run in one pass over them.
     def _awaited(self, rank: int, block: int) -> Event | None:
         """The event that the next instruction of a block waits for, or None when it can run."""
         body = self.program.ranks[rank][block]
@@ -182,6 +184,7 @@ class _Run:
         body, at = self.program.ranks[rank][block], self.at[rank][block]
         each = body.instructions[at[0]]
         into, out = body.connections(rank)
+        # A nop has none, and ends.
         if each.count:
             self._run(rank, each, at[1], into, out)
         if each.type in form.RECEIVES:
@@ -203,18 +206,23 @@ class _Run:
             cells[dst] = dataclasses.replace(self._read(rank, src))
         elif each.type in form.RECEIVES:
             message = self.wires[into].popleft()
+            # The runtimes add to their own chunk, whatever coordinates src has: msccl-tools writes
+            # the sender's there.
             if each.type in ("rrc", "rrcs"):
                 held = self._read(rank, dst)
                 if held.chunk != message.chunk:
                     raise FormatError(
                         f"gpu {rank} adds chunk {message.chunk} to chunk {held.chunk}, at {dst}"
                     )
+                # A sum can be sent on in the step after its last part.
                 held.ready = max(held.ready, message.step + 1)
                 self.added[message.number] = True
             else:
                 cells[dst] = _Value(message.chunk, message.step + 1)
         if each.type in form.SENDS:
             value = self._read(rank, src if each.type == "s" else dst)
+            # As early as data and connection allow: a program has no steps, unless it is one of
+            # ``lower``.
             step = max(value.ready, self.last.get(out, 0), each.step or 0)
             self.last[out] = step
             if len(self.sent) >= _MOST_MESSAGES:

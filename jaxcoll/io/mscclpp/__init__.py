@@ -61,6 +61,8 @@ def registry(plan: Plan, file: str) -> str:
     both with the communicator's, and the collective, size and place with the call's.
     """
     ranks = len(plan["gpus"])
+    # A port channel joins hosts, so a rank and its peers over memory channels are those of one
+    # host.
     near = [
         1
         + sum(len(set(c["connected_to"])) for c in gpu["channels"] if c["channel_type"] == "memory")
@@ -101,6 +103,7 @@ def loads(text: str, topology: Topology) -> Schedule:
     rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
     if not rows and len(gpus) > 1:
         raise FormatError("no operation says its step: a plan of another tool; prove it instead")
+    # Buffers of a plan are in chunks: of an all_gather the input is a shard, else the output.
     share = gpus[0].get("input_chunks" if kind == "all_gather" else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
     k = max(1, share // len(gpus)) if kind == "all_reduce" else share
@@ -141,6 +144,7 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
                 other, adds = op.get("from"), op["name"] != "put"
                 if not adds:
                     there = remote[refs[op["channel_type"]][op["dst_buff"][0]["buffer_id"]]]
+                    # Put into scratch on another host, and added from there.
                     if there["type"] == "s":
                         continue  # the sum of the receiver says it
                     other = there["rank"]

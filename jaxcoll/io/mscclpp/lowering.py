@@ -93,6 +93,7 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
     """
     chunks = schedule.collective.num_chunks
     most_blocks, counted = min(MOST_BLOCKS, chunks), _Operations(schedule, per_host)
+    # Exact counts, not a search by halves: they do not fall with every block more.
     least = max(1, -(-counted.most(np.zeros(chunks, np.int64)) // MOST_OPERATIONS))
     for count in range(least, most_blocks + 1):
         for block_of in _ways(chunks, count):
@@ -238,6 +239,9 @@ def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
 
 def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
     """The blocks of a rank, and the lists that they refer to."""
+    # Two levels of numbers: an operation counts in its block's lists, whose entries count in the
+    # GPU's. The k-th channel from a to b meets the k-th from b to a, so blocks list their peers in
+    # one order.
     channels: dict[str, list[int]] = {"memory": [], "port": []}
     remote: list[tuple[int, str, str]] = []  # rank, buffer, type of channel
     blocks = []
@@ -317,6 +321,8 @@ class _Block:
         """An operation on the channels to some ranks, by type, as many as one takes."""
         made = []
         for kind, peers in self.peers[rank].items():
+            # A signal and its wait count per channel: several in one operation are several
+            # counters.
             ids = [at for at, peer in enumerate(peers) if peer in others]
             made += [
                 {"name": name, "channel_ids": ids[i : i + MOST_IDS], "channel_type": kind}
@@ -327,6 +333,7 @@ class _Block:
     def _foreign(self, rank: int, other: int, buffer: str) -> int:
         """The place of another rank's buffer in the list of this block."""
         known = self.remote[rank].setdefault(self._type(rank, other), [])
+        # In the order of first use, which is that of the block's operations.
         if (other, buffer) not in known:
             known.append((other, buffer))
         return known.index((other, buffer))
@@ -389,6 +396,8 @@ class _Block:
     def _closing(self, rank: int) -> list[dict]:
         """The other may still read what a rank gave, until it says that it does not."""
         peers = self.peers[rank]
+        # In an all_reduce every rank that gave a part receives the total later, so nothing is read
+        # after its end.
         near = set(peers.get("memory", ())) if self.kind == "reduce_scatter" else set()
         signals, waits = (self._meet(rank, name, near) for name in ("signal", "wait"))
         flush = self._meet(rank, "flush", set(peers.get("port", ())))

@@ -49,6 +49,7 @@ def dumps(trees: TreeFlow | Schedule) -> str:
     checks.instance(trees, (TreeFlow, Schedule), "trees", FormatError)
     flow = _of_schedule(trees) if isinstance(trees, Schedule) else trees
     network = flow.topology
+    # A path of two parallel links has one spelling, and ``nchunkspernode`` is one number for all.
     if network.has_parallel_links or len(set(flow.shard)) > 1:
         raise FormatError(
             "the format has paths of vertices and equal shards; this network has parallel links, "
@@ -63,6 +64,7 @@ def dumps(trees: TreeFlow | Schedule) -> str:
         start, end = flow.tree_ptr[tree : tree + 2].tolist()
         depth = flow.depth[start:end]
         sends = []
+        # By depth: whoever runs the file sends in its order, and a child after its parent.
         for edge in flow.edge[start:end][np.argsort(depth, kind="stable")].tolist():
             links = flow.edges.path(edge)
             path = [int(network.src[links[0]]), *(int(network.dst[link]) for link in links)]
@@ -83,6 +85,8 @@ def _of_schedule(schedule: Schedule) -> TreeFlow:
     what, network = schedule.collective, schedule.topology
     if what.kind != "all_gather" or what.is_grouped or what.shares is not None:
         raise FormatError(f"trees are an all_gather of all ranks with equal shards, got {what}")
+    # In the order of steps within each chunk, so a parent's edge precedes its children's. One send
+    # per rank but the root is a tree if all are reached, which ``check_load`` shows.
     order = np.argsort(schedule.chunk, kind="stable")
     counts = np.bincount(schedule.chunk, minlength=what.num_chunks)
     if (counts != network.num_ranks - 1).any():
@@ -102,6 +106,8 @@ def _checked(network: Topology, k: int, shard: tuple[int, ...], columns: tuple) 
     try:
         root, weight, edges, ptr, edge = columns
         trees = TreeFlow(network, k, shard, root, weight, edges, ptr, edge, Fraction(1))
+        # The format has no time: it is that of the fullest link, a tree's weight of k parts of a
+        # shard on each of its links.
         loads = zip(trees.load, network.exact_bandwidth, strict=True)
         inverse = max((Fraction(load, k) / speed for load, speed in loads), default=Fraction(0))
         trees = dataclasses.replace(trees, inverse=inverse)
@@ -193,6 +199,8 @@ def _places(root: Element, listed: dict[str, tuple[Vertex, ...]], network: Topol
             f"{network.num_ranks} ranks and {most} switches"
         )
     place = {vertex: i for i, vertex in enumerate(ranks)}
+    # Trees name the switches that they pass, not all: of files of ``dumps`` the number says which,
+    # of others only the order does.
     own = all(vertex[:2] == (0, _SWITCH) and vertex[2] < most for vertex in switches)
     numbers = [v[2] for v in switches] if own else range(len(switches))
     named = zip(switches, numbers, strict=True)

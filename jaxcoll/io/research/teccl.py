@@ -83,7 +83,13 @@ def network(
     if name == "NDv2":
         wires, switches = _ndv2(chassis)
     elif name == "DGX2":
-        wires, switches = _dgx2(), (0, 17)
+        # A switch per chassis, then its 16 GPUs, of which odd ones send to the even one before
+        # them in the other chassis.
+        switches, wires = (0, 17), []
+        for base, other in ((0, 17), (17, 0)):
+            for gpu in range(base + 1, base + 17):
+                wires += [(base, gpu, 0.35e-6, 125.0), (gpu, base, 0.35e-6, 125.0)]
+            wires += [(base + s + 1, other + s, 2.6e-6, 12.5) for s in range(1, 16, 2)]
     elif name == "DGX1":
         wires = _dgx1(alpha)
     elif name == "AMD":
@@ -94,6 +100,8 @@ def network(
             for ends in ((a, b), (b, a))
         ]
     else:
+        # Numbers beside each other are joined whatever their rows, as in TE-CCL's program: the end
+        # of a row with the begin of the next, too, unlike a mesh of anybody else.
         wires = [
             (a, b, alpha, 100.0)
             for a in range(side * side)
@@ -107,6 +115,8 @@ def network(
 
 
 def _ndv2(chassis: int) -> tuple[Wires, Sequence[int]]:
+    # Two hosts are wired to each other, more of them to a switch; of each one GPU sends out and
+    # another receives, over the one NIC of the host.
     inside = _dgx1(0.7e-6)
     first = 1 if chassis > 2 else 0  # number 0 is the switch
     wires = [
@@ -129,17 +139,6 @@ def _dgx1(alpha: float) -> Wires:
         for b, links in enumerate(row)
         if links
     ]
-
-
-def _dgx2() -> Wires:
-    wires: Wires = []
-    for base in (0, 17):
-        for gpu in range(base + 1, base + 17):
-            wires += [(base, gpu, 0.35e-6, 125.0), (gpu, base, 0.35e-6, 125.0)]
-    # Odd GPUs send to the even one before them in the other chassis.
-    for base, other in ((0, 17), (17, 0)):
-        wires += [(base + s + 1, other + s, 2.6e-6, 12.5) for s in range(1, 16, 2)]
-    return wires
 
 
 def _named(wires: Wires, switches: Sequence[int], name: str) -> Topology:
@@ -205,6 +204,7 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
     nbytes = checks.nbytes(nbytes, FormatError)
     label = _numbers_of(network)
     number = _number_at_owner(what)
+    # Steps are its epochs: in one of them a chunk crosses a link, or a path through switches.
     flows = []
     columns = (schedule.chunk, schedule.edge, schedule.step)
     for chunk, edge, step in zip(*(column.tolist() for column in columns), strict=True):
@@ -270,6 +270,8 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
         raise FormatError(f"7-Flows has {len(texts)} entries; at most {_MOST_FLOWS} are read")
     place = {label: vertex for vertex, label in enumerate(_numbers_of(network))}
     flows = [_flow(each, f"7-Flows[{i}]", place, network) for i, each in enumerate(texts)]
+    # How many chunks a rank has no key says; every chunk is sent, so the highest number does. In an
+    # all_to_all those for the rank itself are not, and they need not be the last: rounded up.
     per_rank = 1 + max((flow[0] for flow in flows), default=-1)
     ranks = network.num_ranks
     parts = per_rank if kind == "all_gather" else -(-per_rank // ranks)
