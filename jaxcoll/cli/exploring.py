@@ -147,19 +147,20 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
 def _read(what: str, network_name: str | None, *speeds) -> Any:
     import jaxcoll as jc
 
+    given = named_network(network_name) if network_name else None
     # A file without its network, then one with it, then a name.
     if needs_network(what):
-        return read_schedule(what, named_network(network_name) if network_name else None)
+        return read_schedule(what, given)
     if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)
-        if isinstance(found, jc.Topology | jc.Schedule):
-            if any(speeds):
-                raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
-            check_network(what, found, named_network(network_name) if network_name else None)
-            return found
-        raise click.UsageError(f"{what} holds a {type(found).__name__}; show networks or schedules")
-    found = named_network(what, *speeds)
-    check_network(what, found, named_network(network_name) if network_name else None)
+        if not isinstance(found, jc.Topology | jc.Schedule):
+            kind = type(found).__name__
+            raise click.UsageError(f"{what} holds a {kind}; show networks or schedules")
+        if any(speeds):
+            raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+    else:
+        found = named_network(what, *speeds)
+    check_network(what, found, given)
     return found
 
 

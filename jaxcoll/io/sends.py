@@ -7,6 +7,7 @@ pass over, give back the edges of a schedule; others mean the link between two r
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,57 @@ import numpy as np
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Neighbouring chunks of one message.
+
+    Attributes:
+        step: of the schedule; ``place`` of the first chunk among the sends of it.
+        edge: of the schedule, from rank ``src`` to ``dst`` over the links of ``path``.
+        first: chunk, of ``count``.
+        reduce: whether the receiver adds.
+    """
+
+    step: int
+    place: int
+    edge: int
+    src: int
+    dst: int
+    path: tuple[int, ...]
+    first: int
+    count: int
+    reduce: bool
+
+
+def runs(
+    schedule: Schedule, continued: np.ndarray, chosen: np.ndarray | None = None, most: int = 2**31
+) -> list[Run]:
+    """The sends as runs, in the order of the schedule.
+
+    Args:
+        continued: see ``continues``.
+        chosen: which chunks are taken, bool of shape (chunks,); all when None.
+        most: chunks of a run; longer ones are cut.
+    """
+    chunk, edges = np.asarray(schedule.chunk), schedule.edges
+    mine = np.arange(len(chunk)) if chosen is None else np.flatnonzero(chosen[chunk])
+    # A run also ends where the sends between two of these are not taken.
+    inside = continued[mine]
+    inside[:1] = False
+    inside[1:] &= mine[1:] == mine[:-1] + 1
+    first = np.flatnonzero(~inside)
+    start, count = mine[first], np.diff(np.append(first, len(mine)))
+    step, edge = np.asarray(schedule.step)[start], np.asarray(schedule.edge)[start]
+    place, reduce = start - np.asarray(schedule.step_ptr)[step], np.asarray(schedule.reduce)[start]
+    columns = (step, place, edge, edges.src[edge], edges.dst[edge], chunk[start], count, reduce)
+    path = {e: edges.path(e) for e in np.unique(edge).tolist()}
+    return [
+        Run(t, at + k, e, a, b, path[e], c + k, min(n - k, most), bool(adds))
+        for t, at, e, a, b, c, n, adds in zip(*(each.tolist() for each in columns), strict=True)
+        for k in range(0, n, most)
+    ]
 
 
 def continues(schedule: Schedule, way: np.ndarray) -> np.ndarray:

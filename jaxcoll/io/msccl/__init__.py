@@ -30,7 +30,7 @@ from jaxcoll.io.msccl.program import (
     written_for,
 )
 from jaxcoll.io.msccl.replay import lift
-from jaxcoll.io.sends import continues
+from jaxcoll.io.sends import Run, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -83,12 +83,29 @@ def lower(
             f"{collective} has {collective.num_chunks} chunks, a program at most "
             f"{form.MOST_CHUNKS}; take fewer chunks per shard"
         )
-    runs = _runs(schedule)
-    paths = [tuple(schedule.edges.path(e)) for e in range(len(schedule.edges))]
-    _check_elements(runs, schedule, runtime)
+    found = runs(schedule, continues(schedule, schedule.edge), most=form.MOST_COUNT)
+    # Refused before the work: too many instructions, those that only wait left out.
+    ranks = collective.num_ranks
+    ends = [rank for run in found for rank in (run.src, run.dst)]
+    count = np.bincount(np.asarray(ends, np.int64), minlength=ranks)
+    rank = int(count.argmax())
+    if 1 + ranks + count[rank] > MOST_ELEMENTS:
+        raise FormatError(
+            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
+            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
+            "(--for-runtime chooses them), or fewer links per rank"
+        )
+    return _fitting(schedule, found, name, protocol, runtime)
+
+
+def _fitting(
+    schedule: Schedule, found: list[Run], name: str, protocol: str, runtime: Runtime
+) -> Program:
+    """The program with as few channels as keep its blocks within the runtime's instructions."""
+    collective = schedule.collective
     longest = runtime.instructions
     for _ in range(_MOST_TRIALS):
-        rows = _rows(runs, schedule, longest, paths)
+        rows = _rows(found, schedule, longest)
         program = Program(name, collective.kind, protocol, collective.num_chunks, True, rows)
         most = max((len(b.instructions) for row in rows for b in row), default=0)
         if most <= runtime.instructions or longest < 2:
@@ -99,29 +116,12 @@ def lower(
     return program
 
 
-def _check_elements(runs: list[_Run], schedule: Schedule, runtime: Runtime) -> None:
-    """Refuse before the work what has too many instructions, those that only wait left out."""
-    edges = np.asarray([run.edge for run in runs], np.int64)
-    ranks = schedule.collective.num_ranks
-    ends = np.concatenate([schedule.edges.src[edges], schedule.edges.dst[edges]])
-    count = np.bincount(ends, minlength=ranks)
-    rank = int(count.argmax())
-    if 1 + ranks + count[rank] > MOST_ELEMENTS:
-        raise FormatError(
-            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
-            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
-            "(--for-runtime chooses them), or fewer links per rank"
-        )
-
-
-def _rows(
-    runs: list[_Run], schedule: Schedule, longest: int, paths: list[tuple[int, ...]]
-) -> tuple[tuple[Block, ...], ...]:
+def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Block, ...], ...]:
     """The blocks of every rank, with at most so many runs in one."""
     ranks = [_Rank() for _ in range(schedule.collective.num_ranks)]
-    connections = _connections(runs, schedule, longest)
+    connections = _connections(found, schedule, longest)
     buffer = _BUFFER[schedule.collective.kind]
-    for run, (connection, before) in zip(runs, connections, strict=True):
+    for run, (connection, before) in zip(found, connections, strict=True):
         place = (buffer, run.first)
         sends = Instruction("s", place, place, run.count, step=run.step, place=run.place)
         receives = Instruction("rrc" if run.reduce else "r", place, place, run.count)
@@ -133,12 +133,12 @@ def _rows(
             # receive.
             key, last = (end, connection), None if before is None else (end, before)
             ranks[rank].add(key, each, time, last)
-            ranks[rank].paths[key] = paths[run.edge] if end == "send" else None
+            ranks[rank].paths[key] = run.path if end == "send" else None
     return tuple(rank.finished() for rank in ranks)
 
 
 def _connections(
-    runs: list[_Run], schedule: Schedule, longest: int
+    runs: list[Run], schedule: Schedule, longest: int
 ) -> list[tuple[Connection, Connection | None]]:
     """The connection of every run, and the one after whose end it begins, of the same edge."""
     ends = list(zip(schedule.edges.src.tolist(), schedule.edges.dst.tolist(), strict=True))
@@ -159,33 +159,6 @@ def _connections(
         filled[run.edge] += 1
         found.append((present[run.edge], before))
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Neighbouring chunks of one message; ``place`` of the first among the sends of its step."""
-
-    step: int
-    edge: int
-    first: int
-    count: int
-    reduce: bool
-    place: int
-
-
-def _runs(schedule: Schedule) -> list[_Run]:
-    """The sends as runs of neighbouring chunks, in the order of the schedule."""
-    start = np.flatnonzero(~continues(schedule, schedule.edge))
-    step = np.asarray(schedule.step)[start]
-    place = start - np.asarray(schedule.step_ptr)[step]
-    columns = (step, schedule.edge[start], schedule.chunk[start], schedule.reduce[start], place,
-               np.diff(np.append(start, len(schedule.chunk))))  # fmt: skip
-    most = form.MOST_COUNT
-    return [
-        _Run(t, edge, chunk + k, min(count - k, most), adds, at + k)
-        for t, edge, chunk, adds, at, count in zip(*(c.tolist() for c in columns), strict=True)
-        for k in range(0, count, most)
-    ]
 
 
 Key = tuple[str, Connection]  # end of a connection

@@ -9,7 +9,6 @@ that they have begun: until then the other's buffer may be in use.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
-from jaxcoll.io.sends import continues
+from jaxcoll.io.sends import Run, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -30,25 +29,6 @@ NAMES = {"all_gather": "allgather", "reduce_scatter": "reducescatter", "all_redu
 _BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
 
 Plan = dict[str, Any]  # the JSON object
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Neighbouring chunks of a message; ``place`` of the first among the sends of its step."""
-
-    step: int
-    place: int
-    src: int
-    dst: int
-    first: int
-    count: int
-    reduce: bool
-    path: tuple[int, ...]
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """Keys that the runtime passes over and reading back needs."""
-        return {"step": self.step, "place": self.place, "links": list(self.path)}
 
 
 def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | None = None) -> Plan:
@@ -99,7 +79,7 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
         for block_of in _ways(chunks, count):
             if counted.most(block_of) <= MOST_OPERATIONS:
                 return [
-                    _Block(schedule, _runs(schedule, counted.continues, block_of == b), per_host)
+                    _Block(schedule, runs(schedule, counted.continues, block_of == b), per_host)
                     for b in range(count)
                 ]
     fewest = min(map(counted.most, _ways(chunks, most_blocks)))
@@ -276,24 +256,35 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
     }
 
 
+def _said(run: Run) -> dict[str, Any]:
+    """Keys that the runtime passes over and reading back needs."""
+    return {"step": run.step, "place": run.place, "links": list(run.path)}
+
+
 class _Block:
     """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
 
-    def __init__(self, schedule: Schedule, runs: Sequence[_Run], per_host: int):
+    def __init__(self, schedule: Schedule, runs: Sequence[Run], per_host: int):
         self.kind, self.per_host = schedule.collective.kind, per_host
         self.buffer = _BUFFER[self.kind]
         ranks = schedule.collective.num_ranks
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
         self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
-        by_time: defaultdict[tuple[int, int], list[_Run]] = defaultdict(list)
+        by_time: defaultdict[tuple[int, int], list[Run]] = defaultdict(list)
         for run in runs:
             # A step is two moments: all that a rank sends, then all that it receives. To wait first
             # could be to wait for a rank that waits for this one.
             by_time[run.src, 2 * run.step].append(run)
             by_time[run.dst, 2 * run.step + 1].append(run)
-        self.operations: list[list[dict]] = [self._opening(rank) for rank in range(ranks)]
-        landing: dict[_Run, dict] = {}
+        self.operations: list[list[dict]] = []
+        for peers in self.peers:
+            every = {peer for of_kind in peers.values() for peer in of_kind}
+            rank = len(self.operations)
+            begun = [self._meet(rank, name, every) for name in ("rlxsignal", "rlxwait")]
+            # A block without peers has nobody to wait for.
+            self.operations.append([*begun[0], *begun[1], {"name": "nop"}] if every else [])
+        landing: dict[Run, dict] = {}
         for (rank, time), each in sorted(by_time.items(), key=lambda item: item[0][::-1]):
             make = self._receive if time % 2 else self._send
             self.operations[rank] += make(rank, each, landing)
@@ -303,7 +294,7 @@ class _Block:
     def _type(self, a: int, b: int) -> str:
         return "memory" if a // self.per_host == b // self.per_host else "port"
 
-    def _peers(self, runs: Sequence[_Run], rank: int) -> dict[str, list[int]]:
+    def _peers(self, runs: Sequence[Run], rank: int) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         others = {run.dst if run.src == rank else run.src
                   for run in runs if rank in (run.src, run.dst)}  # fmt: skip
@@ -338,14 +329,7 @@ class _Block:
             known.append((other, buffer))
         return known.index((other, buffer))
 
-    def _opening(self, rank: int) -> list[dict]:
-        all_ = {peer for peers in self.peers[rank].values() for peer in peers}
-        if not all_:
-            return []
-        signals, waits = (self._meet(rank, name, all_) for name in ("rlxsignal", "rlxwait"))
-        return [*signals, *waits, {"name": "nop"}]
-
-    def _send(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+    def _send(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
         """Copies, and sums to other hosts, put; then signals to all that receive."""
         ops: list[dict] = []
         for run in runs:
@@ -365,14 +349,14 @@ class _Block:
                 "name": "put", "src_buff": [{"type": self.buffer, **at}],
                 "dst_buff": [{"buffer_id": self._foreign(rank, run.dst, buffer), "of": target}],
                 "channel_ids": [self.peers[rank][kind].index(run.dst)], "channel_type": kind,
-                **run.said,
+                **_said(run),
             })  # fmt: skip
         return [
             *ops, *([{"name": "nop"}] if ops else []),
             *self._meet(rank, "signal", {run.dst for run in runs}),
         ]  # fmt: skip
 
-    def _receive(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+    def _receive(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
         """Waits for all that send; then sums, of the other's memory or of scratch."""
         ops = [*self._meet(rank, "wait", {run.src for run in runs}), {"name": "nop"}]
         for run in runs:
@@ -382,14 +366,14 @@ class _Block:
             if run in landing:
                 ops.append({
                     "name": "re", "src_buff": [here, landing[run]], "dst_buff": [here],
-                    **run.said, "from": run.src,
+                    **_said(run), "from": run.src,
                 })  # fmt: skip
                 continue
             there = {"buffer_id": self._foreign(rank, run.src, self.buffer), "index": run.first,
                      "size": run.count}  # fmt: skip
             ops.append({
                 "name": "rre", "src_buff": [here, there], "dst_buff": [here],
-                "channel_type": "memory", **run.said, "from": run.src,
+                "channel_type": "memory", **_said(run), "from": run.src,
             })  # fmt: skip
         return [*ops, *([{"name": "nop"}] if any(run.reduce for run in runs) else [])]
 
@@ -415,21 +399,3 @@ class _Block:
                     target = end.pop("of", None)
                     if target is not None:
                         end |= {"index": target["index"], "size": target["size"]}
-
-
-def _runs(schedule: Schedule, continued: np.ndarray, chosen: np.ndarray) -> list[_Run]:
-    """The sends of chosen chunks, neighbours of one message together."""
-    mine = np.flatnonzero(chosen[np.asarray(schedule.chunk)])
-    # A run also ends where the send between two of these is another block's.
-    inside = continued[mine]
-    inside[:1] = False
-    inside[1:] &= mine[1:] == mine[:-1] + 1
-    first = np.flatnonzero(~inside)
-    start, count = mine[first], np.diff(np.append(first, len(mine)))
-    step, edge = np.asarray(schedule.step)[start], np.asarray(schedule.edge)[start]
-    place = start - np.asarray(schedule.step_ptr)[step]
-    edges = schedule.edges
-    columns = (step, place, edges.src[edge], edges.dst[edge], schedule.chunk[start], count,
-               schedule.reduce[start], edge)  # fmt: skip
-    rows = zip(*(np.asarray(column).tolist() for column in columns), strict=True)
-    return [_Run(t, at, a, b, c, n, adds, edges.path(e)) for t, at, a, b, c, n, adds, e in rows]

@@ -179,17 +179,9 @@ def answer(
 
 
 COLUMNS = (
-    "collective",
-    "min_bytes",
-    "max_bytes",
-    "algorithm",
-    "protocol",
-    "channels",
-    "nNodes",
-    "nRanks",
-    "numPipeOps",
-    "regBuff",
-)
+    "collective", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes",
+    "nRanks", "numPipeOps", "regBuff",
+)  # fmt: skip
 REQUIRED = 8
 MAX_LINE_BYTES = 255
 _ANY = "-1"

@@ -24,30 +24,17 @@ from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
+# Its programs (all_reduce_perf) and types by their names; some are called otherwise here.
 _KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
     "scatter": "scatter",
-}
+}  # fmt: skip
 _DTYPES = {
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int64": "int64",
-    "uint64": "uint64",
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "bfloat16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
+    **{name: name for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")},
+    "half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
 _DEVICE = re.compile(r"#\s+Rank\s+([0-9]{1,9})\s")
 _STARTING = re.compile(r"Collective test starting: ([a-z_]+)_perf")
 # The name of a called program, where no line says which collective it tests.

@@ -33,14 +33,8 @@ _CONDITIONS = ("collective", "bytesPerRank", "nNodes", "nLocalRanks", "numPipeOp
 _SETTINGS = ("algorithm", "protocol", "channels", "chunkSize")
 # Columns of the CSV, by their number: 8 are the first dialect's, 9 and 10 the second's.
 _REQUIRED = (
-    "collective",
-    "bytesPerRank",
-    "algorithm",
-    "protocol",
-    "channels",
-    "nNodes",
-    "nLocalRanks",
-)
+    "collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks",
+)  # fmt: skip
 _DIALECTS = {8: ("chunkSize",), 10: ("numPipeOps", "regBuff", "chunkSize")}
 
 Interval = tuple[int | None, int | None]
