@@ -258,7 +258,8 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     rules: Any = obj if isinstance(obj, (list, tuple)) else ()
     if rules and all(isinstance(rule, NcclRule) for rule in rules):
         return write_text(path, (ncclx.dumps_json if suffix == ".json" else conf.dumps)(rules))
-    json.save(path, obj)  # a network, collective or schedule, or refused there
+    own: Any = obj  # a network, collective or schedule, or refused there
+    json.save(path, own)
 
 
 __all__ = [
@@ -399,7 +400,7 @@ class _Search:
             if times.get(count, 0.0) >= self.seconds:
                 return
             try:
-                options = self.options | {"chunks": count}
+                options: dict[str, Any] = self.options | {"chunks": count}
                 schedule = synthesize(self.topology, self.collective, maker, **options)
                 self.fits(schedule)
             except (CollectiveError, FormatError, TopologyError):
