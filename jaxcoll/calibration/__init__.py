@@ -122,6 +122,8 @@ class Calibration:
                     f"links of {1e6 * alpha:g} us and {bandwidth / 1e9:g} GB/s were not in the "
                     "network that was calibrated; give one of the same kinds of links"
                 )
+        # By their speeds before: links that were of one kind on the measured network are so on a
+        # larger.
         return with_links(topology, kind, np.asarray([known[each] for each in assumed]))
 
     def worst(self, least: float) -> HeldOut | None:
@@ -184,6 +186,7 @@ def calibrate(
     torn = sum(part.torn for part in read)
     ranks = {row.ranks for row in rows}
     expected = ranks if topology is None else {topology.num_ranks}
+    # One rank sends nothing, and times of several numbers of ranks are of several networks.
     if len(ranks) != 1 or ranks != expected or ranks == {1}:
         wanted = "one number of ranks from 2" if topology is None else f"{topology.num_ranks} ranks"
         raise FormatError(f"expected times of {wanted}, got {sorted(ranks)[:8]}")
@@ -191,7 +194,9 @@ def calibrate(
         topology = switch(ranks.pop(), alpha=_ALPHA, bandwidth=_BANDWIDTH)
     points = _points(rows)
     held_out = _held_out(points)
-    fitted = _evenly([point for point in points if point not in held_out])
+    left = groups([point for point in points if point not in held_out])
+    # Evenly: a log of two hundred small sizes would otherwise be fitted to these alone.
+    fitted = [group[at] for group in left for at in spread(len(group), _MOST_SIZES)]
     return _told(topology, fit(topology, fitted), len(fitted), held_out, torn)
 
 
@@ -221,6 +226,7 @@ def _points(rows: Iterable[Timing]) -> list[Timing]:
     for row in rows:
         key = (row.collective, row.nbytes, row.synthesizer or "", row.chunks or 0)
         times.setdefault(key, []).append(row)
+    # The median: a benchmark that something else disturbed is slow, never fast.
     points = [
         dataclasses.replace(same[0], seconds=float(np.median([row.seconds for row in same])))
         for _, same in sorted(times.items())
@@ -235,17 +241,11 @@ def _points(rows: Iterable[Timing]) -> list[Timing]:
 def _held_out(points: Sequence[Timing]) -> list[Timing]:
     """Every third size from 1 MB, never the smallest or largest that a collective has."""
     held = []
+    # Not the ends: a line through the sizes in between would say nothing of them.
     for group in groups(points):
         large = [point for point in group[1:-1] if point.nbytes >= _LEAST_HELD_OUT]
         held += large[1::3] or large[:1]
     return held
-
-
-def _evenly(points: Sequence[Timing]) -> list[Timing]:
-    kept = []
-    for group in groups(points):
-        kept += [group[place] for place in spread(len(group), _MOST_SIZES)]
-    return kept
 
 
 # ---------------------------------------------------------------------- what is told

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from jaxcoll.cli.quantities import one_line, print_json, size_text
+from jaxcoll.cli.quantities import one_line, size_text, tell
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
@@ -35,6 +35,7 @@ def load_function(name: str) -> Callable[..., Any]:
         raise click.UsageError(f"{name[:60]!r} is not MODULE:FUNCTION; type, say, train:step")
     module = module.removesuffix(".py").replace(os.sep, ".")
     if os.getcwd() not in sys.path:
+        # Python itself has only the folder of the jaxcoll script.
         sys.path.insert(0, os.getcwd())
     with said_of(f"importing {module}"):
         found: Any = importlib.import_module(module)
@@ -75,6 +76,7 @@ def shape_of(text: str) -> tuple[str, tuple[int, ...], tuple[str | None, ...]]:
             f"{text[:60]!r} is not a shape; type 'float32[32,128]', or 'float32[32@data,128]' for "
             "a dimension sharded over the mesh axis data"
         )
+    # As JAX prints them: f32, bf16, i32.
     short = re.fullmatch(r"([a-z]{1,2})([0-9]+)", found[1])
     dtype = _SHORT[short[1]] + short[2] if short and short[1] in _SHORT else found[1]
     sides = tuple(int(each[1]) for each in dimensions if each)
@@ -97,6 +99,7 @@ def arguments_of(shapes: Sequence[str], maker: str | None) -> tuple[Any, ...]:
     if maker is not None:
         make = load_function(maker)
         with said_of(f"calling {maker}"):
+            # Shapes of whatever it returns: arrays of any size are not held twice.
             made = make()
             return tuple(jax.eval_shape(lambda: made if isinstance(made, tuple) else (made,)))
     found = []
@@ -144,11 +147,12 @@ def targets(target, function, shapes, maker, axes, out, as_json) -> int:
     jaxcoll targets
     jaxcoll targets v5e:4x8 train:reduce 'float32[1024@i,128]' --out -
     """
-    # JAX reads some of these when it is imported, so they are set before.
-    platform = "gpu" if str(target).startswith("h100") else "tpu"
+    # JAX reads some of these when it is imported, so they are set before. Compiling for a device
+    # needs none: with "cpu" no driver is asked for one.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxcoll import aot
 
+    # Not over what the user has set.
     for name, value in aot.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if target is None:
@@ -158,18 +162,22 @@ def targets(target, function, shapes, maker, axes, out, as_json) -> int:
     with working(f"describing {target}"):
         described = aot.target(target)
         mesh = described.mesh(*axes.split(","))
-    import jax
     from jax.sharding import PartitionSpec as P
+
+    import jaxcoll as jc
 
     arguments = arguments_of(shapes, maker)
     specs = [P(*shape_of(text)[2]) for text in shapes] or [P()] * len(arguments)
     _check_axes(mesh, [axis for spec in specs for axis in spec])
-    out_spec = P(mesh.axis_names[0]) if out is None else P(*_axes_of(mesh, out))
+    parts = [] if out is None else [part.strip() for part in out.split(",")]
+    out_axes = [None if part in ("-", "") else part for part in parts]
+    _check_axes(mesh, out_axes)
+    out_spec = P(mesh.axis_names[0]) if out is None else P(*out_axes)
     traced = load_function(function)
     with working(f"compiling {function} for {target}"), said_of(f"compiling {function}"):
         compiled = aot.compile_for(
             mesh, traced, arguments, in_specs=specs, out_specs=out_spec,
-            options=_options(jax, mesh, platform),
+            options=dict(jc.compiler_options(mesh)),
         )  # fmt: skip
         summary = aot.summarize(compiled)
     facts = {
@@ -178,31 +186,16 @@ def targets(target, function, shapes, maker, axes, out, as_json) -> int:
         "wire_bytes": summary.wire_bytes, "argument_bytes": summary.argument_bytes,
         "output_bytes": summary.output_bytes, "temp_bytes": summary.temp_bytes,
     }  # fmt: skip
-    if as_json:
-        print_json(facts)
-        return 0
     native = ", ".join(f"{n} {name}" for name, n in summary.native.items()) or "none"
-    click.echo(
-        f"{function} compiles for {target} ({mesh.size} devices)\n"
+    return tell(
+        as_json, facts,
+        f"{function} compiles for {target} ({mesh.size} devices)",
         f"permutes {summary.permutes}, at most {summary.in_flight} in flight; XLA's own "
-        f"collectives: {native}\n"
+        f"collectives: {native}",
         f"sent by a device {size_text(summary.wire_bytes)}; memory: arguments "
         f"{size_text(summary.argument_bytes)}, results {size_text(summary.output_bytes)}, "
-        f"temporary {size_text(summary.temp_bytes)}"
-    )
-    return 0
-
-
-def _options(jax: Any, mesh: Any, platform: str) -> dict[str, Any]:
-    import jaxcoll as jc
-
-    return dict(jc.compiler_options(mesh))
-
-
-def _axes_of(mesh: Any, text: str) -> list[str | None]:
-    axes = [None if part.strip() in ("-", "") else part.strip() for part in text.split(",")]
-    _check_axes(mesh, axes)
-    return axes
+        f"temporary {size_text(summary.temp_bytes)}",
+    )  # fmt: skip
 
 
 def _check_axes(mesh: Any, axes: Sequence[str | None]) -> None:
@@ -220,11 +213,10 @@ def _list(aot: Any, as_json: bool) -> int:
          "install": f"pip install --no-deps {' '.join(aot.requirements(platform))}"}
         for platform in ("tpu", "gpu")
     ]  # fmt: skip
-    if as_json:
-        print_json({"examples": list(_EXAMPLES), "compilers": rows})
-        return 0
-    click.echo(f"targets are named {', '.join(_EXAMPLES)}")
-    for row in rows:
-        state = "installed" if row["installed"] else f"missing; type: {row['install']}"
-        click.echo(f"compiler for {row['platform']}: {state}")
-    return 0
+    lines = [
+        f"compiler for {row['platform']}: "
+        + ("installed" if row["installed"] else f"missing; type: {row['install']}")
+        for row in rows
+    ]
+    facts = {"examples": list(_EXAMPLES), "compilers": rows}
+    return tell(as_json, facts, f"targets are named {', '.join(_EXAMPLES)}", *lines)

@@ -12,7 +12,7 @@ import click
 
 from jaxcoll.cli.exploring import network_facts
 from jaxcoll.cli.networks import NetworkName, named_network
-from jaxcoll.cli.quantities import bandwidth_text, one_line, print_json, time_text
+from jaxcoll.cli.quantities import bandwidth_text, one_line, tell, time_text
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
@@ -39,22 +39,22 @@ def doctor(network, as_json) -> int:
     jaxcoll doctor
     jaxcoll doctor --network torus:2x4
     """
+    from jaxcoll.numerics import machine_code
+
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "jaxcoll": _version("jaxcoll"),
         "packages": {name: _version(name) for name in _NEEDED},
         "optional": {name: _version(name) for name in _OPTIONAL},
-        "machine_code": _has_machine_code(),
+        "machine_code": machine_code.library() is not None,
         "devices": None,
     }
     if _can_import("jax"):
         with working("looking for devices"):
             found["devices"] = _devices(network)
     missing = [name for name, version in found["packages"].items() if version is None]
-    if as_json:
-        print_json({**found, "missing": missing})
-    else:
-        click.echo("\n".join([*_version_lines(found), *_device_lines(found["devices"])]))
+    lines = [*_version_lines(found), *_device_lines(found["devices"])]
+    tell(as_json, {**found, "missing": missing}, *lines)
     return int(bool(missing))
 
 
@@ -62,6 +62,7 @@ def _version(name: str) -> str | None:
     if name != "jaxcoll" and not _can_import(name):
         return None
     try:
+        # A package may be there without its metadata, as in a zip.
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
@@ -69,15 +70,10 @@ def _version(name: str) -> str | None:
 
 def _can_import(name: str) -> bool:
     try:
+        # Not imported: JAX alone takes a second, and may fail on a driver.
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _has_machine_code() -> bool:
-    from jaxcoll.numerics import machine_code
-
-    return machine_code.library() is not None
 
 
 def _devices(network: str | None) -> dict[str, Any]:
@@ -90,6 +86,8 @@ def _devices(network: str | None) -> dict[str, Any]:
         import jaxcoll as jc
 
         devices = jax.devices()
+        # What the library assumes of these devices, it says in warnings: here they are a part of
+        # the answer.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             guessed = jc.Topology.from_devices(devices)
@@ -106,11 +104,13 @@ def _devices(network: str | None) -> dict[str, Any]:
     }
     if network is not None:
         wanted = named_network(network)
+        # ``jc.reorder`` needs a device for each rank.
         if wanted.num_ranks != len(devices):
             raise click.UsageError(
                 f"{network} has {wanted.num_ranks} ranks, but JAX finds {len(devices)} devices; "
                 f"name a network of {len(devices)}, or leave --network out"
             )
+        # Ranks that are neighbours in the network on devices that are.
         order = jc.reorder(devices, wanted)
         facts["rank_order"] = [int(device.id) for device in order]
     return facts
@@ -136,11 +136,8 @@ def _device_lines(devices: dict[str, Any] | None) -> list[str]:
     if "error" in devices:
         return [f"JAX found no devices: {devices['error']}"]
     network = devices["network"]
-    counted, processes = "device", "process"
-    if devices["count"] > 1:
-        counted = "devices"
-    if devices["processes"] > 1:
-        processes = "processes"
+    counted = "devices" if devices["count"] > 1 else "device"
+    processes = "processes" if devices["processes"] > 1 else "process"
     lines = [
         f"{devices['count']} {counted}, {devices['kind']} ({devices['platform']}), "
         f"{devices['processes']} {processes}",
@@ -177,5 +174,4 @@ def completion(shell, as_json) -> int:
     if found is None:
         raise click.UsageError(f"no completion for {shell}; type bash, zsh or fish")
     script = found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source()
-    print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
-    return 0
+    return tell(as_json, {"shell": shell, "script": script}, script)

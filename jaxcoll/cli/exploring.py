@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from jaxcoll.cli.quantities import (
     failure_options,
     print_json,
     size_text,
+    tell,
     time_text,
 )
 from jaxcoll.cli.schedules import (
@@ -72,6 +74,7 @@ def find(ranks, degree, take, output, workers, as_json, **options) -> int:
 
     if (take is None) != (output is None):
         raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
+    # With both the network and the table on stdout neither could be read.
     if output != "-":
         check_target(output, suffix=".json")
     elif as_json:
@@ -116,8 +119,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
     jaxcoll show schedule.json -o page.html
     """
     if names:
-        print_json(network_names()) if as_json else click.echo("\n".join(network_names()))
-        return 0
+        return tell(as_json, network_names(), *network_names())
     if what is None:
         raise click.UsageError("say what to show: a network or a file, or --names")
     if output is not None and os.path.splitext(output)[1].lower() not in _SUFFIXES:
@@ -136,30 +138,29 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
             _draw(obj, output, size)
     is_network = not hasattr(obj, "collective")
     facts = network_facts(obj) if is_network else described(obj)
-    if as_json:
-        print_json({**facts, "output": output})
-    elif output is not None:
-        click.echo(f"drawn to {output}")
-    else:
-        click.echo("\n".join(_network_lines(obj, facts) if is_network else _schedule_lines(obj)))
-    return 0
+    lines = [f"drawn to {output}"]
+    if output is None and not as_json:
+        lines = _network_lines(obj, facts) if is_network else _schedule_lines(obj)
+    return tell(as_json, {**facts, "output": output}, *lines)
 
 
 def _read(what: str, network_name: str | None, *speeds) -> Any:
     import jaxcoll as jc
 
+    given = named_network(network_name) if network_name else None
+    # A file without its network, then one with it, then a name.
     if needs_network(what):
-        return read_schedule(what, named_network(network_name) if network_name else None)
+        return read_schedule(what, given)
     if os.path.isfile(what) and not is_nvidia_smi(what):
         found = jc.io.load(what)
-        if isinstance(found, jc.Topology | jc.Schedule):
-            if any(speeds):
-                raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
-            check_network(what, found, named_network(network_name) if network_name else None)
-            return found
-        raise click.UsageError(f"{what} holds a {type(found).__name__}; show networks or schedules")
-    found = named_network(what, *speeds)
-    check_network(what, found, named_network(network_name) if network_name else None)
+        if not isinstance(found, jc.Topology | jc.Schedule):
+            kind = type(found).__name__
+            raise click.UsageError(f"{what} holds a {kind}; show networks or schedules")
+        if any(speeds):
+            raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+    else:
+        found = named_network(what, *speeds)
+    check_network(what, found, given)
     return found
 
 
@@ -175,6 +176,7 @@ def _draw(obj: Any, path: str, size) -> None:
         write_bytes(path, jc.pages.schedule(obj, size).encode())
         return
     figure = jc.draw.draw_topology(obj) if is_network else jc.draw.draw_heatmap(obj)
+    # Matplotlib would write into the file itself, bit by bit.
     content = io.BytesIO()
     figure.savefig(content, format=os.path.splitext(path)[1][1:].lower(), bbox_inches="tight")
     write_bytes(path, content.getvalue())
@@ -182,10 +184,7 @@ def _draw(obj: Any, path: str, size) -> None:
 
 def network_facts(topology) -> dict[str, Any]:
     """A network in numbers: ranks, switches, and its links by speed."""
-    counts: dict[tuple[float, float], int] = {}
-    pairs = zip(topology.alpha.tolist(), topology.bandwidth.tolist(), strict=True)
-    for speed in pairs:
-        counts[speed] = counts.get(speed, 0) + 1
+    counts = Counter(zip(topology.alpha.tolist(), topology.bandwidth.tolist(), strict=True))
     grid = topology.placement.grid if topology.placement else None
     return {
         "name": str(topology.name) or "unnamed",
@@ -235,6 +234,7 @@ def _schedule_lines(schedule) -> list[str]:
         f"{made['synthesizer']}: {made['steps']} steps, {made['sends']} sends"
     ]
     for step in range(min(made["steps"], _MOST_SHOWN)):
+        # Eight of a step: a line of a terminal.
         first, end = int(schedule.step_ptr[step]), int(schedule.step_ptr[step + 1])
         sends = [
             f"{schedule.src[i]}->{schedule.dst[i]}:{schedule.chunk[i]}"
@@ -295,10 +295,17 @@ def compare(network, collective, size, only, output, workers, as_json, **options
             network, collective, size, synthesizers=only, path=output, executor=executor,
             progress=report, **options,
         )  # fmt: skip
+        # Rows of a synthesizer come one after the other, when it has been timed at all sizes.
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
             found = list(of_name)
+            if not as_json and not made:
+                table.row("synthesizer", *(size_text(row.nbytes) for row in found))
+                table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in found))
             if not as_json:
-                _print(table, found, first=not made)
+                # A refusal takes the place of all times: at larger sizes it is not tried again.
+                refused = found[-1].refusal
+                short = refused if refused is None or len(refused) < 76 else f"{refused[:73]}..."
+                table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
             made += found
     if as_json:
         rows = list(_rows(made))
@@ -310,15 +317,6 @@ def compare(network, collective, size, only, output, workers, as_json, **options
             best = min(timed, key=lambda row: row.seconds or 0.0)
             click.echo(f"fastest at {size_text(nbytes)}: {best.synthesizer}, {_cell(best)}")
     return 0
-
-
-def _print(table: Table, rows: list[jc.Compared], first: bool) -> None:
-    """A row of the table, before the first one its head."""
-    if first:
-        table.row("synthesizer", *(size_text(row.nbytes) for row in rows))
-        table.row("(bound)", *(f"{time_text(row.bound_seconds)}        " for row in rows))
-    refused = rows[-1].refusal
-    table.row(rows[0].synthesizer, *([_shortened(refused)] if refused else map(_cell, rows)))
 
 
 def _rows(made: Iterable[jc.Compared]) -> Iterator[dict[str, Any]]:
@@ -342,10 +340,6 @@ def _cell(row: jc.Compared) -> str:
     return time_text(row.seconds or 0.0) + ("" if percent is None else f" {percent:5.1f} %")
 
 
-def _shortened(text: str) -> str:
-    return f"- {text}" if len(text) < 76 else f"- {text[:73]}..."
-
-
 @click.command()
 @network_options
 @collective_argument
@@ -365,15 +359,16 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
         largest = jc.bound(network, collective, size, exact=exact, progress=report)
         others = jc.lower_bounds(network, collective, size) if show_all else ()
     found = [largest, *(each for each in others if each != largest)]
-    if as_json:
-        print_json({
-            "collective": collective, "nbytes": size, "ranks": network.num_ranks,
-            "bounds": [
-                {"seconds": each.time, "name": each.name, "reason": each.reason} for each in found
-            ],
-        })  # fmt: skip
-        return 0
-    for each in found:
-        rate = f", {bandwidth_text(size / each.time)}" if each.time else ""
-        click.echo(f"{time_text(each.time)}{rate}: {each.name}, {each.reason}")
-    return 0
+    facts = {
+        "collective": collective, "nbytes": size, "ranks": network.num_ranks,
+        "bounds": [
+            {"seconds": each.time, "name": each.name, "reason": each.reason} for each in found
+        ],
+    }  # fmt: skip
+    lines = (
+        time_text(each.time)
+        + (f", {bandwidth_text(size / each.time)}" if each.time else "")
+        + f": {each.name}, {each.reason}"
+        for each in found
+    )
+    return tell(as_json, facts, *lines)

@@ -51,6 +51,7 @@ def open_schedule(path: str, network: Any = None):
         if is_trace(path):
             return jc.io.chakra.load(path.removesuffix(".0.et"), network)
         found = jc.io.load(path, network)
+        # ForestColl's trees, of one piece: more of them are a choice that the file does not make.
         return found.to_schedule(1) if isinstance(found, jc.TreeFlow) else found
     found = jc.io.load(path)
     if not isinstance(found, jc.Schedule):
@@ -99,6 +100,7 @@ def _kind(path: str) -> str:
     from jaxcoll.io import kind_of
 
     with open(path, "rb") as file:
+        # A character may be cut at the end.
         return kind_of(file.read(4096).decode("utf-8", "replace"))
 
 
@@ -145,6 +147,7 @@ def check_target(
         return None
     if suffix and os.path.splitext(path)[1].lower() != suffix:
         raise click.UsageError(f"{path!r} is to be a file that ends with {suffix}")
+    # What a search of minutes would find out at its end.
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
         raise click.UsageError(f"there is no folder {folder}; type: mkdir -p {folder}")
@@ -174,6 +177,7 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
 
     _check_held(obj, form)
     try:
+        # A plan has its registry beside it, as a file.
         if form == "mscclpp" and path != "-":
             return jc.io.mscclpp.save(path, obj)
         text = _text(obj, form, nbytes)
@@ -193,6 +197,7 @@ def _check_held(obj: Any, form: str) -> None:
     """That a format holds an object of this kind."""
     import jaxcoll as jc
 
+    # Before the writers, whose errors would be of the library's arguments.
     kinds = {"networks": jc.Topology, "measured times": jc.io.timings.Timings}
     what = _HOLDS.get(form, "schedules")
     held = {

@@ -50,10 +50,6 @@ class Family:
     joined: bool = False
 
 
-def _sum_of_hosts(*sizes: int) -> int:
-    return sum(sizes)
-
-
 FAMILIES: dict[str, Family] = {
     "ring": Family("ring", "RANKS", "same"),
     "mesh": Family("mesh", "SIDE..."),
@@ -70,7 +66,7 @@ FAMILIES: dict[str, Family] = {
     "dgx-a100": Family("dgx_a100", "HOSTS", "hosts", ranks=lambda hosts: 8 * hosts),
     "dgx-h100": Family("dgx_h100", "HOSTS", "hosts", ranks=lambda hosts: 8 * hosts),
     "mi250": Family("mi250", "HOSTS", "hosts", ranks=lambda hosts: 16 * hosts),
-    "nvswitch-hosts": Family("nvswitch_hosts", "RANKS...", "hosts", _sum_of_hosts),
+    "nvswitch-hosts": Family("nvswitch_hosts", "RANKS...", "hosts", lambda *hosts: sum(hosts)),
     "dragonfly": Family("dragonfly", "GROUPSxROUTERS", joined=True),
     "fat-tree": Family("fat_tree", "ARITYxLEVELS", "same", lambda k, n: k ** min(n, 40)),
     "leaf-spine": Family("leaf_spine", "LEAVESxRANKSxSPINES", "same"),
@@ -155,6 +151,7 @@ def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[fl
         return jc.topologies.product(*(named_network(part, alpha, bandwidth) for part in parts))
     if os.path.exists(text) or os.sep in text or text.endswith(".json"):
         return _of_file(text, (alpha, bandwidth))
+    # Names of slices as Google's tools write them; after files, which may be called anything.
     if re.match("(tpu7x|v[0-9][a-z]*)-", text):
         from jaxcoll.io import tpu_slices
 
@@ -186,12 +183,14 @@ def _of_family(name: str, numbers: tuple[int, ...], speeds: Speeds):
     import jaxcoll as jc
 
     family = FAMILIES[name]
+    # Before it is built: a hypercube of 2^60 ranks would be asked for memory first.
     ranks, most = family.ranks(*numbers), _MOST_JOINED if family.joined else _MOST_RANKS
     if ranks > most:
         raise click.UsageError(f"{name} of {ranks} ranks is too large; it is built up to {most}")
     if family.links == "digraph":
         alpha, bandwidth = (_single(name, each) for each in speeds)
         make = getattr(jc.topologies.generative, family.function)
+        # A circulant has its ranks and any number of offsets.
         arguments = (numbers[0], numbers[1:]) if name == "circulant" else numbers
         return make(*arguments).topology(**_given(alpha=alpha), **_given(link_bandwidth=bandwidth))
     make = getattr(jc.topologies, family.function)
@@ -200,6 +199,7 @@ def _of_family(name: str, numbers: tuple[int, ...], speeds: Speeds):
     if family.links == "same":
         alpha, bandwidth = (_single(name, each) for each in speeds)
     else:
+        # One for all dimensions, or one per dimension.
         alpha, bandwidth = (each[0] if len(each) == 1 else each or None for each in speeds)
     return make(*numbers, **_given(alpha=alpha, bandwidth=bandwidth))
 
@@ -211,20 +211,17 @@ def _of_hosts(name: str, make: Callable[..., Any], numbers: tuple[int, ...], spe
             f"{name} has links inside hosts and between them; give at most two values"
         )
     (alpha, network_alpha), (inside, network) = ((*each, None, None)[:2] for each in speeds)
+    arguments: tuple[Any, ...] = numbers
     if name == "nvswitch-hosts":
+        # The other families are of a vendor's hosts, whose bandwidths the library knows.
         if inside is None or network is None:
             raise click.UsageError(
                 f"{name} needs the bandwidths inside hosts and between them; type "
                 "--bandwidth 450GB/s,50GB/s"
             )
-        return make(
-            numbers, inside=inside, network=network,
-            **_given(alpha=alpha, network_alpha=network_alpha),
-        )  # fmt: skip
-    return make(
-        *numbers,
-        **_given(inside=inside, network=network, alpha=alpha, network_alpha=network_alpha),
-    )
+        arguments = (numbers,)
+    speeds_of = {"inside": inside, "network": network, "alpha": alpha}
+    return make(*arguments, **_given(**speeds_of, network_alpha=network_alpha))
 
 
 def _single(name: str, values: Sequence[float]) -> float | None:
@@ -254,6 +251,7 @@ def _chips(kind: str, sides: tuple[int, ...], speeds: Speeds):
 
     import jaxcoll as jc
 
+    # Chips have three coordinates, of a flat generation the third is 0.
     whole = (*sides, *(1,) * (3 - len(sides)))
     chips = [_Chip(kind, at) for at in itertools.product(*map(range, whole))]
     alpha, bandwidth = (_single(kind, each) for each in speeds)
@@ -275,13 +273,24 @@ def _of_file(path: str, speeds: Speeds):
     return found
 
 
-def is_nvidia_smi(path: str) -> bool:
-    """Whether a file begins as the table does. Pipes are left to who reads them."""
+def _start(path: str) -> bytes:
+    """How a file begins; nothing of a pipe, which is left to who reads it."""
     if not os.path.isfile(path):
-        return False
+        return b""
     with open(path, "rb") as file:
-        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+
+
+def is_nvidia_smi(path: str) -> bool:
+    """Whether a file begins as the table does."""
+    start = _start(path)
     return not start.startswith((b"{", b"[", b"<")) and b"GPU0" in start
+
+
+def is_nccl_topology(path: str) -> bool:
+    """Whether a file begins as NCCL's topology XML does, comments before it or not."""
+    start = _start(path)
+    return start.startswith(b"<") and b"<system" in start and b"<algo" not in start
 
 
 class NetworkName(click.ParamType):
@@ -304,13 +313,22 @@ def network_options(command: Any) -> Any:
     """
 
     @functools.wraps(command)
+    # The name stays that of the command, for click takes it from there.
     def with_network(network, table, without, slow, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
         gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
+        # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
+            from jaxcoll.collective import KINDS
+
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            others["collective"] = _collective(network)
+            if network not in KINDS:
+                raise click.UsageError(
+                    f"no collective is called {network[:40]!r}, and --from says the network; "
+                    f"known: {', '.join(KINDS)}"
+                )
+            others["collective"] = network
         if table is None and (gpu, hosts, column) != (None, None, None):
             raise click.UsageError("--gpu, --hosts and --speeds belong to --from; type --from FILE")
         with working("building the network"):
@@ -321,6 +339,7 @@ def network_options(command: Any) -> Any:
             else:
                 raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
             built = after_failures(built, without, slow)
+        # What is missing decides the answer, so it is said, where it is in no way of the result.
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)
@@ -341,17 +360,6 @@ def network_options(command: Any) -> Any:
     ):  # fmt: skip
         made = decorate(made)
     return made
-
-
-def _collective(given: str) -> str:
-    from jaxcoll.collective import KINDS
-
-    if given not in KINDS:
-        raise click.UsageError(
-            f"no collective is called {given[:40]!r}, and --from says the network; known: "
-            f"{', '.join(KINDS)}"
-        )
-    return given
 
 
 def from_smi(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -378,6 +386,8 @@ def described_network(
     from jaxcoll.io import nccl_topology, nvidia_smi
 
     alpha, bandwidth = speeds
+    # A pipe is read once, so its text is kept; a file is looked at first, and then loaded by the
+    # reader of its format, whose errors name it.
     text = sys.stdin.read() if path == "-" else None
     is_nccl = text.lstrip().startswith("<") if text is not None else is_nccl_topology(path)
     if text is None and not is_nccl and not is_nvidia_smi(path):
@@ -405,12 +415,3 @@ def described_network(
     inside, network = (*bandwidth, None, None)[:2]
     kind = None if gpu is None else gpu.lower()
     return nvidia_smi.topology(table, gpu=kind, inside=inside, network=network, **named)
-
-
-def is_nccl_topology(path: str) -> bool:
-    """Whether a file begins as NCCL's topology XML does, comments before it or not."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        start = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    return start.startswith(b"<") and b"<system" in start and b"<algo" not in start

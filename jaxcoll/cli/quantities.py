@@ -28,6 +28,7 @@ _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {f"{letter}I": 2 ** (10 * (i + 1)) for i, letter in enumerate("KMGT")}
 _PREFIXES = {"": 1, **_DECIMAL, **_BINARY}
 
+# Units in upper case: they are compared without it, as "25mb" and "50gb/s" are typed.
 BYTES = {f"{prefix}B": Fraction(scale) for prefix, scale in _PREFIXES.items()}
 SECONDS = {
     "S": Fraction(1),
@@ -52,10 +53,12 @@ class Quantity(click.ParamType):
             return value
         found = _NUMBER.match(value.strip())
         unit = value.strip()[found.end() :].strip() if found else ""
+        # The micro sign and the Greek letter, which look the same.
         unit = unit.replace("\u00b5", "u").replace("\u03bc", "u").upper()
         scale = Fraction(1) if not unit else self._units.get(unit)
         if found is None or scale is None:
             self.fail(f"{value[:40]!r} is not a {self.name}; type {self._example}", param, ctx)
+        # A fraction: in floats 0.1us is not a tenth of a microsecond, and exact bounds differ.
         number = Fraction(found[0]) * scale
         if number == 0 and not self._zero:
             self.fail(f"a {self.name} is above 0, got {value[:40]!r}", param, ctx)
@@ -82,6 +85,7 @@ SIZES, TIMES, BANDWIDTH_LIST = Quantities(SIZE), Quantities(TIME), Quantities(BA
 
 def size_text(nbytes: float) -> str:
     """Bytes in the unit that writes them shortest: "256KiB", "25MB"."""
+    # Of equal lengths the first: 1024 bytes are 1KiB rather than 1.024KB, and 25 MB 25MB.
     units = [*_BINARY.items(), *_DECIMAL.items(), ("", 1)]
     written = [
         f"{nbytes / scale:.4g}{unit.replace('I', 'i')}B"
@@ -110,6 +114,7 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         known = self.list_commands(ctx)
+        # Not click's "No such command", after which a user has to ask for the list.
         if args[0] not in known and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
@@ -124,6 +129,7 @@ class Table:
         self._widths = widths
 
     def row(self, *cells: str) -> None:
+        # A line of progress on stderr is cleared first: both are of one terminal.
         first, *rest = cells
         wipe()
         padded = [cell.rjust(width) for cell, width in zip(rest, self._widths[1:], strict=False)]
@@ -133,6 +139,12 @@ class Table:
 def print_json(value: Any) -> None:
     """One document on stdout. Infinities and NaN, which JSON has not, are refused."""
     click.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+def tell(as_json: bool, facts: Any, *lines: str) -> int:
+    """A command's result, as JSON or as lines for people; the exit code 0."""
+    print_json(facts) if as_json else click.echo("\n".join(lines))
+    return 0
 
 
 def one_line(error: object) -> str:
@@ -169,6 +181,7 @@ def after_failures(network, without: Sequence[str], slow: Sequence[str]):
         click.UsageError: words that say neither a wire nor a rank, or no factor.
         TopologyError: the library's refusal.
     """
+    # Several words may be of one link, as of a host and its switch: their factors multiply.
     factors: dict[Any, Fraction] = {}
     for text in _parts(slow):
         what, _, factor = text.rpartition("=")
@@ -180,10 +193,12 @@ def after_failures(network, without: Sequence[str], slow: Sequence[str]):
     for text in _parts(without):
         if _is_wire(network, text):
             links += _links_of(network, text)
-        elif _has_rank(network, text):
-            ranks.append(_vertex(text))
         else:
-            switches.append(_vertex(text))
+            # A host or rank, unless a switch is meant; the library refuses what does not exist.
+            behind = range(network.num_ranks, network.num_vertices)
+            names = [network.vertex_names[v] for v in behind if network.vertex_names]
+            is_switch = int(text[:9]) in behind if text.isdecimal() else text in names
+            (switches if is_switch else ranks).append(_vertex(text))
     # ``without`` gives ranks other numbers, so speeds come first.
     left = network.scaled(factors) if factors else network
     return left.without(links, ranks, switches) if without else left
@@ -197,19 +212,12 @@ def _parts(texts: Iterable[str]) -> list[str]:
 
 
 def _vertex(text: str) -> int | str:
+    # Nine digits: Python refuses to read thousands of them, with an error of its own.
     return int(text[:9]) if text.isdecimal() else text
 
 
 def _is_wire(network, text: str) -> bool:
     return "-" in text and text not in network.vertex_names
-
-
-def _has_rank(network, text: str) -> bool:
-    """Whether a rank or host is meant, and not a switch; so is what does not exist."""
-    vertices = range(network.num_ranks, network.num_vertices)
-    if text.isdecimal():
-        return int(text[:9]) not in vertices
-    return text not in [network.vertex_names[v] for v in vertices if network.vertex_names]
 
 
 def _links_of(network, text: str) -> list[Any]:
@@ -230,16 +238,10 @@ def _links_of(network, text: str) -> list[Any]:
         raise click.UsageError(f"{text[:60]!r} has one end; type 0-1, or '0->1' for one way")
     if one_way:
         return [ends]
-    back = (ends[1], ends[0])
-    return [ends, back] if _has_link(network, back) else [ends]
-
-
-def _has_link(network, ends: Ends) -> bool:
-    """Whether there is a link back; ends with names always have one."""
-    numbers = [end for end in ends if isinstance(end, int)]
-    return len(numbers) < 2 or bool(
-        ((network.src == numbers[0]) & (network.dst == numbers[1])).any()
-    )
+    # "0-1" of a link that leads one way only is that link; ends with names always have one back.
+    is_named = any(isinstance(end, str) for end in ends)
+    has_back = is_named or ((network.src == ends[1]) & (network.dst == ends[0])).any()
+    return [ends, ends[::-1]] if has_back else [ends]
 
 
 def _factor(text: str, factor: str) -> Fraction:

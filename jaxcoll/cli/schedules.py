@@ -36,18 +36,17 @@ from jaxcoll.cli.quantities import (
     after_failures,
     bandwidth_text,
     failure_options,
+    one_line,
     print_json,
     size_text,
+    tell,
     time_text,
 )
 from jaxcoll.executors import MOST_WORKERS
 from jaxcoll.progress import working
 
-FOR_RUNTIMES = (
-    "msccl",
-    "azure",
-    "mscclpp",
-)  # of ``jc.io.synthesize_for``, which help does not load
+# Of ``jc.io.synthesize_for`` and ``jc.Collective``, which help does not load.
+FOR_RUNTIMES = ("msccl", "azure", "mscclpp")
 KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
     "broadcast", "reduce", "gather", "scatter",
@@ -132,11 +131,13 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
     import jaxcoll as jc
 
     form = check_target(output, form, as_json=as_json)
+    # Of the suffix alone, .xml is microsoft/msccl's and .json the library's: the runtime says more.
     if for_runtime and form == ("json" if for_runtime == "mscclpp" else "msccl"):
         form = for_runtime
     make = jc.synthesize
     if for_runtime:
         make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
+    # The rest are arguments of both makers, by their names.
     name, costs = options.pop("synthesizer"), options["execution"]
     with working(f"making a schedule by {name}"):
         schedule = make(network, collective, name, nbytes=size, **options)
@@ -174,6 +175,7 @@ def _by_chunks(schedule, least: float) -> str:
     """Percent of the bound that the winning synthesizer reaches, by number of chunks."""
     tried: dict[int, float] = {}
     certificate = schedule.provenance.certificate
+    # Written by ``auto``; a synthesizer by name has none.
     for row in certificate.get("table", ()):
         if row["candidate"] == certificate["chosen"] and "time" in row:
             tried[row["chunks"]] = row["time"]
@@ -225,27 +227,20 @@ def verify(schedule, network_name, as_json) -> int:
 
     try:
         with working("reading and replaying the schedule"):
+            # Not read into memory first: a schedule on disk may have a billion sends.
             read = open_schedule(schedule, _network(network_name))
             jc.verify(read)
     except jc.ScheduleError as error:
         place = {"rank": error.rank, "chunk": error.chunk, "step": error.step}
-        if as_json:
-            print_json({"proved": False, "why": str(error), **_plain(place)})
-        else:
-            click.echo(f"not proved: {' '.join(str(error).split())}")
+        # Numbers of NumPy's, of which JSON has none.
+        plain = {name: None if at is None else int(at) for name, at in place.items()}
+        facts = {"proved": False, "why": str(error), **plain}
+        tell(as_json, facts, f"not proved: {one_line(error)}")
         return 1
     what = read.collective
-    if as_json:
-        print_json({"proved": True, "collective": what.kind, "ranks": what.num_ranks})
-    else:
-        click.echo(
-            f"proved: every rank of {what.num_ranks} ends with exactly what {what.kind} asks for"
-        )
-    return 0
-
-
-def _plain(place: dict[str, Any]) -> dict[str, int | None]:
-    return {name: None if at is None else int(at) for name, at in place.items()}
+    facts = {"proved": True, "collective": what.kind, "ranks": what.num_ranks}
+    text = f"proved: every rank of {what.num_ranks} ends with exactly what {what.kind} asks for"
+    return tell(as_json, facts, text)
 
 
 @click.command()
@@ -272,10 +267,16 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     import jaxcoll as jc
 
     read = read_schedule(schedule, _network(network_name))
-    _check_written(read, as_json, **written)
+    # Refused before the work: a file that could not be written after it.
+    trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
+    for path in (trace, table_path, prefix and f"{prefix}.json"):
+        check_target(path, "json", as_json=as_json)
+    if prefix is not None:
+        jc.io.chakra.check_collective(read.collective)
     table, rows, runs = Table((10, 12, 14, 14, 10)), [], []
     if not as_json:
         table.row("size", "time", "algbw", "busbw", "of bound")
+    # Rows are printed as they are timed: the last, largest size may take as long as all before.
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
@@ -291,32 +292,15 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
                 size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
                 bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
             )  # fmt: skip
-    _write(runs, **written)
-    if as_json:
-        print_json({**described(read), "model": model, "rows": rows})
-    return 0
-
-
-def _check_written(read, as_json: bool, trace, prefix, table_path) -> None:
-    """Refuse before the work what could not be written after it."""
-    import jaxcoll as jc
-
-    for path in (trace, table_path, prefix and f"{prefix}.json"):
-        check_target(path, "json", as_json=as_json)
-    if prefix is not None:
-        jc.io.chakra.check_collective(read.collective)
-
-
-def _write(runs, trace, prefix, table_path) -> None:
-    """The last run for viewers and simulators, and all runs as a table."""
-    import jaxcoll as jc
-
     if trace is not None:
         jc.io.traces.save(trace, runs[-1])
     if prefix is not None:
         jc.io.chakra.save(prefix, runs[-1])
     if table_path is not None:
         jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
+    if as_json:
+        print_json({**described(read), "model": model, "rows": rows})
+    return 0
 
 
 @click.command()
@@ -353,6 +337,7 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
             )
         else:
             obj = _source(source, network_name, size, ranks)
+        # --without and --slow, which all that has no wires refuses.
         if any(options.values()):
             if kind_of(obj) != "network":
                 raise click.UsageError("--without and --slow are of a network, not of a schedule")
@@ -360,11 +345,8 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
         write(target, obj, form, size)
     if target == "-":
         return 0
-    if as_json:
-        print_json({"source": source, "target": target, "format": form, "kind": kind_of(obj)})
-    else:
-        click.echo(f"{kind_of(obj)} written to {target}")
-    return 0
+    facts = {"source": source, "target": target, "format": form, "kind": kind_of(obj)}
+    return tell(as_json, facts, f"{kind_of(obj)} written to {target}")
 
 
 def _source(source: str, network_name: str | None, nbytes: int | None, ranks: int | None):
@@ -375,6 +357,7 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
 
     if needs_network(source):
         return read_schedule(source, _network(network_name))
+    # Its times are of a size of message, so no reader without one takes it.
     if is_taccl(source):
         if nbytes is None:
             raise click.UsageError(
@@ -387,15 +370,15 @@ def _source(source: str, network_name: str | None, nbytes: int | None, ranks: in
     return found
 
 
-RUNTIMES = ("msccl", "azure", "rccl")
-
-
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--as", "kind", type=click.Choice(KINDS), help="The collective that it must be.")
 @click.option("--ranks", type=click.IntRange(1), help="How many ranks it must have.")
 @click.option("--root", type=click.IntRange(0), default=0, help="Of broadcast and reduce in XML.")
-@click.option("--runtime", type=click.Choice(RUNTIMES), help="Whose limits MSCCL XML must keep.")
+@click.option(
+    "--runtime", type=click.Choice(("msccl", "azure", "rccl")),
+    help="Whose limits MSCCL XML must keep.",
+)  # fmt: skip
 @as_json
 def prove(file, kind, ranks, root, runtime, as_json) -> int:
     """Prove a schedule, MSCCL XML, MSCCL++ plan or compiled HLO by a second, independent checker.
@@ -419,19 +402,12 @@ def prove(file, kind, ranks, root, runtime, as_json) -> int:
     except NotRead as error:
         raise click.UsageError(f"{file}: {error}") from None
     except NotProved as error:
-        if as_json:
-            wrong = {"rank": error.rank, "chunk": error.chunk}
-            print_json({"proved": False, "why": str(error), **wrong})
-        else:
-            click.echo(f"not proved: {error}")
+        wrong = {"rank": error.rank, "chunk": error.chunk}
+        tell(as_json, {"proved": False, "why": str(error), **wrong}, f"not proved: {error}")
         return 1
-    if as_json:
-        print_json({"proved": True, **proof._asdict()})
-        return 0
     what = f"{proof.collective} of {proof.ranks} ranks"
     if proof.chunks:  # a whole HLO program has none
         what += f", {proof.chunks} chunks, {proof.messages} messages"
-    click.echo(f"proved: {proof.format}, {what}")
-    for line in proof.shown:
-        click.echo(f"  {line}")
-    return 0
+    shown = (f"  {line}" for line in proof.shown)
+    facts = {"proved": True, **proof._asdict()}
+    return tell(as_json, facts, f"proved: {proof.format}, {what}", *shown)

@@ -10,7 +10,16 @@ import click
 
 from jaxcoll.cli.files import check_target, write
 from jaxcoll.cli.networks import NetworkName, named_network
-from jaxcoll.cli.quantities import SIZE, SIZES, Group, one_line, print_json, size_text, time_text
+from jaxcoll.cli.quantities import (
+    SIZE,
+    SIZES,
+    Group,
+    one_line,
+    print_json,
+    size_text,
+    tell,
+    time_text,
+)
 from jaxcoll.cli.schedules import KINDS, as_json
 from jaxcoll.progress import working
 
@@ -57,6 +66,7 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
     """
     check_target(output, suffix=".json")
     if devices is not None:
+        # Read when JAX is imported, which it is below.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -79,7 +89,9 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
             f"there is {len(found)} device, and nothing to reduce; add --devices 8 to try it on "
             "virtual CPU devices"
         )
+    # A table that exists is added to: earlier measurements stay.
     earlier = jc.tune.Table.load(output) if os.path.exists(output) else None
+    # Said as each is measured: a table of an hour shows its begin at once.
     rows: list[dict[str, Any]] = []
 
     def report(outcome) -> None:
@@ -102,11 +114,8 @@ def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
             on_outcome=report, progress=progress,
         )  # fmt: skip
     table.save(output)
-    if as_json:
-        print_json({"devices": len(found), "output": output, "rows": rows})
-    else:
-        click.echo(f"written to {output}; a program reads it by jc.tune.use")
-    return 0
+    facts = {"devices": len(found), "output": output, "rows": rows}
+    return tell(as_json, facts, f"written to {output}; a program reads it by jc.tune.use")
 
 
 @tune.command()
@@ -140,15 +149,12 @@ def diff(before, after, as_json) -> int:
 def merge(result, tables, as_json) -> int:
     """Write what several tables hold to one file."""
     check_target(result, suffix=".json")
+    # All are read before anything is written, to the first's path perhaps.
     first, *others = [_table(path) for path in tables]
     for each in others:
         first = first.merge(each)
     first.save(result)
-    if as_json:
-        print_json({"output": result, "tables": list(tables)})
-    else:
-        click.echo(f"written to {result}")
-    return 0
+    return tell(as_json, {"output": result, "tables": list(tables)}, f"written to {result}")
 
 
 def _table(path: str):
@@ -190,6 +196,7 @@ def calibrate(logs, network, collective, least, output, as_json) -> int:
                 ],
             })  # fmt: skip
         return 0
+    # On stderr where stdout is the network.
     for each in found.classes:
         click.echo(str(each), err=output == "-")
     for each in found.held_out:

@@ -114,12 +114,14 @@ def compare(
     if not counts or not names:
         raise TopologyError("compare times every synthesizer at every size, got an empty list")
     seed, costs = checks.seed(seed, TopologyError), costs_of(execution, ScheduleError)
+    # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
         least = [(nbytes, bound(topology, collective, nbytes).time) for nbytes in counts]
     timed = functools.partial(_timed, topology, collective, least, seed, costs)
     if path is None:
         made = executors.ordered(timed, names, executor)
     else:
+        # Without the names: with more of them the same table is gone on with.
         problem = f"{topology.digest} {collective} {counts} {seed} {costs}".encode()
         made = _kept(path, hashlib.sha256(problem).hexdigest()[:16], timed, names, executor)
     return _reported(made, names, progress)
@@ -131,6 +133,7 @@ def _kept(
     """The rows of each synthesizer, by the table where it has them."""
     jobs = {(problem, name): name for name in names}
     make = functools.partial(_texts, problem, timed)
+    # Rows are text in the table, those just made as well: both take the same way back.
     for _, rows in completed(path, _COLUMNS, jobs, make, executor, only=True):
         yield [
             Compared(
@@ -172,6 +175,7 @@ def _timed(
     refusal = None
     for nbytes, bound_seconds in least:
         seconds = None
+        # Whoever refuses a network mostly does at every size, after as long a search.
         if refusal is None:
             try:
                 schedule = synthesize(

@@ -305,7 +305,8 @@ def _draw_chunk(sheet: _Sheet, schedule: Schedule, chunk: int) -> None:
     sends = np.flatnonzero(schedule.chunk == chunk)
     steps = schedule.step[sends]
     used = np.unique(steps).tolist()
-    cells = _step_colours(len(used))
+    # Without the palest fifth of the colours: it would vanish on white.
+    cells = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, max(len(used), 1))))
     colour = {step: cells(i) for i, step in enumerate(used)}
     middle = curve_middles(sheet.layout, sheet.bow, topology.src, topology.dst)
     hops = int(schedule.edges.hops[schedule.edge[sends]].sum())
@@ -329,8 +330,3 @@ def _draw_chunk(sheet: _Sheet, schedule: Schedule, chunk: int) -> None:
     bar.set_ticks(list(shown), labels=[str(used[i]) for i in shown])
     bar.minorticks_off()
     bar.outline.set_visible(False)
-
-
-def _step_colours(count: int) -> ListedColormap:
-    # Without the palest fifth: it would vanish on white.
-    return ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, max(count, 1))))

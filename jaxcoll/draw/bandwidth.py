@@ -1,11 +1,4 @@
-"""Heatmaps of links over time, and curves of bandwidth.
-
-Shared by all drawings: colours, and labels of sizes and schedules.
-
-Heat maps: the load of every link by step, or how busy it is over time.
-
-Bandwidth against size.
-"""
+"""Heat maps of links by step or over time, curves of bandwidth, and the colours of all drawings."""
 
 from __future__ import annotations
 
@@ -105,10 +98,9 @@ def draw_heatmap(*runs: Schedule | Timeline, labels: Sequence[str] = ()) -> Figu
         ScalarMappable(norm, LOADS), ax=[p for panel in panels for p in panel],
         pad=0.02, aspect=30,
     )  # fmt: skip
-    what = "time that the link is occupied (%)" if kind is Timeline else (
-        "share of the buffer on the link (%)"
-    )  # fmt: skip
-    bar.set_label(what, color=INK)
+    share = "time that the link is occupied"
+    share = share if kind is Timeline else "share of the buffer on the link"
+    bar.set_label(f"{share} (%)", color=INK)
     bar.outline.set_visible(False)
     return figure
 
@@ -129,6 +121,8 @@ def _intervals(runs: Sequence) -> tuple[list[np.ndarray], list[float], list[str]
     loads, widths, titles = [], [], []
     for run in runs:
         share = run.time / longest if longest else 1.0
+        # As many intervals as its share of the longest run's time, so that a cell is as long
+        # everywhere.
         loads.append(100.0 * run.utilization(max(round(_INTERVALS * share), 4)))
         widths.append(max(run.time * 1e6, 1e-6))
         titles.append(
@@ -167,7 +161,9 @@ def _panels(num_links: int, widths: Sequence[float]) -> tuple[Figure, list[tuple
 def _draw_loads(axes: Axes, load: np.ndarray, norm: Normalize, width: float) -> None:
     links, cells = load.shape
     if load.size:
+        # Lines between cells are of help while these are wider than the lines.
         gap = 0.6 if load.size < 4000 and width == cells else 0.0
+        # An idle link is empty: the palest colour would look like a little load.
         shown = np.ma.masked_equal(load, 0.0)
         edges = np.linspace(0.0, width, cells + 1)
         axes.pcolormesh(
@@ -272,6 +268,7 @@ def _draw_lines(
 
 
 def _label_axes(panels: np.ndarray, size: np.ndarray) -> None:
+    # Sizes are powers of two, bandwidths rise by orders of magnitude until the links are full.
     panels[0].set_xscale("log", base=2)
     panels[0].set_yscale("log")
     panels[0].set_ylabel("algbw (GB/s)", color=INK)

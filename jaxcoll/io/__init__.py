@@ -1,7 +1,9 @@
 """Files, one format per module.
 
 Here are ``load`` and ``save`` of files of every format, told apart by content and suffix, and
-``synthesize_for``: a schedule made for a runtime, the fastest whose files it takes.
+``synthesize_for``: a schedule made for a runtime, the fastest whose files it takes. A format's own
+``load`` is its ``loads`` of a file, of at most ``max_bytes``, whose errors name the file; ``save``
+writes its ``dumps``.
 
 - ``json``: the library's own format, of ``loads`` and ``dumps``;
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
@@ -14,7 +16,8 @@ Here are ``load`` and ``save`` of files of every format, told apart by content a
 - ``nccl``: rules of NCCL's tuners (``jc.tune.nccl``), and what nccl-tests prints;
 - ``timings``: measured times of collectives, from whoever measured them;
 - ``traces``: timelines for Perfetto; ``chakra``: execution traces that ASTRA-sim runs;
-- ``files``: whole files, bounded when read and replaced in one step when written.
+- ``files``: whole files, bounded when read and replaced in one step when written; ``sends``: runs
+  of chunks, and paths of links, as several formats have them.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ from jaxcoll.synth.building.base import BUCKET_BYTES, Problem
 from jaxcoll.synth.entry import synthesizer_named
 from jaxcoll.topology import Topology
 
-_START = 4096  # characters that are looked at for a root element or a first key
+# Characters that are looked at for a root element or a first key: above comments of a screen, and
+# little enough that a large file is not searched before its own reader refuses or reads it.
+_START = 4096
 _WORDS = "|".join(COLLECTIVES.values())
 _RULE = re.compile(rf"^ *(?:{_WORDS}) *,[^,\n]{{1,60}},([^,\n]{{1,60}})", re.MULTILINE)
 
@@ -125,11 +130,14 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
     """
     start = text[:_START].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
+        # The root is what says a format: MSCCL's <algo> and ForestColl's <Algo> differ in a letter.
         bare = re.sub(r"<!--.*?-->", "", start, flags=re.DOTALL)
         found = re.search(r"<([A-Za-z]\w{0,20})[\s/>]", bare)
         root = found[1] if found else ""
         return _ROOTS.get(root, f"<{root}>")
     if start.startswith("{"):
+        # A command that only looks has no keys; those inside others are taken, too, so the order
+        # of questions matters: a plan of MSCCL++ has "name" and "ranks" inside as networks do.
         inside = re.findall(r'"([^"\n]{1,40})"\s*:', start) if keys is None else keys
         return _kind_of_json(start, set(inside))
     if re.search(r"^\W*GPU0\b", start, re.MULTILINE):
@@ -145,6 +153,7 @@ def kind_of(text: str, keys: Collection[str] | None = None) -> str:
     if (rule := _RULE.search(start)) is not None:
         # The third column is a size in NCCL's own file, and an algorithm in Meta's.
         return "nccl-conf" if rule[1].strip().isdigit() else "ncclx"
+    # nccl-tests' header may stand below thousands of lines of NCCL_DEBUG, the others' first.
     is_log = "algbw" in text or "AlgBW" in start or "Execution time: " in start
     return "log" if is_log else "jaxcoll"
 
@@ -240,13 +249,10 @@ def save(path: str | os.PathLike, obj: Any) -> None:
         OSError: the file cannot be written; an existing one is unchanged.
     """
     suffix = os.path.splitext(os.fspath(path))[1] if isinstance(path, (str, os.PathLike)) else ""
-    writers: list[tuple[type, Callable[[Any, Any], None]]] = [
-        (nccl_tests.Measurements, nccl_tests.save),
-        (timings.Timings, lambda path, log: timings.save(path, log.rows)),
-    ]
-    for kind, write in writers:
-        if isinstance(obj, kind):
-            return write(path, obj)
+    if isinstance(obj, nccl_tests.Measurements):
+        return nccl_tests.save(path, obj)
+    if isinstance(obj, timings.Timings):
+        return timings.save(path, obj.rows)
     if isinstance(obj, Topology) and suffix in (".graphml", ".gexf"):
         return graph_files.save(path, obj)
     rules: Any = obj if isinstance(obj, (list, tuple)) else ()
@@ -331,6 +337,8 @@ def synthesize_for(
     search = _Search(fits, topology, collective, options)
     table = _by_maker(schedule, synthesizer, Problem.stated(topology, collective), search.nbytes)
     for tried, (maker, times) in enumerate(table):
+        # Sorted by their best times, which other chunk counts hardly beat: from the first one on
+        # that is slower than what fits already, none is worth its synthesis.
         if min(times.values()) >= search.seconds or (search.best and tried >= _MOST_MAKERS):
             break
         search.run(maker, times, schedule.collective.chunks_per_shard)
@@ -346,6 +354,7 @@ def _by_maker(
     schedule: Schedule, given: str | Synthesizer, problem: Problem, nbytes: Number
 ) -> list[tuple[str | Synthesizer, Times]]:
     """The synthesizers that a search has tried, the fastest first, with their seconds by count."""
+    # ``auto`` writes into its certificate what it has tried, so nothing is timed a second time.
     table: Any = schedule.provenance.certificate.get("table", ())
     times: defaultdict[str, Times] = defaultdict(dict)
     for row in table:
@@ -386,13 +395,13 @@ class _Search:
         """
         guessed = {most >> i for i in range(1, most.bit_length())}
         guessed |= {1 << i for i in range(most.bit_length())}
+        # Guessed counts have no time yet, and count as 0: they come first, and are always tried.
         for count in sorted({*times, *guessed} - {most}, key=lambda c: (times.get(c, 0.0), c)):
             if times.get(count, 0.0) >= self.seconds:
                 return
             try:
-                schedule = synthesize(
-                    self.topology, self.collective, maker, **{**self.options, "chunks": count}
-                )
+                options: dict[str, Any] = self.options | {"chunks": count}
+                schedule = synthesize(self.topology, self.collective, maker, **options)
                 self.fits(schedule)
             except (CollectiveError, FormatError, TopologyError):
                 continue

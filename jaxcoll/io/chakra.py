@@ -4,7 +4,8 @@ A file per rank, ``PREFIX.0.et`` and so on, and ``PREFIX.json``, the system file
 message is a send node of one rank and a receive node of another, which match by tag, ranks and
 bytes. A send waits for the receives of the chunks that it carries (``data_deps``), and for the send
 before it on the same link (``ctrl_deps``): the order on a link is a part of a schedule. Nodes of
-sends and receives only: ASTRA-sim would charge a nanosecond for every sum.
+sends and receives only: ASTRA-sim would charge a nanosecond for every sum. It is a custom
+collective, not a workload of sends, of which ASTRA-sim runs one per rank at a time.
 
 The encoder is this module's own: the package that PyPI calls ``chakra`` is another project. The
 fields are those of the schema of mlcommons/chakra (May 2026).
@@ -28,8 +29,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, ScheduleError, TopologyError, shown
 from jaxcoll.io import json as native
 from jaxcoll.io.files import MAX_BYTES, read_bytes, write_bytes, write_text
+from jaxcoll.io.sends import edges_of
 from jaxcoll.numerics import checks
-from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import Timeline
 from jaxcoll.topology import Topology
@@ -42,7 +43,7 @@ KEYS = {
     "reduce_scatter": "reduce-scatter-implementation-custom",
     "all_to_all": "all-to-all-implementation-custom",
 }
-SEND, RECEIVE = 5, 6
+SEND, RECEIVE = 5, 6  # NodeType of the schema
 _VERSION, _MOST_BYTES = "0.0.4", 2**63 - 1
 _OURS = "jaxcoll_"
 _CHUNK = re.compile(r"([0-9]{1,9})(\+?)")
@@ -81,10 +82,17 @@ def dumps(timeline: Timeline) -> tuple[bytes, ...]:
         FormatError: a collective that ASTRA-sim does not run, or groups; messages below a byte.
     """
     what, ranks = _collective(timeline), timeline.schedule.topology.num_ranks
-    begin = {"version": _VERSION, "collective": native.dumps(what)}
-    files = [bytearray(_framed(_metadata(begin))) for _ in range(ranks)]
+    said = _attribute(_OURS + "collective", native.dumps(what))
+    begin = _framed(_field(1, _VERSION) + _field(2, said))
+    files = [bytearray(begin) for _ in range(ranks)]
     for rank, node in _nodes(timeline):
-        files[rank] += _framed(_encoded(node))
+        parts = [_field(1, node.id), _field(2, node.name), _field(3, node.type)]
+        # Sends have even numbers, receives odd ones: waits for sends are control, others data.
+        for number, parity in ((4, 0), (5, 1)):
+            ids = b"".join(_varint(id_) for id_ in node.after if id_ % 2 == parity)
+            parts += [_field(number, ids)] if ids else []
+        parts += [_field(10, _attribute(name, value)) for name, value in node.said.items()]
+        files[rank] += _framed(b"".join(parts))
     return tuple(map(bytes, files))
 
 
@@ -107,7 +115,6 @@ def save(path: str | os.PathLike, timeline: Timeline) -> None:
     """Write ``PATH.RANK.et`` for every rank, and then ``PATH.json``; see ``dumps``.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: a file cannot be written.
     """
     name = _path(path)
@@ -142,7 +149,12 @@ def _path(path: object) -> str:
 
 
 def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
-    """Every node with its rank, those of a message one after the other."""
+    """Every node with its rank, those of a message one after the other.
+
+    Of three ranks in a ring, chunk 0 sent 0 -> 1 in step 0 and 1 -> 2 in step 1: message 0 is node
+    0 of rank 0 and node 1 of rank 1; message 1 is node 2 of rank 1, after its node 1, and node 3
+    of rank 2.
+    """
     schedule = timeline.schedule
     edges, ptr = schedule.edges, schedule.message_ptr.tolist()
     step, chunk = np.asarray(schedule.step).tolist(), np.asarray(schedule.chunk).tolist()
@@ -157,8 +169,12 @@ def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
         size = math.ceil(sum(sizes[c] for c in chunk[first:end]))
         if not 1 <= size <= _MOST_BYTES:
             raise FormatError(f"a message has {size} bytes; ASTRA-sim counts from 1 to 2^63 - 1")
+        # Of a sum a rank waits for every part that has come, not for the last alone: receives end
+        # in any order. What arrives in this step is not sent in it.
         needs = {n for c in chunk[first:end] for s, n in arrived[src, c] if s < t}
         before = [last[path[0]]] if path[0] in last else []
+        # A send meets the receive of its tag, ranks and bytes: equal messages of two ranks would
+        # meet in any order if they had one tag.
         said: dict[str, Value] = {
             "is_cpu_op": False, "comm_size": size, "comm_src": src, "comm_dst": dst,
             "comm_tag": tags[src, dst],
@@ -175,6 +191,10 @@ def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
         last[path[0]] = 2 * m
         for c in chunk[first:end]:
             arrived[dst, c].append((t, 2 * m + 1))
+
+
+# Protobuf's wire format: a message is fields, a field a varint of its number and kind (0: a varint
+# follows; 2: a length and so many bytes). protobuf.dev/programming-guides/encoding.
 
 
 def _varint(number: int) -> bytes:
@@ -194,24 +214,11 @@ def _field(number: int, value: Value | bytes) -> bytes:
 
 
 def _attribute(name: str, value: Value) -> bytes:
+    # As the shipped examples have them: a comm_size of another integer type older feeders read as
+    # 0 bytes (astra-sim#229).
     kind = _INT32 if name in ("comm_src", "comm_dst", "comm_tag") else _INT64
     kind = _BOOL if isinstance(value, bool) else _STRING if isinstance(value, str) else kind
     return _field(1, name) + _field(kind, value)
-
-
-def _metadata(said: dict[str, str]) -> bytes:
-    ours = ((_OURS + name, value) for name, value in said.items() if name != "version")
-    return _field(1, said["version"]) + b"".join(_field(2, _attribute(*pair)) for pair in ours)
-
-
-def _encoded(node: Node) -> bytes:
-    """The message of a node; waits for sends are control, those for receives data."""
-    parts = [_field(1, node.id), _field(2, node.name), _field(3, node.type)]
-    for number, parity in ((4, 0), (5, 1)):
-        ids = b"".join(_varint(id_) for id_ in node.after if id_ % 2 == parity)
-        parts += [_field(number, ids)] if ids else []
-    parts += [_field(10, _attribute(name, value)) for name, value in node.said.items()]
-    return b"".join(parts)
 
 
 def _framed(message: bytes) -> bytes:
@@ -247,7 +254,6 @@ def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES
     """The schedule of traces that ``save`` has written, one file per rank; see ``lift``.
 
     Raises:
-        FormatError, ScheduleError: see ``lift``.
         OSError: a file cannot be read.
     """
     name = _path(path)
@@ -286,32 +292,27 @@ def lift(files: Sequence[bytes], topology: Topology) -> Schedule:
         raise FormatError(f"the traces are of a {type(what).__name__}, not of a collective")
     if what.num_ranks != topology.num_ranks:
         raise FormatError(f"the traces are of {what}, {topology} has {topology.num_ranks} ranks")
+    # Nodes are numbered over all ranks, in the order of the schedule's messages.
     sends = sorted(
         ((node, rank) for rank, (_, nodes) in enumerate(read) for node in nodes
          if node.type == SEND), key=lambda pair: pair[0].id,
     )  # fmt: skip
-    steps, edge, chunks, adds = [], [], [], []
-    number: dict[tuple[int, ...], int] = {}
+    steps, paths, chunks, adds = [], [], [], []
     for node, rank in sends:
         step, path, rows = _said(node)
         ends = [int(topology.src[link]) for link in path if link < topology.num_links]
         if len(ends) < len(path) or ends[0] != rank:
             raise FormatError(f"node {node.id} of rank {rank} goes over links of another network")
-        at = number.setdefault(path, len(number))
         for chunk, added in rows:
             steps.append(step)
-            edge.append(at)
+            paths.append(path)
             chunks.append(chunk)
             adds.append(added)
     claims = what.num_ranks, what.num_chunks, what.num_deliveries, len(chunks)
     fields.check_claims("the traces", *claims)
-    src = [int(topology.src[path[0]]) for path in number]
-    dst = [int(topology.dst[path[-1]]) for path in number]
-    ptr = np.cumsum([0, *(len(path) for path in number)]).astype(np.int64)
-    flat = np.asarray([link for path in number for link in path], np.int64)
+    edges, edge = edges_of(topology, paths)
     made = Schedule.from_sends(
-        topology, what, steps, edge, chunks, np.asarray(adds, bool),
-        edges=Edges(np.asarray(src, np.int64), np.asarray(dst, np.int64), ptr, flat),
+        topology, what, steps, edge, chunks, np.asarray(adds, bool), edges=edges,
         provenance=Provenance("chakra"),
     )  # fmt: skip
     verify(made)
@@ -358,6 +359,7 @@ def _fields(data: bytes, place: int) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
         key, at = _number(data, at, len(data))
+        # Kinds 1 and 5 are floats of 8 and 4 bytes, which other tools write and nobody here asks.
         kind, size = key & 7, {1: 8, 5: 4}.get(key & 7, 0)
         if kind == 0:
             value, at = _number(data, at, len(data))
@@ -389,6 +391,7 @@ def _pair(value: int | bytes, place: int) -> tuple[str, Value]:
         elif number == _STRING and isinstance(part, bytes):
             found = _text(part, place)
         elif isinstance(part, int):
+            # The upper half of 64 bits are the negative numbers.
             found = bool(part) if number == _BOOL else part - (part >> 63 << 64)
     return name, found
 
@@ -403,7 +406,7 @@ def _node(data: bytes, place: int) -> Node:
             numbers[number] = value
         elif number == 2 and isinstance(value, bytes):
             name = _text(value, place)
-        elif number in (4, 5):
+        elif number in (4, 5):  # one by one, or packed, as the encoder liked
             after += [value] if isinstance(value, int) else _packed(value)
         elif number == 10:
             said.update([_pair(value, place)])

@@ -39,6 +39,7 @@ def read_bytes(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
     checks.integer(max_bytes, "max_bytes", FormatError, least=0, most=2**62)
     # Before it is opened: a pipe would wait for a writer, who may never come.
     _check_regular(os.stat(name), name)
+    # Not by the size that stat says: a file may grow, and those of /proc say 0.
     with open(name, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -101,6 +102,7 @@ def load_usable(
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """``write_bytes`` of UTF-8 text."""
+    # Not in text mode, which would write other line ends on another system.
     write_bytes(path, text.encode())
 
 
@@ -119,13 +121,9 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
     try:
         mode = _permissions(target, name)
         # Not for others to read before it has the permissions of the file that it replaces.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         draft, file = compact.locked_draft(
-            target,
-            lambda draft: os.open(
-                draft,
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                0o666 if mode is None else 0o600,
-            ),
+            target, lambda draft: os.open(draft, flags, 0o666 if mode is None else 0o600)
         )
         try:
             with open(file, "wb") as writer:
@@ -133,6 +131,8 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
                 if mode is not None:
                     os.fchmod(file, mode)
                 writer.flush()
+                # Before it is renamed: file systems may write the name first and the content
+                # later, and a machine that stops in between would keep an empty file.
                 os.fsync(file)
                 os.replace(draft, target)
         except BaseException:
@@ -178,7 +178,8 @@ def _check_regular(found: os.stat_result, name: str) -> None:
         raise FormatError(f"{name} is a {kind}; give the path of a file")
 
 
-# Seconds between two writings of the whole file.
+# Seconds between two writings of the whole file: a stop costs that much work, and a table of
+# thousands of rows is not rewritten for each of them.
 _INTERVAL = 2.0
 
 Row = Mapping[str, Any]
@@ -227,7 +228,12 @@ def completed(
     try:
         for key in jobs:
             if key not in kept:
-                kept[key] = [_texts(columns, row) for row in next(made)]
+                # Text, as the file gives back what it holds: rows of an earlier run and of this
+                # one are the same to the caller.
+                kept[key] = [
+                    {name: "" if row[name] is None else str(row[name]) for name in columns}
+                    for row in next(made)
+                ]
             rows[key] = kept[key]
             if time.monotonic() - written > _INTERVAL:
                 # Rows of an earlier run stay, wherever in the table this one stopped.
@@ -235,6 +241,7 @@ def completed(
                 written = time.monotonic()
             yield key, rows[key]
     finally:
+        # First: it cancels the jobs that have not begun, which nobody waits for any more.
         made.close()  # type: ignore[attr-defined]
         _write(path, columns, {**rows, **kept} if len(rows) < len(jobs) else rows)
 
@@ -258,10 +265,6 @@ def _earlier(path, columns: Sequence[str], width: int) -> dict[Key, list[dict[st
         return found
 
     return load_text(path, loads)
-
-
-def _texts(columns: Sequence[str], row: Row) -> dict[str, str]:
-    return {name: "" if row[name] is None else str(row[name]) for name in columns}
 
 
 def _write(path, columns: Sequence[str], rows: Mapping[Key, Sequence[Row]]) -> None:

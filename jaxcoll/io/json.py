@@ -40,27 +40,14 @@ MAX_CHUNKS = 2**26
 
 
 def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None:
-    """Write an object to a file, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written; an existing one is unchanged.
-    """
+    """Write ``dumps(obj)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(obj))
 
 
 def load(
     path: str | os.PathLike, *, max_bytes: int = MAX_BYTES
 ) -> Topology | Collective | Schedule:
-    """Read an object that ``save`` has written.
-
-    Args:
-        max_bytes: larger files are refused unread.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The object that ``save`` has written; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -83,7 +70,8 @@ def dumps(obj: Topology | Collective | Schedule) -> str:
             f"expected a Topology, Collective or Schedule, got {type(obj).__name__}; "
             f"other objects have no JSON form"
         )
-    lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in fields.items()]
+    compact = {"separators": (",", ":"), "allow_nan": False}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, **compact)}" for key, value in fields.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -119,6 +107,15 @@ def loads(text: str) -> Topology | Collective | Schedule:
 
 
 def _write_topology(topology: Topology) -> dict:
+    placement, grid = topology.placement, None
+    if placement is not None:
+        grid = {"shape": list(placement.grid.shape), "wrap": list(placement.grid.wrap)}
+        if not placement.is_in_order:
+            grid["ranks"] = list(placement.ranks)
+    # A rate such as 400/3 GB/s is exact in the library and in no float: bounds that are compared
+    # exactly would differ after reading. Few rates are distinct, so each is asked once.
+    fits = {exact: fits_float(exact) for exact in set(topology.exact_bandwidth)}
+    rates = zip(topology.bandwidth.tolist(), topology.exact_bandwidth, strict=True)
     return {
         "format": TOPOLOGY,
         "name": str(topology.name),
@@ -127,34 +124,19 @@ def _write_topology(topology: Topology) -> dict:
         "src": topology.src.tolist(),
         "dst": topology.dst.tolist(),
         "alpha": topology.alpha.tolist(),
-        "bandwidth": _write_bandwidth(topology),
+        "bandwidth": [b if fits[exact] else readers.encode_rational(exact) for b, exact in rates],
         "vertex_names": list(topology.vertex_names),
-        "grid": _write_placement(topology.placement),
+        "grid": grid,
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
-
-
-def _write_placement(placement: Placement | None) -> dict | None:
-    if placement is None:
-        return None
-    grid = {"shape": list(placement.grid.shape), "wrap": list(placement.grid.wrap)}
-    return grid if placement.is_in_order else {**grid, "ranks": list(placement.ranks)}
-
-
-def _write_bandwidth(topology: Topology) -> list:
-    rounded = topology.bandwidth.tolist()
-    same = {value: fits_float(value) for value in set(topology.exact_bandwidth)}
-    return [
-        number if same[exact] else readers.encode_rational(exact)
-        for number, exact in zip(rounded, topology.exact_bandwidth, strict=True)
-    ]
 
 
 def _read_topology(value: object, where: str = "topology") -> Topology:
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(TOPOLOGY))
     src = fields.take("src", readers.column(readers.INT32))
-    # Ranks that reach each other have a link each; switches may be left without.
+    # Ranks that reach each other have a link each; switches may be left without. More vertices
+    # would let a file of 100 bytes ask for gigabytes.
     most = MAX_FREE_VERTICES + 2 * len(src)
     num_ranks = fields.take("num_ranks", readers.whole(1, most))
     described = {
@@ -165,6 +147,7 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
+    # What the columns may hold, ``Topology`` checks: here are types, and sizes before memory.
     columns = [
         src,
         fields.take("dst", readers.column(readers.INT32)),
@@ -223,6 +206,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
 def _read_collective_alone(value: object, where: str = "collective") -> Collective:
     collective = _read_collective(value, where)
     count = collective.num_chunks
+    # In a schedule ``check_claims`` compares the chunks with its sends; here there are none.
     if count > MAX_CHUNKS:
         raise FormatError(f"{where} has {count} chunks; at most {MAX_CHUNKS} are read")
     return collective
@@ -265,13 +249,8 @@ def _read_schedule(value: object, where: str = "schedule") -> Schedule:
     )
     provenance = fields.take("provenance", decode_provenance, Provenance())
     fields.end()
-    readers.check_claims(
-        where,
-        collective.num_ranks,
-        collective.num_chunks,
-        collective.num_deliveries,
-        len(columns[1]),
-    )
+    counts = collective.num_ranks, collective.num_chunks, collective.num_deliveries
+    readers.check_claims(where, *counts, len(columns[1]))
     return Schedule(topology, collective, edges, *columns, provenance)
 
 
@@ -285,10 +264,6 @@ def _read_edges(value: object, where: str) -> Edges:
     )
     fields.end()
     return Edges(*columns)
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 _READERS: dict[str, Callable[[object], Topology | Collective | Schedule]] = {

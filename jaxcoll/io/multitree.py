@@ -74,49 +74,8 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
         FormatError: another collective, more chunks than one per shard, a rank that sends a sum to
             two parents or receives a result twice, bytes that chunks do not divide.
     """
-    _check(schedule)
-    step = schedule.step.astype(np.int64) + 1
-    owner = schedule.collective.owner
-    above: dict[tuple[bool, int, int], int] = {}  # (reduce, flow, rank) -> parent
-    below: dict[tuple[int, int], list[int]] = {}  # sums: (flow, rank) -> children
-    gathers: dict[tuple[int, int, int], list[int]] = {}  # (step, rank, flow) -> children
-    order: list[tuple[int, int, int, bool]] = []  # (step, rank, flow, reduce), as sent
-    columns = (step, schedule.src, schedule.dst, owner[schedule.chunk], schedule.reduce)
-    for t, src, dst, flow, reduce in zip(*(c.tolist() for c in columns), strict=True):
-        child, parent = (src, dst) if reduce else (dst, src)
-        if above.setdefault((reduce, flow, child), parent) != parent:
-            raise FormatError(f"flow {flow} is not a tree: rank {child} has two parents in it")
-        if reduce:
-            below.setdefault((flow, parent), []).append(child)
-            order.append((t, src, flow, True))
-            continue
-        children = gathers.setdefault((t, src, flow), [])
-        if not children:
-            order.append((t, src, flow, False))
-        children.append(dst)
-    size = _chunk_bytes(schedule, nbytes)
-    rows: list[list[Entry]] = [[] for _ in range(schedule.topology.num_ranks)]
-    chunk_of = dict(zip(owner.tolist(), range(len(owner)), strict=True))
-    for t, rank, flow, reduce in order:
-        children = below.get((flow, rank), []) if reduce else gathers[t, rank, flow]
-        while len(rows[rank]) and rows[rank][-1].step < t - 1:
-            rows[rank].append(_nop(rows[rank][-1].step + 1))
-        if not rows[rank]:
-            rows[rank] += [_nop(early) for early in range(1, t)]
-        start = None if size is None else chunk_of[flow] * size
-        parent = above.get((reduce, flow, rank))
-        op = "Reduce" if reduce else "Gather"
-        rows[rank].append(Entry(op, flow, parent, tuple(sorted(children)), t, start, size))
-    return tuple(tuple(row) for row in rows)
-
-
-def _nop(step: int) -> Entry:
-    return Entry("NOP", None, None, (), step)
-
-
-def _check(schedule: Schedule) -> None:
     checks.instance(schedule, Schedule, "schedule", FormatError)
-    collective = schedule.collective
+    collective, size = schedule.collective, None
     if collective.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
         raise FormatError(
             f"schedule tables hold all_reduce, reduce_scatter or all_gather, got {collective.kind}"
@@ -128,19 +87,53 @@ def _check(schedule: Schedule) -> None:
             f"schedule tables hold one chunk per flow, got {collective.chunks_per_shard} chunks "
             f"per shard; synthesize with chunks=1"
         )
+    if nbytes is not None:
+        checks.integer(nbytes, "nbytes", FormatError, least=1)
+        sizes = set(collective.chunk_bytes(nbytes))
+        if len(sizes) != 1 or (size := sizes.pop()).denominator != 1 or size < 1:
+            raise FormatError(
+                f"starts and sizes are whole bytes: {nbytes} bytes do not divide into "
+                f"{collective.num_chunks} equal chunks"
+            )
+    return _tables(schedule, None if size is None else int(size))
 
 
-def _chunk_bytes(schedule: Schedule, nbytes: int | None) -> int | None:
-    if nbytes is None:
-        return None
-    checks.integer(nbytes, "nbytes", FormatError, least=1)
-    sizes = set(schedule.collective.chunk_bytes(nbytes))
-    if len(sizes) != 1 or (size := sizes.pop()).denominator != 1 or size < 1:
-        raise FormatError(
-            f"starts and sizes are whole bytes: {nbytes} bytes do not divide into "
-            f"{schedule.collective.num_chunks} equal chunks"
-        )
-    return int(size)
+def _tables(schedule: Schedule, size: int | None) -> Tables:
+    """The tables of a schedule that they hold, with places where chunks have a size."""
+    step = schedule.step.astype(np.int64) + 1
+    owner = schedule.collective.owner
+    above: dict[tuple[bool, int, int], int] = {}  # (reduce, flow, rank) -> parent
+    below: dict[tuple[int, int], list[int]] = {}  # sums: (flow, rank) -> children
+    gathers: dict[tuple[int, int, int], list[int]] = {}  # (step, rank, flow) -> children
+    order: list[tuple[int, int, int, bool]] = []  # (step, rank, flow, reduce), as sent
+    columns = (step, schedule.src, schedule.dst, owner[schedule.chunk], schedule.reduce)
+    for t, src, dst, flow, reduce in zip(*(c.tolist() for c in columns), strict=True):
+        child, parent = (src, dst) if reduce else (dst, src)
+        # A rank sends its sum of a flow once and receives the result once: that is a tree, and a
+        # second parent would need a second column.
+        if above.setdefault((reduce, flow, child), parent) != parent:
+            raise FormatError(f"flow {flow} is not a tree: rank {child} has two parents in it")
+        if reduce:
+            below.setdefault((flow, parent), []).append(child)
+            order.append((t, src, flow, True))
+            continue
+        children = gathers.setdefault((t, src, flow), [])
+        if not children:
+            order.append((t, src, flow, False))
+        children.append(dst)
+    rows: list[list[Entry]] = [[] for _ in range(schedule.topology.num_ranks)]
+    chunk_of = dict(zip(owner.tolist(), range(len(owner)), strict=True))
+    for t, rank, flow, reduce in order:
+        children = below.get((flow, rank), []) if reduce else gathers[t, rank, flow]
+        # A NOP stalls the interface for the estimated time of a step (Sec. IV-A), which keeps the
+        # ranks in step; after its last send a rank has nothing to wait for.
+        reached = rows[rank][-1].step if rows[rank] else 0
+        rows[rank] += [Entry("NOP", None, None, (), idle) for idle in range(reached + 1, t)]
+        start = None if size is None else chunk_of[flow] * size
+        parent = above.get((reduce, flow, rank))
+        op = "Reduce" if reduce else "Gather"
+        rows[rank].append(Entry(op, flow, parent, tuple(sorted(children)), t, start, size))
+    return tuple(tuple(row) for row in rows)
 
 
 # ---------------------------------------------------------------------- text
@@ -166,16 +159,13 @@ def dumps(schedule: Schedule, nbytes: int | None = None, slots: int | None = Non
     for rank, table in enumerate(found):
         lines.append(f"{_ACCELERATOR} {rank}")
         lines.append(_HEADINGS + ("" if nbytes is None else _PLACE))
-        lines += [_line(entry, width, nbytes is not None) for entry in table]
+        for entry in table:
+            nothing = [None] * (width - len(entry.children))
+            fields = [entry.flow, entry.parent, *entry.children, *nothing, entry.step]
+            fields += [] if nbytes is None else [entry.start, entry.size]
+            words = (_NIL if field is None else str(field) for field in fields)
+            lines.append(" ".join([entry.op, *words]))
     return "\n".join(lines) + "\n"
-
-
-def _line(entry: Entry, slots: int, placed: bool) -> str:
-    nothing = [None] * (slots - len(entry.children))
-    fields = [entry.flow, entry.parent, *entry.children, *nothing, entry.step]
-    if placed:
-        fields += [entry.start, entry.size]
-    return " ".join([entry.op, *(_NIL if field is None else str(field) for field in fields)])
 
 
 def loads(text: str) -> Tables:
@@ -186,6 +176,8 @@ def loads(text: str) -> Tables:
     """
     if not isinstance(text, str):
         raise FormatError(f"expected text, got {type(text).__name__}")
+    # Ranks stand in their order, so a table's place is its rank; columns are told apart by their
+    # number, as a figure has them, for children take as many as there are slots.
     found: list[list[Entry]] = []
     placed: bool | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -246,20 +238,10 @@ def _number(word: str, where: str) -> int | None:
 
 
 def save(path: str | os.PathLike, schedule: Schedule, nbytes: int | None = None) -> None:
-    """Write the tables of a schedule to a file, all or nothing.
-
-    Raises:
-        FormatError: see ``tables``.
-        OSError: the file cannot be written; one that was there is unchanged.
-    """
+    """Write ``dumps(schedule, nbytes)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(schedule, nbytes))
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Tables:
-    """Read tables that ``save`` has written.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """Read tables that ``save`` has written; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)

@@ -65,12 +65,11 @@ class Timing:
 
     def __post_init__(self) -> None:
         checks.choice(self.collective, KINDS, "collective", FormatError)
-        integers = (("ranks", _MOST_RANKS), ("nbytes", readers.INT64))
-        for name, most in integers:
+        for name, most in (("ranks", _MOST_RANKS), ("nbytes", readers.INT64)):
             checks.integer(getattr(self, name), name, FormatError, least=1, most=most)
+        # A picosecond to eleven days: beyond these a unit was mistaken.
         limits = {"least": _LEAST_SECONDS, "most": _MOST_SECONDS}
-        seconds = checks.between(self.seconds, "seconds", FormatError, **limits)
-        checks.put(self, seconds=seconds)
+        checks.put(self, seconds=checks.between(self.seconds, "seconds", FormatError, **limits))
         checks.optional(self.synthesizer, checks.text, "synthesizer", FormatError)
         checks.optional(
             self.chunks, checks.integer, "chunks", FormatError, least=1, most=readers.INT32
@@ -116,6 +115,8 @@ def loads(text: str, collective: str | None = None, ranks: int | None = None) ->
         return Timings(
             tuple(Timing(kind, count, int(size), 1e-6 * _float(time)) for time, size in found)
         )
+    # Last, as it has no first line of its own: anything may stand before its header. Rows that
+    # other processes printed into are counted, for a log of hours is worth more than one of them.
     return _of_nccl(nccl_tests.loads(text, skip_torn=True), collective)
 
 
@@ -130,6 +131,8 @@ def _of_nccl(read: nccl_tests.Measurements, collective: str | None) -> Timings:
     kind = collective or read.collective
     if kind is None:
         raise FormatError("these times do not say of which collective they are; give collective=")
+    # nccl-tests also prints rows of size 0, and goes on after wrong values: a time of the first is
+    # not a latency, and one of the second not a result.
     rows = (row for row in read.rows if row.nbytes and row.seconds > 0 and not row.wrong)
     timings = tuple(Timing(kind, read.ranks, row.nbytes, row.seconds) for row in rows)
     return Timings(timings, read.torn)
@@ -145,6 +148,7 @@ def _of_json(text: str, collective: str | None, ranks: int | None) -> Timings:
         rows = fields.take("rows", readers.items)
         fields.end()
         return Timings(tuple(_of_fields(row, f"rows[{i}]", {}) for i, row in enumerate(rows)))
+    # Rows of scripts/bench, which have what a benchmark measures beside the times.
     given = {"collective": collective, "ranks": ranks}
     rows = fields.take("rows", readers.items)
     timed = [(i, row) for i, row in enumerate(rows) if isinstance(row, dict) and "seconds" in row]
@@ -155,7 +159,7 @@ def _of_json(text: str, collective: str | None, ranks: int | None) -> Timings:
 
 def _of_fields(row: object, where: str, given: dict, strict: bool = True) -> Timing:
     fields = readers.Fields(row, where)
-    if not strict and "bytes" in fields.left:
+    if not strict and "bytes" in fields.left:  # as some benchmarks call it
         fields.left.setdefault("nbytes", fields.left.pop("bytes"))
     for name, value in given.items():
         if value is not None:
@@ -284,10 +288,9 @@ def _checked(timings: Iterable[Timing]) -> tuple[Timing, ...]:
 
 
 def save(path: str | os.PathLike, timings: Iterable[Timing]) -> None:
-    """Write times to a file, all or nothing: JSON where its name ends with .json, else CSV.
+    """Write times, all or nothing: JSON where the name ends with .json, else CSV.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     write_text(path, (dumps_json if str(path).endswith(".json") else dumps)(timings))
@@ -300,10 +303,5 @@ def load(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> Timings:
-    """The times of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The times of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, collective, ranks), max_bytes)

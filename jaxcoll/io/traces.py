@@ -18,7 +18,7 @@ from jaxcoll.io.files import write_bytes
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
-MOST_EVENTS = 2**21
+MOST_EVENTS = 2**21  # of about 150 bytes each; larger files stop a browser
 
 
 def dumps(timeline: Timeline) -> str:
@@ -48,6 +48,8 @@ def dumps(timeline: Timeline) -> str:
             {**where, "name": "thread_name", "args": {"name": f"to {names[dst[link]]}"}},
             {**where, "name": "thread_sort_index", "args": {"sort_index": link}},
         ]
+    # Ends are rounded, not lengths: rounded lengths would let neighbours on a track overlap by a
+    # nanosecond, and viewers draw what overlaps without nesting on another track, or not at all.
     nanoseconds = 1e9 * timeline.clock.seconds(np.ones(1, np.int64))[0]
     start = np.rint(timeline.hop_start * nanoseconds).astype(np.int64)
     end = np.rint((timeline.hop_start + timeline.hop_busy) * nanoseconds).astype(np.int64)
@@ -77,7 +79,6 @@ def save(path: str | os.PathLike, timeline: Timeline) -> None:
     """Write ``dumps(timeline)``, all or nothing; compressed where the path ends with ``.gz``.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     content = dumps(timeline).encode()

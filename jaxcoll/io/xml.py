@@ -15,6 +15,7 @@ from jaxcoll.errors import FormatError, shown
 from jaxcoll.numerics import checks
 
 _MOST_DEPTH, _MOST_ATTRIBUTES, _MOST_CHARACTERS = 64, 32, 2**12
+# Of as many digits as an int64 surely holds: Python would read a number of any length, slowly.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
@@ -80,7 +81,11 @@ class Element:
 
 
 class _Reader:
-    """An element under construction for every tag that is open."""
+    """Expat's calls, and an element under construction for every tag that is open.
+
+    Not ElementTree: it resolves entities, keeps no lines for errors, and builds a tree of any depth
+    and size before anyone can count.
+    """
 
     def __init__(self, most: int, text_in: frozenset[str], nested: Sequence[str]):
         self.text_in, self.nested = text_in, nested
@@ -91,6 +96,8 @@ class _Reader:
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.characters
+        # Entities that hold ten of another, ten deep, are 10^10 characters of a kilobyte; external
+        # ones read files. Refused where they are declared, before any is used.
         self.parser.EntityDeclHandler = self.refuse
         self.parser.ProcessingInstructionHandler = self.refuse
         self.parser.SkippedEntityHandler = self.refuse
@@ -98,7 +105,6 @@ class _Reader:
             self.parser.StartDoctypeDeclHandler = self.refuse
 
     def start(self, tag: str, said: dict[str, str]) -> None:
-        """Open a tag."""
         line, self.left = self.parser.CurrentLineNumber, self.left - 1
         longest = max(map(len, (tag, *said, *said.values())))
         for number, most, what in (
@@ -118,7 +124,6 @@ class _Reader:
         self.open.append((tag, said, [], line))
 
     def end(self, _: str) -> None:
-        """Close the innermost tag."""
         tag, said, children, line = self.open.pop()
         made = Element(tag, said, tuple(children), line)
         if self.open:
@@ -127,7 +132,8 @@ class _Reader:
             self.root = made
 
     def characters(self, text: str) -> None:
-        """Only white space stands between tags, but for those that hold text."""
+        # Other parsers pass over text between tags, or stop at it: a file with stray digits would
+        # mean something to one tool and nothing to the next.
         if text.strip() and self.open[-1][0] not in self.text_in:
             raise FormatError(
                 f"line {self.parser.CurrentLineNumber}: text inside <{self.open[-1][0][:40]}>, "
@@ -135,7 +141,6 @@ class _Reader:
             )
 
     def refuse(self, *_: object) -> None:
-        """Refuse everything that could grow, run or read another file."""
         raise FormatError(
             f"line {self.parser.CurrentLineNumber}: entities and instructions are not read"
             f"{', nor a document type' if self.nested else ''}"
@@ -167,7 +172,7 @@ def parsed(
         reader.parser.Parse(text, True)
     except expat.ExpatError as error:
         raise FormatError(f"not XML, or cut short: {error}") from None
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # half of a surrogate pair
         raise FormatError("not XML: it has characters that no file holds") from None
     if reader.root is None or reader.root.tag != root:
         found = "nothing" if reader.root is None else f"<{reader.root.tag[:40]}>"
@@ -175,11 +180,14 @@ def parsed(
     return reader.root
 
 
+# Line breaks too: a parser gives back those of an attribute as spaces unless they are escaped.
 _ESCAPES = {"&": "&amp;", "<": "&lt;", '"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"}
 
 
 def written(element: Element) -> str:
     """The text of an element, an element to a line, as NCCL's own parser reads it."""
+    # That parser (src/graph/xml.cc) wants double quotes, one space between attributes, and a whole
+    # tag on a line; so nothing is written that another would merely like better.
     lines: list[str] = []
 
     def write(each: Element, depth: int) -> None:

@@ -24,7 +24,7 @@ from jaxcoll.collective import common_parts
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.ragged import take_rows
-from jaxcoll.pictures.places import bows, host_names, layout, short_names
+from jaxcoll.pictures.places import curves, host_names, layout, short_names
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, Timeline, simulate
 from jaxcoll.topology import Topology
@@ -73,6 +73,7 @@ def page(
 def as_script(data: Mapping[str, Any]) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    # "</script>" in a name would end the element wherever it stands, also inside a JSON string.
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
@@ -150,6 +151,8 @@ def _data(timeline: Timeline) -> tuple[dict[str, Any], list[str]]:
             f"A network of {topology.num_vertices:,} vertices and {topology.num_links:,} links is "
             f"not drawn; up to {MOST_VERTICES:,} and {MOST_LINKS:,} are."
         )
+    # All links if they are drawn, else those of the rows: messages on others have no place to be
+    # seen.
     shown = np.arange(topology.num_links) if network else rows
     busy = timeline.utilization()
     links = [
@@ -191,6 +194,7 @@ def _hops(timeline: Timeline, shown: np.ndarray, notes: list[str]) -> dict[str, 
     message = np.repeat(np.arange(schedule.num_messages), np.diff(timeline.hop_ptr))
     step = schedule.step[schedule.message_ptr[:-1]][message]
     seconds = timeline.clock.seconds
+    # Whole steps are left out, not messages: a step that is shown is shown with all it sends.
     keep = np.isin(timeline.hop_link, shown)
     nth = max(math.ceil(int(keep.sum()) / MOST_HOPS), 1)
     steps = range(0, schedule.num_steps, nth)
@@ -219,17 +223,18 @@ def _ways(schedule: Schedule, shown: np.ndarray, notes: list[str]) -> dict[str, 
     hops = schedule.edges.hops[schedule.edge[order]]
     chunks = schedule.collective.num_chunks
     length = np.bincount(schedule.chunk[order], weights=hops, minlength=chunks)
+    # Chunks are sent about equally often, so the first that fit are as good as any.
     most = int(np.searchsorted(np.cumsum(length), MOST_HOPS, side="right"))
     if most < chunks:
         notes.append(f"Of {chunks:,} chunks, the first {most:,} can be followed.")
+    # Sends are in the order of their chunks here, so those of the first chunks come first.
     order = order[: int(np.searchsorted(schedule.chunk[order], most))]
     edges = schedule.edges
     path_ptr, links = take_rows(edges.path_ptr, edges.path_link, schedule.edge[order])
     hops = np.diff(path_ptr)
     in_sight = np.isin(links, shown)
-    kept = np.bincount(np.repeat(schedule.chunk[order], hops)[in_sight], minlength=max(most, 1))[
-        :most
-    ]
+    followed = np.repeat(schedule.chunk[order], hops)[in_sight]
+    kept = np.bincount(followed, minlength=most)
     return {
         "ptr": [0, *np.cumsum(kept).tolist()],
         "step": np.repeat(schedule.step[order], hops)[in_sight].tolist(),
@@ -243,16 +248,11 @@ def _network(topology: Topology) -> dict[str, list]:
     whole = topology.whole
     columns = (whole.num_vertices, whole.src, whole.dst, whole.bandwidth)
     found = layout(whole.num_ranks, *columns, whole.placement).of(topology.whole_vertices)
-    bow = bows(found, topology.src, topology.dst)
-    begin, end = found.ends(topology.src, topology.dst)
-    way = end - begin
-    way = way / np.maximum(np.hypot(way[:, 0], way[:, 1]), 1e-9)[:, None]
-    # A curve's middle lies half as far out as its control point.
-    bent = (begin + end) / 2 + 2 * bow[:, None] * np.stack([way[:, 1], -way[:, 0]], axis=1)
     hosts = host_names(topology.vertex_names, found.hosts)
     names = short_names(topology.vertex_names, topology.num_ranks, topology.num_vertices, found)
     flip = np.array([1.0, -1.0])
-    curves = np.concatenate([begin * flip, bent * flip, end * flip], axis=1)
+    points = curves(found, topology.src, topology.dst)
+    curve = np.concatenate([each * flip for each in points], axis=1)
     return {
         "place": np.round(found.place * flip, 3).tolist(),
         "width": np.round(found.width, 3).tolist(),
@@ -260,7 +260,7 @@ def _network(topology: Topology) -> dict[str, list]:
         "ranks": [topology.num_ranks],
         "src": topology.src.tolist(),
         "dst": topology.dst.tolist(),
-        "curve": np.round(curves, 3).tolist(),
+        "curve": np.round(curve, 3).tolist(),
         "round": [int(found.is_round)],
         "frames": [
             [*np.round([low[0], -high[1], high[0], -low[1]], 3).tolist(), name]

@@ -15,7 +15,7 @@ from html import escape
 import numpy as np
 
 from jaxcoll.grid import Placement
-from jaxcoll.pictures.places import Layout, bows, layout
+from jaxcoll.pictures.places import Layout, curves, layout
 
 MOST_DRAWN = 800  # links of a network; with more the drawing would be a blot
 _MOST_BARS = 120
@@ -39,14 +39,13 @@ def network(layout: Layout, num_ranks: int, src: np.ndarray, dst: np.ndarray) ->
     """A small drawing of a network; nothing where it would show nothing."""
     if len(src) > MOST_DRAWN or not len(src):
         return ""
-    begin, end = layout.ends(src, dst)
-    bow = bows(layout, src, dst)
-    way = (end - begin) / np.hypot(*(end - begin).T)[:, None]
-    control = (begin + end) / 2 + 2 * bow[:, None] * np.stack([way[:, 1], -way[:, 0]], axis=1)
+    begin, control, end = curves(layout, src, dst)
     middle = (begin + end) / 4 + control / 2
     half = np.stack([layout.width / 2, np.zeros(len(layout.width))], axis=1)
+    # Curves reach as far as their middles; their control points would leave a wide margin.
     corners = np.concatenate([layout.place - half, layout.place + half, middle])
     (left, low), (right, high) = corners.min(axis=0) - 0.3, corners.max(axis=0) + 0.3
+    # One path for all links, as hundreds of elements slow a notebook down. SVG's y points down.
     lines = "".join(
         f"M{a[0]:.2f} {-a[1]:.2f}Q{c[0]:.2f} {-c[1]:.2f} {b[0]:.2f} {-b[1]:.2f}"
         for a, c, b in zip(begin, control, end, strict=True)
@@ -75,6 +74,7 @@ def bars(shares: Sequence[float] | np.ndarray, caption: str) -> str:
     values = np.clip(np.asarray(shares, float), 0.0, 1.0)
     if not len(values):
         return ""
+    # Neighbours are averaged rather than left out: a burst stays visible, if lower.
     if len(values) > _MOST_BARS:
         values = np.array([part.mean() for part in np.array_split(values, _MOST_BARS)])
     wide = 240 / len(values)
@@ -117,6 +117,7 @@ def network_card(
     kinds = sorted((float(rate), float(alpha)) for alpha, rate in speeds)
     texts = [f"{rate / 1e9:.4g} GB/s, {1e6 * alpha:.4g} µs" for rate, alpha in kinds[::-1]]
     rest = " and others" if len(texts) > _MOST_SPEEDS else ""
+    # Of ranks in another order the sides say nothing about which are neighbours.
     is_in_order = placement is not None and placement.is_in_order
     sides = " x ".join(map(str, placement.grid.shape)) if placement and is_in_order else ""
     rows = {

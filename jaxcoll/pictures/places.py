@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.grid import Placement
+from jaxcoll.numerics.connectivity import components, hops_to
 
 RADIUS = 0.17  # of a vertex, when neighbours are 1 apart
 _MOST_IN_A_ROW = 16  # ranks; those of more are stacked below their switches
@@ -85,9 +86,14 @@ def layout(
             return Layout(place, points)
     hosts = _hosts(num_ranks, num_vertices, src, dst, bandwidth)
     if hosts:
-        near = _neighbours(num_vertices, src, dst)
-        rows = all(_is_behind_switches(host, near, num_ranks) for host in hosts)
-        return (_host_rows if rows else _host_circle)(num_ranks, num_vertices, hosts)
+        # In rows where ranks reach the others of their host by switches only: wires between ranks
+        # of a row would run over those between, and are seen on a circle.
+        of_host = np.full(num_vertices, -1)
+        for i, host in enumerate(hosts):
+            of_host[[v for v in host if v < num_ranks]] = i
+        beside = (of_host[src] == of_host[dst]) & (of_host[src] >= 0)
+        place_hosts = _host_circle if beside.any() else _host_rows
+        return place_hosts(num_ranks, num_vertices, hosts)
     if num_vertices == num_ranks:
         return Layout(_circle(num_ranks), points)
     if num_vertices == num_ranks + 1:
@@ -170,50 +176,21 @@ def _hosts(
     num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray, bandwidth: np.ndarray
 ) -> tuple[tuple[int, ...], ...]:
     """The parts left by taking away the slowest links, two or more that hold all ranks."""
+    # Slowest first: links between hosts are slower than those inside.
     for slowest in np.unique(bandwidth)[:-1].tolist():
         fast = bandwidth > slowest
-        parts = _parts(num_vertices, src[fast], dst[fast])
-        with_ranks = [part for part in parts if part[0] < num_ranks]
+        first = components(num_vertices, src[fast], dst[fast])
+        parts: dict[int, list[int]] = {}
+        for vertex, least in enumerate(first.tolist()):
+            parts.setdefault(least, []).append(vertex)
+        # Ranks are the first vertices, so the least of a part is a rank if any is.
+        with_ranks = [tuple(part) for least, part in parts.items() if least < num_ranks]
         sizes = [sum(v < num_ranks for v in part) for part in with_ranks]
         if min(sizes) < 2:
             return ()
         if len(with_ranks) > 1:
             return tuple(with_ranks)
     return ()
-
-
-def _parts(num_vertices: int, src: np.ndarray, dst: np.ndarray) -> list[tuple[int, ...]]:
-    """The connected parts, each sorted, in order of their first vertex."""
-    near = _neighbours(num_vertices, src, dst)
-    seen = np.zeros(num_vertices, bool)
-    parts = []
-    for first in range(num_vertices):
-        if seen[first]:
-            continue
-        seen[first] = True
-        part = [first]
-        for vertex in part:  # grows on the way
-            for other in near[vertex]:
-                if not seen[other]:
-                    seen[other] = True
-                    part.append(other)
-        parts.append(tuple(sorted(part)))
-    return parts
-
-
-def _neighbours(num_vertices: int, src: np.ndarray, dst: np.ndarray) -> list[list[int]]:
-    near: list[set[int]] = [set() for _ in range(num_vertices)]
-    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-        near[u].add(v)
-        near[v].add(u)
-    return [sorted(others) for others in near]
-
-
-def _is_behind_switches(host: Sequence[int], near: list[list[int]], num_ranks: int) -> bool:
-    """Whether the ranks of a host reach each other by its switches only."""
-    inside = set(host)
-    ranks = [v for v in host if v < num_ranks]
-    return not any(w in inside and w < num_ranks for v in ranks for w in near[v])
 
 
 def _host_rows(num_ranks: int, num_vertices: int, hosts: tuple[tuple[int, ...], ...]) -> Layout:
@@ -264,16 +241,13 @@ def _host_circle(num_ranks: int, num_vertices: int, hosts: tuple[tuple[int, ...]
         # Two stand side by side, four at the corners of a square.
         angle = math.pi * (1 if count == 2 else 0.5 + 1 / count) - 2 * math.pi * i / count
         at = large * np.array([math.cos(angle), math.sin(angle)])
-        place[list(host)] = at + _circle(len(host)) @ _turned(angle - math.pi / 2)
+        # Turned so that the first vertex of every host points outwards.
+        cosine, sine = math.cos(angle - math.pi / 2), math.sin(angle - math.pi / 2)
+        turn = np.array([[cosine, sine], [-sine, cosine]])
+        place[list(host)] = at + _circle(len(host)) @ turn
         frames[i] = (at - own[i], at + own[i])
     place[joining] = _circle(len(joining)) if joining else np.zeros((0, 2))
     return Layout(place, width, hosts, frames, is_round=True)
-
-
-def _turned(angle: float) -> np.ndarray:
-    """The matrix that rotates row vectors by an angle."""
-    cosine, sine = math.cos(angle), math.sin(angle)
-    return np.array([[cosine, sine], [-sine, cosine]])
 
 
 # ---------------------------------------------------------------------- tiers
@@ -285,12 +259,18 @@ def _tiers(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) 
     A row is ordered by the middle of what each switch joins below, as fat trees are drawn. Where
     ranks are many, those of one switch stand below it as a block.
     """
-    near = _neighbours(num_vertices, src, dst)
-    tier = _tier_of(num_ranks, num_vertices, near)
+    near: list[list[int]] = [[] for _ in range(num_vertices)]
+    ends = src.tolist(), dst.tolist()
+    for u, v in sorted({*zip(*ends, strict=True), *zip(*ends[::-1], strict=True)}):
+        near[u].append(v)
+    far = hops_to(np.arange(num_ranks), num_vertices, src, dst)
+    tier = np.maximum(far, 1) * (np.arange(num_vertices) >= num_ranks)
     place = np.zeros((num_vertices, 2))
-    columns = _rank_columns(num_ranks, near)
+    blocks: dict[int, list[int]] = {}  # ranks by the first switch that they are linked to
+    for rank in range(num_ranks):
+        blocks.setdefault(next((v for v in near[rank] if v >= num_ranks), -1), []).append(rank)
     x = 0.0
-    for block in columns:
+    for block in blocks.values():
         across = len(block) if num_ranks <= _MOST_IN_A_ROW else math.ceil(math.sqrt(len(block)))
         for i, rank in enumerate(block):
             place[rank] = (x + i % across, -(i // across))
@@ -299,33 +279,13 @@ def _tiers(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) 
     for level in range(1, tier.max() + 1):
         row = np.flatnonzero(tier == level).tolist()
         under = {v: [place[w, 0] for w in near[v] if tier[w] < level] or [width / 2] for v in row}
+        # Rounded: means that are equal but for the last bit would order switches by chance.
         row.sort(key=lambda v: (round(sum(under[v]) / len(under[v]), 6), v))
         rise = 1.4 + 0.08 * width
         apart = (width + 1.0) / len(row)
         for i, vertex in enumerate(row):
             place[vertex] = (apart * (i + 0.5) - 0.5, level * rise)
     return place
-
-
-def _tier_of(num_ranks: int, num_vertices: int, near: list[list[int]]) -> np.ndarray:
-    tier = np.full(num_vertices, -1)
-    tier[:num_ranks] = 0
-    front = list(range(num_ranks))
-    for vertex in front:  # breadth first; grows on the way
-        for other in near[vertex]:
-            if tier[other] < 0:
-                tier[other] = tier[vertex] + 1
-                front.append(other)
-    return np.maximum(tier, 1) * (np.arange(num_vertices) >= num_ranks)
-
-
-def _rank_columns(num_ranks: int, near: list[list[int]]) -> list[list[int]]:
-    """Ranks by the first switch that they are linked to, in order."""
-    blocks: dict[int, list[int]] = {}
-    for rank in range(num_ranks):
-        switch = next((v for v in near[rank] if v >= num_ranks), -1)
-        blocks.setdefault(switch, []).append(rank)
-    return list(blocks.values())
 
 
 # ---------------------------------------------------------------------- links
@@ -353,6 +313,8 @@ def bows(layout: Layout, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         outward = float(np.dot((a + b) / 2 - middle, right))
         # On the axis of symmetry either side will do, but the same one for both directions.
         side = np.sign(outward) if abs(outward) > 1e-9 else np.sign(right[0] + 1e-3 * right[1])
+        # Not equally far to both sides: links of both directions around one vertex would lie on
+        # each other.
         bow[link] = side * (0.36 + 0.04 * side) + 0.07 * nth[link]
     return bow
 
@@ -363,6 +325,21 @@ def _runs_over(place: np.ndarray, a: np.ndarray, b: np.ndarray) -> bool:
     off = place - a - along[:, None] * way
     beside = np.hypot(off[:, 0], off[:, 1])
     return bool(((along > 1e-6) & (along < 1 - 1e-6) & (beside < RADIUS)).any())
+
+
+def curves(
+    layout: Layout, src: np.ndarray, dst: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Begin, control point and end of every link's curve, three float64 of shape (links, 2).
+
+    A quadratic Bezier curve: its middle lies half as far out as its control point.
+    """
+    begin, end = layout.ends(src, dst)
+    way = end - begin
+    # A link of no length has no side to bend to, and stays a point.
+    way = way / np.maximum(np.hypot(way[:, 0], way[:, 1]), 1e-9)[:, None]
+    right = np.stack([way[:, 1], -way[:, 0]], axis=1)
+    return begin, (begin + end) / 2 + 2 * bows(layout, src, dst)[:, None] * right, end
 
 
 def curve_middles(layout: Layout, bow: np.ndarray, src: np.ndarray, dst: np.ndarray) -> np.ndarray:

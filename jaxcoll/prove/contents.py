@@ -85,6 +85,7 @@ class Buffers:
             raise NotProved(f"the root must be a rank, 0 to {ranks - 1}, got {root}")
         self.kind, self.ranks, self.chunks = kind, ranks, chunks
         self.in_place, self.root, self.share = in_place, root, max(1, chunks // ranks)
+        # A bit per rank: a sum is complete when all are set, and two that share one count it twice.
         self.full = (1 << ranks) - 1 if kind in REDUCING else 1
         self.held: dict[Cell, Value] = {}
 
@@ -94,6 +95,8 @@ class Buffers:
             return rank, buffer, at
         if self.kind == "all_gather":
             return rank, "o", at if buffer == "o" else rank * self.share + at
+        # Of an all_gather the output is the whole, of the others the input: the part is a window of
+        # it.
         at = rank * self.share + at if (self.kind, buffer) == ("reduce_scatter", "o") else at
         return rank, "i", at
 
@@ -149,6 +152,7 @@ def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:
     Raises:
         NotProved: with nothing, another chunk, or a sum that lacks a contribution.
     """
+    # A number would tell the same at 2 of 3 sums that are wrong: sets of contributions do not.
     if found == (chunk, full):
         return
     if found is None:

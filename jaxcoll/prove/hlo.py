@@ -137,6 +137,7 @@ def _closing(text: str, line: int) -> int:
 
 
 def _instruction(found: re.Match[str], line: int) -> Instruction:
+    # Types of long tuples hold comments such as /*index=5*/.
     rest = re.sub(r"/\*.*?\*/", "", found[3])
     tuple_ = rest.startswith("(")
     end = _closing(rest, line) + 1 if tuple_ else (rest + " ").index(" ")
@@ -244,6 +245,7 @@ def _stated(each: Instruction, replicas: int, partitions: int, channel: bool) ->
     listed = re.findall(r"\{([0-9, ]*)\}", text[1:-1])
     if listed:
         return [tuple(_numbers(row)) for row in listed]
+    # No groups mean one of all, of whichever ids the mode counts in.
     by_partition = base(each) not in ("all-reduce", "all-gather", "reduce-scatter") and channel
     every = replicas * partitions if each.said("use_global_device_ids") == "true" else replicas
     return [tuple(range(partitions if by_partition else every))]
@@ -256,6 +258,8 @@ def _of_mesh(each: Instruction, axes: str, shape_: str, order: str, chosen: str)
     if not set(along) <= set(names) or len(set(along)) < len(along):
         raise NotProved(f"{each.place}: the axes {along} are not those of {names}")
     count = math.prod(sides.values())
+    # [2,4]<=[8] and mesh['x'=2,'y'=4] are written for groups that a list would need thousands of
+    # numbers for.
     ids = _iota(each, _numbers(shape_) or [count], _numbers(order))
     rest = [axis for axis, name in enumerate(names) if name not in along]
     places = _iota(each, [*sides.values()], [*rest, *map(names.index, along)])
@@ -313,6 +317,7 @@ def pairs(module: Module, each: Instruction) -> list[tuple[int, int]]:
 
 def _joined(ends: Iterable[tuple[int, int]]) -> list[Group]:
     """The ranks that messages join, directly or by way of others."""
+    # Ranks that no message reaches wait for nobody, and are in no group.
     part: dict[int, set[int]] = {}
     for a, b in ends:
         both = part.get(a, {a}) | part.get(b, {b})

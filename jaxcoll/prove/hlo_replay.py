@@ -67,7 +67,10 @@ def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
     chunks = shape.size * (ranks if kind == "all_gather" else 1)
     buffers = Buffers(kind, ranks, chunks, False, root)
     run.count(shape.size)
-    start = [[buffers.given(r, "i", i) or _unasked(r) for i in range(shape.size)]
+    # Of a broadcast, ranks but the root have data that the result must not contain.
+    unasked = [Wrong(NotProved(f"the result takes data of rank {r}, not of the root", r))
+               for r in range(ranks)]  # fmt: skip
+    start = [[buffers.given(r, "i", i) or unasked[r] for i in range(shape.size)]
              for r in range(ranks)]  # fmt: skip
     end = run.of(module.entry, [Held(shape, start)], 0)
     while end.shape is None and len(end.ranks) == 1:
@@ -84,10 +87,6 @@ def replay(module: Module, kind: str, root: int) -> tuple[int, int]:
             buffers.held[rank, "o", at] = found if isinstance(found, Value) else Value(-1, 0)
     buffers.check_end()
     return chunks, run.messages
-
-
-def _unasked(rank: int) -> Wrong:
-    return Wrong(NotProved(f"the result takes data of rank {rank}, not of the root", rank))
 
 
 class _Run:

@@ -22,6 +22,8 @@ from jaxcoll.prove.contents import (
 )
 
 _MOST_SHARDS = 2**22
+# A rank that has sent its partial sum holds nothing of the chunk: were it to keep the sum, what
+# comes back could contain its own contribution twice.
 _GIVEN = Value(-1, 0)  # what is left where a partial sum was given away
 
 
@@ -38,6 +40,8 @@ def parsed(text: str) -> dict:
         raise NotRead(f"{name} is not a number of JSON")
 
     try:
+        # Python takes the last of repeated keys, NaN, and numbers of any length; other parsers do
+        # not, and a proof of one reading says nothing of another.
         fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     except RecursionError:
         raise NotRead("nested too deeply") from None
@@ -95,11 +99,14 @@ class _Shards:
         self.rows: list[_Shard] = []
         sizes: list[int] = []
         for i in range(len(groups) if isinstance(groups, list) else 0):
+            # By the same check as every list of the file, with the place of the group for its key.
             group = column(dict(enumerate(groups)), i, 0, ranks - 1)  # type: ignore[arg-type]
             self._add(kind, group, said.get("root") or 0)
             sizes += shares or [1] * (len(self.rows) - len(sizes))
         if not self.rows or len(sizes) != len(self.rows):
             raise NotRead("groups and shares must be lists of ranks, a share per rank")
+        # Chunks are numbered shard by shard, k of them in each, or k times as many as its share
+        # says.
         self.first = [0, *accumulate(k * size for size in sizes)]
 
     def _add(self, kind: str, group: list[int], root: object) -> None:
@@ -109,7 +116,10 @@ class _Shards:
         if not isinstance(root, int) or not 0 <= root < len(group):
             raise NotRead(f'"root" must be a place in every group, got {root!r:.40}')
         every, ones, top = frozenset(group), [[rank] for rank in group], [group[root]]
+        # Of a sum all ranks' bits, of other chunks the one that stands for their only content.
         full = sum(1 << rank for rank in every) if self.adds else 1
+        # Holders and wanters of each shard, as MPI defines the collective, not as ``Collective``
+        # does.
         pairs: dict[str, Iterable[tuple[Iterable[int], Sequence[int]]]] = {
             "all_reduce": ((every, group) for _ in group),
             "reduce_scatter": ((every, one) for one in ones),

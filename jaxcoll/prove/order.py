@@ -43,6 +43,8 @@ class Order:
             Race: another thread's use of it may come before or after.
         """
         known = self.known[thread]
+        # Reads need no order among themselves; a write needs it with all reads since the last
+        # write, and with that write, which earlier ones come before.
         before = dict(self.read[cell]) if writes else {}
         if cell in self.written:
             before.setdefault(*self.written[cell])

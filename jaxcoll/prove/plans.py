@@ -225,8 +225,10 @@ class _Run:
         """Run the next operation of a block, if it can."""
         op, order = self.threads[thread][self.at[thread]], self.order
         queues = self._awaited(op, thread)
-        came = all(len(self.signals[key]) >= queues.count(key) for key in queues)
-        if not came or not self._packets_came(op):
+        if not all(len(self.signals[key]) >= queues.count(key) for key in queues):
+            return False
+        packed = (cells for cells, packed in self._sources(op) if packed)
+        if not all(cell in self.packets for cells in packed for cell in cells):
             return False
         if op.name == "barrier" and not self._meets(op, thread):
             return False
@@ -268,10 +270,6 @@ class _Run:
         sums = op.name in _SUMS
         for i, cells in enumerate(op.src):
             yield cells, op.name in _READ_PACKETS and (i > 0 or not sums)
-
-    def _packets_came(self, op: Op) -> bool:
-        return all(cell in self.packets
-                   for cells, packed in self._sources(op) if packed for cell in cells)  # fmt: skip
 
     def _read(self, thread: int, cell: Cell, packed: bool) -> Value:
         if packed:

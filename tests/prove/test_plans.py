@@ -158,7 +158,8 @@ def test_operations_are_counted_as_they_are_made(data):
     counted = lowering._Operations(schedule, per_host)
     count = data.draw(st.integers(1, chunks))
     for block_of in lowering._ways(chunks, count):
-        made = [lowering._Block(schedule, block_of == b, per_host) for b in range(count)]
+        runs = [lowering.runs(schedule, counted.continues, block_of == b) for b in range(count)]
+        made = [lowering._Block(schedule, each, per_host) for each in runs]
         most = max(len(ops) for block in made for ops in block.operations)
         assert counted.most(block_of) == most
 

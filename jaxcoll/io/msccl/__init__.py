@@ -30,6 +30,7 @@ from jaxcoll.io.msccl.program import (
     written_for,
 )
 from jaxcoll.io.msccl.replay import lift
+from jaxcoll.io.sends import Run, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -82,12 +83,29 @@ def lower(
             f"{collective} has {collective.num_chunks} chunks, a program at most "
             f"{form.MOST_CHUNKS}; take fewer chunks per shard"
         )
-    runs = _runs(schedule)
-    paths = [tuple(schedule.edges.path(e)) for e in range(len(schedule.edges))]
-    _check_elements(runs, schedule, runtime)
+    found = runs(schedule, continues(schedule, schedule.edge), most=form.MOST_COUNT)
+    # Refused before the work: too many instructions, those that only wait left out.
+    ranks = collective.num_ranks
+    ends = [rank for run in found for rank in (run.src, run.dst)]
+    count = np.bincount(np.asarray(ends, np.int64), minlength=ranks)
+    rank = int(count.argmax())
+    if 1 + ranks + count[rank] > MOST_ELEMENTS:
+        raise FormatError(
+            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
+            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
+            "(--for-runtime chooses them), or fewer links per rank"
+        )
+    return _fitting(schedule, found, name, protocol, runtime)
+
+
+def _fitting(
+    schedule: Schedule, found: list[Run], name: str, protocol: str, runtime: Runtime
+) -> Program:
+    """The program with as few channels as keep its blocks within the runtime's instructions."""
+    collective = schedule.collective
     longest = runtime.instructions
     for _ in range(_MOST_TRIALS):
-        rows = _rows(runs, schedule, longest, paths)
+        rows = _rows(found, schedule, longest)
         program = Program(name, collective.kind, protocol, collective.num_chunks, True, rows)
         most = max((len(b.instructions) for row in rows for b in row), default=0)
         if most <= runtime.instructions or longest < 2:
@@ -98,29 +116,12 @@ def lower(
     return program
 
 
-def _check_elements(runs: list[_Run], schedule: Schedule, runtime: Runtime) -> None:
-    """Refuse before the work what has too many instructions, those that only wait left out."""
-    edges = np.asarray([run.edge for run in runs], np.int64)
-    ranks = schedule.collective.num_ranks
-    ends = np.concatenate([schedule.edges.src[edges], schedule.edges.dst[edges]])
-    count = np.bincount(ends, minlength=ranks)
-    rank = int(count.argmax())
-    if 1 + ranks + count[rank] > MOST_ELEMENTS:
-        raise FormatError(
-            f"of rank {rank} {1 + ranks + count[rank]} elements or more are to be read, "
-            f"{runtime.name} takes at most {MOST_ELEMENTS}; take fewer chunks per shard "
-            "(--for-runtime chooses them), or fewer links per rank"
-        )
-
-
-def _rows(
-    runs: list[_Run], schedule: Schedule, longest: int, paths: list[tuple[int, ...]]
-) -> tuple[tuple[Block, ...], ...]:
+def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Block, ...], ...]:
     """The blocks of every rank, with at most so many runs in one."""
     ranks = [_Rank() for _ in range(schedule.collective.num_ranks)]
-    connections = _connections(runs, schedule, longest)
+    connections = _connections(found, schedule, longest)
     buffer = _BUFFER[schedule.collective.kind]
-    for run, (connection, before) in zip(runs, connections, strict=True):
+    for run, (connection, before) in zip(found, connections, strict=True):
         place = (buffer, run.first)
         sends = Instruction("s", place, place, run.count, step=run.step, place=run.place)
         receives = Instruction("rrc" if run.reduce else "r", place, place, run.count)
@@ -128,14 +129,16 @@ def _rows(
             (connection[0], "send", sends, 2 * run.step),
             (connection[1], "receive", receives, 2 * run.step + 1),
         ):
+            # Both ends split at the same run, for the n-th send of a connection meets the n-th
+            # receive.
             key, last = (end, connection), None if before is None else (end, before)
             ranks[rank].add(key, each, time, last)
-            ranks[rank].paths[key] = paths[run.edge] if end == "send" else None
+            ranks[rank].paths[key] = run.path if end == "send" else None
     return tuple(rank.finished() for rank in ranks)
 
 
 def _connections(
-    runs: list[_Run], schedule: Schedule, longest: int
+    runs: list[Run], schedule: Schedule, longest: int
 ) -> list[tuple[Connection, Connection | None]]:
     """The connection of every run, and the one after whose end it begins, of the same edge."""
     ends = list(zip(schedule.edges.src.tolist(), schedule.edges.dst.tolist(), strict=True))
@@ -158,49 +161,6 @@ def _connections(
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Neighbouring chunks of one message; ``place`` of the first among the sends of its step."""
-
-    step: int
-    edge: int
-    first: int
-    count: int
-    reduce: bool
-    place: int
-
-
-def _runs(schedule: Schedule) -> list[_Run]:
-    """The sends as runs of neighbouring chunks, in the order of the schedule."""
-    step, edge, chunk = (
-        np.asarray(c, np.int64) for c in (schedule.step, schedule.edge, schedule.chunk)
-    )
-    reduce = schedule.reduce
-    breaks = np.ones(len(step), bool)
-    breaks[1:] = (
-        (step[1:] != step[:-1])
-        | (edge[1:] != edge[:-1])
-        | (chunk[1:] != chunk[:-1] + 1)
-        | (reduce[1:] != reduce[:-1])
-    )
-    start = np.flatnonzero(breaks)
-    begin = schedule.step_ptr
-    rows = zip(start.tolist(), np.diff(np.append(start, len(step))).tolist(), strict=True)
-    most = form.MOST_COUNT
-    return [
-        _Run(
-            int(step[i]),
-            int(edge[i]),
-            int(chunk[i + k]),
-            min(n - k, most),
-            bool(reduce[i]),
-            int(i + k - begin[step[i]]),
-        )
-        for i, n in rows
-        for k in range(0, n, most)
-    ]
-
-
 Key = tuple[str, Connection]  # end of a connection
 
 
@@ -213,6 +173,8 @@ class _Rank:
         self.paths: dict[Key, tuple[int, ...] | None] = {}
         self.pending: list[tuple[int, int, Key, Instruction, Key | None]] = []
 
+    # Rows come by edge within a step; ``finished`` sorts them by time, as every wait must be for
+    # something before it.
     def add(self, key: Key, each: Instruction, time: int, last: Key | None) -> None:
         """An instruction at a time, after the last one of another end of a connection."""
         self.pending.append((time, len(self.pending), key, each, last))
@@ -227,6 +189,8 @@ class _Rank:
                 self.rows.append([])
             writes = each.type != "s"
             chunks = range(each.src[1], each.src[1] + each.count)
+            # A reader waits for the last writer, a writer for it and for all readers since: their
+            # other waits follow from these.
             before = [written[c] for c in chunks if c in written]
             if writes:
                 before += [place for c in chunks for place in readers[c]]
@@ -256,7 +220,9 @@ class _Rank:
         latest: dict[int, int] = {}
         for other, instruction in before:
             if other != block:
+                # A block runs in order, so the latest of its instructions stands for all before.
                 latest[other] = max(latest.get(other, -1), instruction)
+        # An instruction waits for one other; for more, those that only wait stand before it.
         waits = sorted(latest.items())
         row = self.rows[block]
         for wait in waits[:-1]:

@@ -78,11 +78,16 @@ COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
 }
+# What a connection holds before its sender waits (NCCL's buffers of these protocols): a program
+# that needs more stops for ever.
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}  # messages that a connection holds
 SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
+# Of the device structures: a step's count, and block numbers in a signed byte.
 MOST_COUNT, MOST_AWAITED = 71, 127
 MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
+# Other tools' instructions that no schedule of single sends says, and ``ra``, at which the kernel
+# stops; ``jaxcoll.prove`` runs the first two.
 _NOT_READ = {"re", "rrs", "ra"}
 _TAGS = ("algo", "gpu", "tb", "step")  # each in the one before
 
@@ -177,6 +182,8 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
     if program.collective == "reduce_scatter":
         collective = runtime.reduce_scatter
     channels = _channels(program)
+    # Azure's executor refuses files without outofplace, minBytes and maxBytes (Azure/msccl#26), the
+    # others pass over them.
     here, other = str(int(program.in_place)), str(int(not program.in_place))
     lines = [
         _tag("algo", name=program.name, proto=program.protocol, nchannels=channels,
@@ -184,10 +191,19 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
              inplace=here, outofplace=other, minBytes=0, maxBytes=max_bytes) + ">"
     ]  # fmt: skip
     for rank, blocks in enumerate(program.ranks):
-        sizes = _buffer_sizes(program, blocks)
-        lines.append("  " + _tag("gpu", id=rank, **sizes) + ">")
+        sizes = dict.fromkeys("ios", 0)  # one past the last chunk that is used
+        for each in (each for block in blocks for each in block.instructions if each.count):
+            for buffer, first in (each.src, each.dst):
+                sizes[buffer] = max(sizes[buffer], first + each.count)
+        # In place the one buffer is whole, the other has no chunks: microsoft/msccl compares both
+        # with nchunksperloop.
+        if program.in_place:
+            sizes["o" if program.collective == "all_gather" else "i"] = program.chunks
+        of_buffers = {f"{buffer}_chunks": size for buffer, size in sizes.items()}
+        lines.append("  " + _tag("gpu", id=rank, **of_buffers) + ">")
         for number, block in enumerate(blocks):
             ends = {"send": _or_minus(block.send), "recv": _or_minus(block.receive)}
+            # A longer value would be refused; without it a path is found again, if not the same.
             path = ",".join(map(str, block.path or ()))
             links = {"links": path} if 0 < len(path) <= MOST_CHARACTERS else {}
             lines.append("    " + _tag("tb", id=number, **ends, chan=block.channel, **links) + ">")
@@ -219,6 +235,7 @@ def check_limits(program: Program, runtime: Runtime) -> None:
             (b for b, block in enumerate(blocks) if any(i.awaited for i in block.instructions)),
             default=0,
         )
+        # The parser keeps the elements of one GPU at a time, so its limit is not of the whole file.
         found += [
             (len(blocks), runtime.blocks, f"rank {rank} has {{}} blocks"),
             (longest, runtime.instructions, f"a block of rank {rank} has {{}} instructions"),
@@ -250,19 +267,6 @@ def _step(s: int, each: Instruction) -> str:
     at = "" if each.step is None else f' at="{each.step}"'
     no = "" if each.place is None else f' no="{each.place}"'
     return f"      {tag}{at}{no}/>"
-
-
-def _buffer_sizes(program: Program, blocks: tuple[Block, ...]) -> dict[str, int]:
-    """Chunks of each buffer: all, or one past the last that is used."""
-    sizes = dict.fromkeys("ios", 0)
-    for block in blocks:
-        for each in block.instructions:
-            for buffer, first in (each.src, each.dst) if each.count else ():
-                sizes[buffer] = max(sizes[buffer], first + each.count)
-    kept = "o" if program.collective == "all_gather" else "i"
-    if program.in_place:
-        sizes[kept] = program.chunks
-    return {f"{buffer}_chunks": size for buffer, size in sizes.items()}
 
 
 # ---------------------------------------------------------------------- reading

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
@@ -14,8 +13,9 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.msccl import program as form
 from jaxcoll.io.msccl.program import Instruction, Program
+from jaxcoll.io.sends import edges_of, leads
 from jaxcoll.numerics import checks
-from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -76,7 +76,9 @@ def lift(program: Program, topology: Topology) -> Schedule:
     run = _Run(program)
     run.to_end()
     connections = sorted({connection for connection, *_ in run.sent})
-    edges, number = _edges(topology, connections, _stated_paths(program, topology))
+    # Channels into which one edge was split have one path, and are one edge again.
+    edges, edge_of = edges_of(topology, _paths(program, topology, connections))
+    number = dict(zip(connections, edge_of, strict=True))
     columns = [(step, number[connection], chunk) for connection, step, chunk, _ in run.sent]
     step, edge, chunk = np.asarray(columns, np.int64).reshape(-1, 3).T
     # Within a step in the order that the program states, else in the order of this run.
@@ -86,61 +88,36 @@ def lift(program: Program, topology: Topology) -> Schedule:
     fields.check_claims("the program", ranks, *counts)
     reduce = np.asarray([run.added.get(i, False) for i in range(len(columns))], bool)
     step, edge, chunk, reduce = (column[order] for column in (step, edge, chunk, reduce))
-    schedule = Schedule.from_sends(
-        topology,
-        collective,
-        step,
-        edge,
-        chunk,
-        reduce,
-        edges=edges,
-        provenance=Provenance("msccl", {"name": program.name}),
-    )
+    made = Provenance("msccl", {"name": program.name})
+    columns = step, edge, chunk, reduce
+    schedule = Schedule.from_sends(topology, collective, *columns, edges=edges, provenance=made)
     verify(schedule)
     return schedule
 
 
-def _stated_paths(program: Program, topology: Topology) -> dict[Connection, tuple[int, ...]]:
-    """The links of connections that a program states, where this network has them in a row."""
-    found: dict[Connection, tuple[int, ...]] = {}
-    src, dst = topology.src, topology.dst
-    for rank, blocks in enumerate(program.ranks):
-        for block in blocks:
-            path = block.path or ()
-            if block.send is None or not path or max(path) >= len(src):
-                continue
-            ends = (int(src[path[0]]), int(dst[path[-1]])) == (rank, block.send)
-            if ends and all(dst[a] == src[b] for a, b in itertools.pairwise(path)):
-                found[rank, block.send, block.channel] = path
-    return found
-
-
-def _edges(
-    topology: Topology,
-    connections: list[Connection],
-    stated: dict[Connection, tuple[int, ...]],
-) -> tuple[Edges, dict[Connection, int]]:
-    """An edge per path, and the edge of each connection."""
+def _paths(
+    program: Program, topology: Topology, connections: list[Connection]
+) -> list[tuple[int, ...]]:
+    """The links of each connection: those that the program states if this network has them in a
+    row; else the link between its ranks, the k-th of several for channel k; else a shortest path.
+    """
+    paths: dict[Connection, tuple[int, ...]] = {
+        (rank, block.send, block.channel): block.path or ()
+        for rank, blocks in enumerate(program.ranks)
+        for block in blocks
+        if block.send is not None and leads(topology, block.path or (), rank, block.send)
+    }
     links: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for link, ends in enumerate(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)):
         links[ends].append(link)
-    rest = [c for c in connections if c not in stated and c[:2] not in links]
+    rest = [c for c in connections if c not in paths and c[:2] not in links]
     src, dst = np.asarray([c[:2] for c in rest], np.int64).reshape(-1, 2).T
     routed = shortest_routes(topology, src, dst)
-    paths = {connection: routed.path(e) for e, connection in enumerate(rest)} | stated
+    paths |= {connection: routed.path(e) for e, connection in enumerate(rest)}
     for a, b, channel in connections:
         if (a, b, channel) not in paths:
             paths[a, b, channel] = (links[a, b][channel % len(links[a, b])],)
-    # Channels into which one edge was split are one edge again.
-    edge_of: dict[tuple[int, int, tuple[int, ...]], int] = {}
-    number = {
-        (a, b, channel): edge_of.setdefault((a, b, tuple(paths[a, b, channel])), len(edge_of))
-        for a, b, channel in connections
-    }
-    ends = np.asarray([key[:2] for key in edge_of], np.int64).reshape(-1, 2).T
-    ptr = np.concatenate([[0], np.cumsum([len(path) for *_, path in edge_of])]).astype(np.int64)
-    flat = np.asarray([link for *_, path in edge_of for link in path], np.int64)
-    return Edges(ends[0], ends[1], ptr, flat), number
+    return [paths[connection] for connection in connections]
 
 
 class _Run:
@@ -186,6 +163,8 @@ class _Run:
         if left is not None:
             raise FormatError(f"nothing receives a message from rank {left[0]} to rank {left[1]}")
 
+    # Blocks are not polled: one that cannot go on is filed under the event it lacks, so that
+    # programs of a million instructions run in one pass over them.
     def _awaited(self, rank: int, block: int) -> Event | None:
         """The event that the next instruction of a block waits for, or None when it can run."""
         body = self.program.ranks[rank][block]
@@ -205,6 +184,7 @@ class _Run:
         body, at = self.program.ranks[rank][block], self.at[rank][block]
         each = body.instructions[at[0]]
         into, out = body.connections(rank)
+        # A nop has none, and ends.
         if each.count:
             self._run(rank, each, at[1], into, out)
         if each.type in form.RECEIVES:
@@ -226,18 +206,23 @@ class _Run:
             cells[dst] = dataclasses.replace(self._read(rank, src))
         elif each.type in form.RECEIVES:
             message = self.wires[into].popleft()
+            # The runtimes add to their own chunk, whatever coordinates src has: msccl-tools writes
+            # the sender's there.
             if each.type in ("rrc", "rrcs"):
                 held = self._read(rank, dst)
                 if held.chunk != message.chunk:
                     raise FormatError(
                         f"gpu {rank} adds chunk {message.chunk} to chunk {held.chunk}, at {dst}"
                     )
+                # A sum can be sent on in the step after its last part.
                 held.ready = max(held.ready, message.step + 1)
                 self.added[message.number] = True
             else:
                 cells[dst] = _Value(message.chunk, message.step + 1)
         if each.type in form.SENDS:
             value = self._read(rank, src if each.type == "s" else dst)
+            # As early as data and connection allow: a program has no steps, unless it is one of
+            # ``lower``.
             step = max(value.ready, self.last.get(out, 0), each.step or 0)
             self.last[out] = step
             if len(self.sent) >= _MOST_MESSAGES:

@@ -7,7 +7,6 @@ Plans of other tools are proved by ``jaxcoll.prove``.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.mscclpp.lowering import NAMES, Plan, lower
+from jaxcoll.io.sends import edges_of, leads
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
@@ -46,7 +46,6 @@ def save(path: str | os.PathLike, schedule: Schedule, **options: Any) -> None:
     """Write the plan of a schedule, and beside it ``PATH.registry.json``; see ``lower``.
 
     Raises:
-        FormatError: see ``lower``.
         OSError: a file cannot be written.
     """
     text = dumps(schedule, **options)
@@ -62,6 +61,8 @@ def registry(plan: Plan, file: str) -> str:
     both with the communicator's, and the collective, size and place with the call's.
     """
     ranks = len(plan["gpus"])
+    # A port channel joins hosts, so a rank and its peers over memory channels are those of one
+    # host.
     near = [
         1
         + sum(len(set(c["connected_to"])) for c in gpu["channels"] if c["channel_type"] == "memory")
@@ -102,6 +103,7 @@ def loads(text: str, topology: Topology) -> Schedule:
     rows = sorted(row for rank, gpu in enumerate(gpus) for row in _sends(gpu, rank, len(gpus)))
     if not rows and len(gpus) > 1:
         raise FormatError("no operation says its step: a plan of another tool; prove it instead")
+    # Buffers of a plan are in chunks: of an all_gather the input is a shard, else the output.
     share = gpus[0].get("input_chunks" if kind == "all_gather" else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
     k = max(1, share // len(gpus)) if kind == "all_reduce" else share
@@ -119,30 +121,12 @@ def loads(text: str, topology: Topology) -> Schedule:
 
 def _edges(topology: Topology, ways: Sequence[_Way]) -> tuple[Edges, list[int]]:
     """The edges of sends, over the links that they say or over shortest paths; and each one's."""
-    src, dst, links = topology.src.tolist(), topology.dst.tolist(), len(topology.src)
-
-    def joins(a: int, b: int, path: tuple[int, ...]) -> bool:
-        inside = path and max(path) < links
-        if not inside or (src[path[0]], dst[path[-1]]) != (a, b):
-            return False
-        return all(dst[x] == src[y] for x, y in itertools.pairwise(path))
-
-    known = dict.fromkeys(ways)
-    lost = [(a, b) for a, b, path in known if not joins(a, b, path)]
-    ends = np.asarray(lost, np.int64).reshape(-1, 2).T
-    routed = shortest_routes(topology, ends[0], ends[1])
-    shortest = {pair: routed.path(e) for e, pair in enumerate(lost)}
-    number: dict[_Way, int] = {}
-    edge_of = {
-        (a, b, path): number.setdefault(
-            (a, b, path if joins(a, b, path) else shortest[a, b]), len(number)
-        )
-        for a, b, path in known
-    }
-    columns = np.asarray([way[:2] for way in number], np.int64).reshape(-1, 2).T
-    ptr = np.concatenate([[0], np.cumsum([len(path) for *_, path in number])]).astype(np.int64)
-    flat = np.asarray([link for *_, path in number for link in path], np.int64)
-    return Edges(columns[0], columns[1], ptr, flat), [edge_of[way] for way in ways]
+    path_of = {way: way[2] for way in ways}
+    lost = [way for way in path_of if not leads(topology, way[2], *way[:2])]
+    src, dst = np.asarray([way[:2] for way in lost], np.int64).reshape(-1, 2).T
+    routed = shortest_routes(topology, src, dst)
+    path_of |= {way: routed.path(e) for e, way in enumerate(lost)}
+    return edges_of(topology, [path_of[way] for way in ways])
 
 
 def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int, int, int, tuple]]:
@@ -160,6 +144,7 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
                 other, adds = op.get("from"), op["name"] != "put"
                 if not adds:
                     there = remote[refs[op["channel_type"]][op["dst_buff"][0]["buffer_id"]]]
+                    # Put into scratch on another host, and added from there.
                     if there["type"] == "s":
                         continue  # the sum of the receiver says it
                     other = there["rank"]
@@ -183,10 +168,5 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
 
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
-    """The schedule of a file; see ``loads``.
-
-    Raises:
-        FormatError, ScheduleError, TopologyError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The schedule of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, topology), max_bytes)

@@ -9,7 +9,6 @@ that they have begun: until then the other's buffer may be in use.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
+from jaxcoll.io.sends import Run, continues, runs
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -29,25 +29,6 @@ NAMES = {"all_gather": "allgather", "reduce_scatter": "reducescatter", "all_redu
 _BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
 
 Plan = dict[str, Any]  # the JSON object
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """Neighbouring chunks of a message; ``place`` of the first among the sends of its step."""
-
-    step: int
-    place: int
-    src: int
-    dst: int
-    first: int
-    count: int
-    reduce: bool
-    path: tuple[int, ...]
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """Keys that the runtime passes over and reading back needs."""
-        return {"step": self.step, "place": self.place, "links": list(self.path)}
 
 
 def lower(schedule: Schedule, *, name: str = "jaxcoll", ranks_per_host: int | None = None) -> Plan:
@@ -92,11 +73,15 @@ def _blocks(schedule: Schedule, per_host: int) -> list[_Block]:
     """
     chunks = schedule.collective.num_chunks
     most_blocks, counted = min(MOST_BLOCKS, chunks), _Operations(schedule, per_host)
+    # Exact counts, not a search by halves: they do not fall with every block more.
     least = max(1, -(-counted.most(np.zeros(chunks, np.int64)) // MOST_OPERATIONS))
     for count in range(least, most_blocks + 1):
         for block_of in _ways(chunks, count):
             if counted.most(block_of) <= MOST_OPERATIONS:
-                return [_Block(schedule, block_of == b, per_host) for b in range(count)]
+                return [
+                    _Block(schedule, runs(schedule, counted.continues, block_of == b), per_host)
+                    for b in range(count)
+                ]
     fewest = min(map(counted.most, _ways(chunks, most_blocks)))
     raise FormatError(
         f"a block has {fewest} operations, MSCCL++ takes at most {MOST_OPERATIONS}, with "
@@ -132,17 +117,14 @@ class _Operations:
         self.src, self.dst = (np.asarray(end, np.int64)[edge] for end in (edges.src, edges.dst))
         self.far = self.src // per_host != self.dst // per_host
         self.closes = schedule.collective.kind == "reduce_scatter"
-        columns = (self.step, np.asarray(paths, np.int64)[edge], self.adds)
-        self.follows = np.zeros(len(edge), bool)
-        self.follows[1:] = np.logical_and.reduce([c[1:] == c[:-1] for c in columns])
-        self.follows[1:] &= self.chunk[1:] == self.chunk[:-1] + 1
+        self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
 
     def most(self, block_of: np.ndarray) -> int:
         """Operations of the fullest block of any rank."""
         block = block_of[self.chunk]
-        follows = self.follows.copy()
-        follows[1:] &= block[1:] == block[:-1]
-        runs = np.flatnonzero(~follows)
+        inside = self.continues.copy()
+        inside[1:] &= block[1:] == block[:-1]
+        runs = np.flatnonzero(~inside)
         step, src, dst, far, adds = (
             each[runs] for each in (self.step, self.src, self.dst, self.far, self.adds)
         )
@@ -237,6 +219,9 @@ def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
 
 def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
     """The blocks of a rank, and the lists that they refer to."""
+    # Two levels of numbers: an operation counts in its block's lists, whose entries count in the
+    # GPU's. The k-th channel from a to b meets the k-th from b to a, so blocks list their peers in
+    # one order.
     channels: dict[str, list[int]] = {"memory": [], "port": []}
     remote: list[tuple[int, str, str]] = []  # rank, buffer, type of channel
     blocks = []
@@ -271,25 +256,35 @@ def _gpu(ways: Sequence[_Block], rank: int) -> Plan:
     }
 
 
+def _said(run: Run) -> dict[str, Any]:
+    """Keys that the runtime passes over and reading back needs."""
+    return {"step": run.step, "place": run.place, "links": list(run.path)}
+
+
 class _Block:
     """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
 
-    def __init__(self, schedule: Schedule, mine: np.ndarray, per_host: int):
+    def __init__(self, schedule: Schedule, runs: Sequence[Run], per_host: int):
         self.kind, self.per_host = schedule.collective.kind, per_host
         self.buffer = _BUFFER[self.kind]
         ranks = schedule.collective.num_ranks
-        runs = _runs(schedule, mine)
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
         self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
         self.slots: list[list[tuple[dict, int, int]]] = [[] for _ in range(ranks)]
-        by_time: defaultdict[tuple[int, int], list[_Run]] = defaultdict(list)
+        by_time: defaultdict[tuple[int, int], list[Run]] = defaultdict(list)
         for run in runs:
             # A step is two moments: all that a rank sends, then all that it receives. To wait first
             # could be to wait for a rank that waits for this one.
             by_time[run.src, 2 * run.step].append(run)
             by_time[run.dst, 2 * run.step + 1].append(run)
-        self.operations: list[list[dict]] = [self._opening(rank) for rank in range(ranks)]
-        landing: dict[_Run, dict] = {}
+        self.operations: list[list[dict]] = []
+        for peers in self.peers:
+            every = {peer for of_kind in peers.values() for peer in of_kind}
+            rank = len(self.operations)
+            begun = [self._meet(rank, name, every) for name in ("rlxsignal", "rlxwait")]
+            # A block without peers has nobody to wait for.
+            self.operations.append([*begun[0], *begun[1], {"name": "nop"}] if every else [])
+        landing: dict[Run, dict] = {}
         for (rank, time), each in sorted(by_time.items(), key=lambda item: item[0][::-1]):
             make = self._receive if time % 2 else self._send
             self.operations[rank] += make(rank, each, landing)
@@ -299,7 +294,7 @@ class _Block:
     def _type(self, a: int, b: int) -> str:
         return "memory" if a // self.per_host == b // self.per_host else "port"
 
-    def _peers(self, runs: Sequence[_Run], rank: int) -> dict[str, list[int]]:
+    def _peers(self, runs: Sequence[Run], rank: int) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         others = {run.dst if run.src == rank else run.src
                   for run in runs if rank in (run.src, run.dst)}  # fmt: skip
@@ -317,6 +312,8 @@ class _Block:
         """An operation on the channels to some ranks, by type, as many as one takes."""
         made = []
         for kind, peers in self.peers[rank].items():
+            # A signal and its wait count per channel: several in one operation are several
+            # counters.
             ids = [at for at, peer in enumerate(peers) if peer in others]
             made += [
                 {"name": name, "channel_ids": ids[i : i + MOST_IDS], "channel_type": kind}
@@ -327,18 +324,12 @@ class _Block:
     def _foreign(self, rank: int, other: int, buffer: str) -> int:
         """The place of another rank's buffer in the list of this block."""
         known = self.remote[rank].setdefault(self._type(rank, other), [])
+        # In the order of first use, which is that of the block's operations.
         if (other, buffer) not in known:
             known.append((other, buffer))
         return known.index((other, buffer))
 
-    def _opening(self, rank: int) -> list[dict]:
-        all_ = {peer for peers in self.peers[rank].values() for peer in peers}
-        if not all_:
-            return []
-        signals, waits = (self._meet(rank, name, all_) for name in ("rlxsignal", "rlxwait"))
-        return [*signals, *waits, {"name": "nop"}]
-
-    def _send(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+    def _send(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
         """Copies, and sums to other hosts, put; then signals to all that receive."""
         ops: list[dict] = []
         for run in runs:
@@ -358,14 +349,14 @@ class _Block:
                 "name": "put", "src_buff": [{"type": self.buffer, **at}],
                 "dst_buff": [{"buffer_id": self._foreign(rank, run.dst, buffer), "of": target}],
                 "channel_ids": [self.peers[rank][kind].index(run.dst)], "channel_type": kind,
-                **run.said,
+                **_said(run),
             })  # fmt: skip
         return [
             *ops, *([{"name": "nop"}] if ops else []),
             *self._meet(rank, "signal", {run.dst for run in runs}),
         ]  # fmt: skip
 
-    def _receive(self, rank: int, runs: Sequence[_Run], landing: dict[_Run, dict]) -> list[dict]:
+    def _receive(self, rank: int, runs: Sequence[Run], landing: dict[Run, dict]) -> list[dict]:
         """Waits for all that send; then sums, of the other's memory or of scratch."""
         ops = [*self._meet(rank, "wait", {run.src for run in runs}), {"name": "nop"}]
         for run in runs:
@@ -375,20 +366,22 @@ class _Block:
             if run in landing:
                 ops.append({
                     "name": "re", "src_buff": [here, landing[run]], "dst_buff": [here],
-                    **run.said, "from": run.src,
+                    **_said(run), "from": run.src,
                 })  # fmt: skip
                 continue
             there = {"buffer_id": self._foreign(rank, run.src, self.buffer), "index": run.first,
                      "size": run.count}  # fmt: skip
             ops.append({
                 "name": "rre", "src_buff": [here, there], "dst_buff": [here],
-                "channel_type": "memory", **run.said, "from": run.src,
+                "channel_type": "memory", **_said(run), "from": run.src,
             })  # fmt: skip
         return [*ops, *([{"name": "nop"}] if any(run.reduce for run in runs) else [])]
 
     def _closing(self, rank: int) -> list[dict]:
         """The other may still read what a rank gave, until it says that it does not."""
         peers = self.peers[rank]
+        # In an all_reduce every rank that gave a part receives the total later, so nothing is read
+        # after its end.
         near = set(peers.get("memory", ())) if self.kind == "reduce_scatter" else set()
         signals, waits = (self._meet(rank, name, near) for name in ("signal", "wait"))
         flush = self._meet(rank, "flush", set(peers.get("port", ())))
@@ -406,26 +399,3 @@ class _Block:
                     target = end.pop("of", None)
                     if target is not None:
                         end |= {"index": target["index"], "size": target["size"]}
-
-
-def _runs(schedule: Schedule, chosen: np.ndarray) -> list[_Run]:
-    """The sends of chosen chunks, neighbours of one message together."""
-    mine = np.flatnonzero(chosen[np.asarray(schedule.chunk)])
-    step = np.asarray(schedule.step, np.int64)
-    place = np.arange(len(step)) - np.asarray(schedule.step_ptr)[step]
-    columns = (step, place, schedule.edge, schedule.chunk, schedule.reduce)
-    rows = zip(*(np.asarray(column)[mine].tolist() for column in columns), strict=True)
-    edges = schedule.edges
-    ends = [(int(a), int(b), edges.path(e))
-            for e, (a, b) in enumerate(zip(edges.src, edges.dst, strict=True))]  # fmt: skip
-    found: list[_Run] = []
-    for t, at, edge, chunk, adds in rows:
-        a, b, path = ends[edge]
-        if found:
-            last = found[-1]
-            after = (last.step, last.place + last.count, last.first + last.count)
-            if after == (t, at, chunk) and (last.path, last.reduce) == (path, bool(adds)):
-                found[-1] = dataclasses.replace(last, count=last.count + 1)
-                continue
-        found.append(_Run(t, at, a, b, chunk, 1, bool(adds), path))
-    return found

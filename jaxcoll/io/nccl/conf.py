@@ -23,7 +23,7 @@ number, and ``loads`` reads both.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
@@ -43,6 +43,7 @@ PROTOCOLS = ("ll", "ll128", "simple")
 MAX_CHANNELS = 128
 MAX_BYTES = 2**64 - 1
 
+# By collective: rules for others NCCL passes over without a word.
 _SHARDED = ("ring", "collnet_direct", "nvls", "pat")
 _RUNS = {
     "broadcast": ("ring",),
@@ -103,9 +104,6 @@ class NcclRule:
             value = getattr(self, name)
             checks.optional(value, checks.integer, name, TuneError, least=1, most=most)
         checks.optional(self.registered, checks.flag, "registered", TuneError)
-        self._check_runs()
-
-    def _check_runs(self) -> None:
         runs = _RUNS[self.collective]
         if self.algorithm not in runs:
             raise TuneError(
@@ -181,17 +179,9 @@ def answer(
 
 
 COLUMNS = (
-    "collective",
-    "min_bytes",
-    "max_bytes",
-    "algorithm",
-    "protocol",
-    "channels",
-    "nNodes",
-    "nRanks",
-    "numPipeOps",
-    "regBuff",
-)
+    "collective", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes",
+    "nRanks", "numPipeOps", "regBuff",
+)  # fmt: skip
 REQUIRED = 8
 MAX_LINE_BYTES = 255
 _ANY = "-1"
@@ -214,19 +204,15 @@ def dumps(rules: Iterable[NcclRule]) -> str:
                 f"nccl_tuner.conf has no column for chunk_bytes={rule.chunk_bytes}; write the "
                 "rules with nccl.ncclx, or drop chunk_bytes from them"
             )
-        lines.append(",".join(_cells(rule)))
+        anyone = (rule.nodes, rule.ranks, rule.pipelined_ops, rule.registered)
+        cells = [
+            COLLECTIVES[rule.collective], rule.min_bytes,
+            MAX_BYTES if rule.max_bytes is None else rule.max_bytes, rule.algorithm,
+            rule.protocol, rule.channels or 0,
+            *(_ANY if value is None else int(value) for value in anyone),
+        ]  # fmt: skip
+        lines.append(",".join(map(str, cells)))
     return "\n".join(lines) + "\n"
-
-
-def _cells(rule: NcclRule) -> Iterator[str]:
-    yield COLLECTIVES[rule.collective]
-    yield str(rule.min_bytes)
-    yield str(MAX_BYTES if rule.max_bytes is None else rule.max_bytes)
-    yield rule.algorithm
-    yield rule.protocol
-    yield str(rule.channels or 0)
-    for value in (rule.nodes, rule.ranks, rule.pipelined_ops, rule.registered):
-        yield _ANY if value is None else str(int(value))
 
 
 def loads(text: str) -> tuple[NcclRule, ...]:
@@ -264,6 +250,8 @@ def _rule(cells: list[str]) -> NcclRule:
             f"{glimpse(cell['collective'])} as allreduce"
         )
     registered = _number(cell, "regBuff", 1)
+    # 2^64 - 1 is what ``dumps`` writes for no limit. 2^32 - 1, as the plugin's README has it, is
+    # one: larger messages are left to NCCL.
     most = _whole("max_bytes", cell["max_bytes"])
     return NcclRule(
         _KINDS[cell["collective"]],

@@ -24,30 +24,17 @@ from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
+# Its programs (all_reduce_perf) and types by their names; some are called otherwise here.
 _KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
     "scatter": "scatter",
-}
+}  # fmt: skip
 _DTYPES = {
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int64": "int64",
-    "uint64": "uint64",
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "bfloat16",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-}
+    **{name: name for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")},
+    "half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
 _DEVICE = re.compile(r"#\s+Rank\s+([0-9]{1,9})\s")
 _STARTING = re.compile(r"Collective test starting: ([a-z_]+)_perf")
 # The name of a called program, where no line says which collective it tests.
@@ -115,7 +102,12 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
         elif device := _DEVICE.match(line):
             ranks.add(int(device[1]))
         elif line.startswith("#") and "size" in line and "algbw" in line:
-            header = _header(line, number)
+            header = line.lstrip("#").split()
+            where = f"line {number}: "
+            if "size" not in header or not set(_TIMES) & set(header):
+                raise FormatError(f"{where}a header has size and time, got {glimpse(line)}")
+            if header.index("size") > min(i for i, name in enumerate(header) if name in _TIMES):
+                raise FormatError(f"{where}the size comes before the times, got {glimpse(line)}")
         elif header is not None and re.match(r"[0-9]", line):
             try:
                 rows.append(_row(line, header, number))
@@ -130,18 +122,10 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
         raise FormatError(f"not the output of a benchmark of nccl-tests: it has no {what}")
     if not rows:
         raise FormatError("the benchmark ended before its first row")
+    # What a line says counts before what a command line was seen to call, of which a log of several
+    # benchmarks has several.
     collective = said[-1] if said else called.pop() if len(called) == 1 else None
     return Measurements(collective, len(ranks), tuple(rows), torn)
-
-
-def _header(line: str, number: int) -> list[str]:
-    """The names of the columns, a size and a time at least."""
-    header = line.lstrip("#").split()
-    if "size" not in header or not set(_TIMES) & set(header):
-        raise FormatError(f"line {number}: a header has size and time, got {glimpse(line)}")
-    if header.index("size") > min(i for i, name in enumerate(header) if name in _TIMES):
-        raise FormatError(f"line {number}: the size comes before the times, got {glimpse(line)}")
-    return header
 
 
 def _row(line: str, header: list[str], number: int) -> Measurement:
@@ -151,6 +135,8 @@ def _row(line: str, header: list[str], number: int) -> Measurement:
             f"line {number} has {len(cells)} columns where the header has {len(header)}: "
             f"{glimpse(line)}"
         )
+    # Halves of equal names, out of place and in place, each from its time on: statistics and
+    # further columns that a version has stay inside their half.
     starts = [i for i, name in enumerate(header) if name in _TIMES]
     first = dict(zip(header[: starts[0]], cells, strict=False))
     halves = [
@@ -183,6 +169,7 @@ def _wrong(half: dict[str, str], number: int) -> int | None:
     text = half.get("#wrong", half.get("error", "N/A"))
     if text == "N/A":
         return None
+    # The error is the largest difference, which rounding makes of a sum, too: 0.01 is far above it.
     if "#wrong" not in half:
         try:
             return int(float(text[:40]) > 1e-2)
@@ -236,6 +223,7 @@ def loads_json(text: str, collective: str | None = None) -> Measurements:
         rows.append(Measurement(nbytes, dtype, seconds or 0.0, again, max(wrong, default=None)))
     if not devices or not rows:
         raise FormatError("the file has no devices, or no results")
+    # The program is the first word of the command line, as a list or as one text.
     first = called[0] if isinstance(called, list) and called else called
     named = _CALLED.search(first) if isinstance(first, str) and len(first) < _MOST_CALL else None
     found = _KINDS.get(named[1]) if named else None
@@ -262,6 +250,7 @@ _REDUCED = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Of these, ``count`` is of one rank's part of the buffer.
 _SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+# Widths as nccl-tests has them: whoever cuts columns by place reads ours, too.
 _HEADER = (
     "#{0:54}{1:^36}{2:^36}\n"
     "#{3:>12}{4:>14}{5:>10}{6:>8}{7:>8}{8:>14}{9:>8}{10:>8}{11:>7}{8:>15}{9:>8}{10:>8}{11:>7}\n"
@@ -394,6 +383,7 @@ def _microseconds(seconds: float) -> str:
 
 def _exact_microseconds(seconds: float) -> float:
     """A number of microseconds that is read as the same float of seconds, where there is one."""
+    # 1e6 * seconds / 1e6 is not always the float it was; one of the neighbours mostly is.
     near = 1e6 * seconds
     tried = (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf))
     return next((time for time in tried if time / 1e6 == seconds), near)
@@ -403,10 +393,9 @@ def _exact_microseconds(seconds: float) -> float:
 
 
 def save(path: str | os.PathLike, measured: Measurements) -> None:
-    """Write times to a file, all or nothing: JSON where its name ends with .json, else the table.
+    """Write times, all or nothing: JSON where the name ends with .json, else the table.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     is_json = str(path).endswith(".json")
@@ -414,10 +403,9 @@ def save(path: str | os.PathLike, measured: Measurements) -> None:
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Measurements:
-    """Read the output of a benchmark, the table or the JSON.
+    """Read the output of a benchmark, the table or the JSON; see ``loads`` and ``loads_json``.
 
     Raises:
-        FormatError: naming the file; see ``loads`` and ``loads_json``.
         OSError: the file cannot be read.
     """
     return load_text(

@@ -33,14 +33,8 @@ _CONDITIONS = ("collective", "bytesPerRank", "nNodes", "nLocalRanks", "numPipeOp
 _SETTINGS = ("algorithm", "protocol", "channels", "chunkSize")
 # Columns of the CSV, by their number: 8 are the first dialect's, 9 and 10 the second's.
 _REQUIRED = (
-    "collective",
-    "bytesPerRank",
-    "algorithm",
-    "protocol",
-    "channels",
-    "nNodes",
-    "nLocalRanks",
-)
+    "collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks",
+)  # fmt: skip
 _DIALECTS = {8: ("chunkSize",), 10: ("numPipeOps", "regBuff", "chunkSize")}
 
 Interval = tuple[int | None, int | None]
@@ -104,13 +98,18 @@ def _cells(rule: NcclRule) -> dict[str, str | int]:
         )
     if rule.ranks % rule.nodes:
         raise TuneError(f"{rule.ranks} ranks are not a multiple of {rule.nodes} nodes")
-    per_rank = (
-        -(-rule.min_bytes // rule.ranks),
-        (None if rule.max_bytes is None else rule.max_bytes // rule.ranks),
-    )
+    # Rounded inwards: a size of the whole buffer that is inside is inside per rank, too.
+    low = -(-rule.min_bytes // rule.ranks)
+    high = None if rule.max_bytes is None else rule.max_bytes // rule.ranks
+    if high is not None and low > high:
+        raise TuneError(
+            f"no number of bytes per rank lies in the rule's range ({low} to {high}): its sizes "
+            "are smaller than its number of ranks"
+        )
+    unbounded = "*" if not low else f"[{low},)"
     cells: dict[str, str | int | None] = {
         "collective": COLLECTIVES[rule.collective],
-        "bytesPerRank": _format(per_rank),
+        "bytesPerRank": unbounded if high is None else f"[{low},{high}]",
         "algorithm": rule.algorithm,
         "protocol": rule.protocol,
         "channels": rule.channels,
@@ -121,18 +120,6 @@ def _cells(rule: NcclRule) -> dict[str, str | int]:
         "chunkSize": rule.chunk_bytes,
     }
     return {name: value for name, value in cells.items() if value is not None}
-
-
-def _format(interval: Interval) -> str:
-    low, high = interval
-    if high is not None and (low or 0) > high:
-        raise TuneError(
-            f"no number of bytes per rank lies in the rule's range ({low} to {high}): its sizes "
-            "are smaller than its number of ranks"
-        )
-    if high is None and not low:
-        return "*"
-    return f"[{low or 0},{'' if high is None else high}" + ("]" if high is not None else ")")
 
 
 # ---------------------------------------------------------------------- reading
@@ -176,11 +163,16 @@ def loads_json(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
         cells: dict[str, str] = {}
         for part, known in (("filter", _CONDITIONS), ("config", _SETTINGS)):
             section = readers.Fields(rule.take(part, lambda value, _: value), f"rules[{i}].{part}")
-            cells |= {
-                name: _as_text(section.take(name, lambda value, _: value), f"rules[{i}].{name}")
-                for name in known
-                if name in section.left
-            }
+            for name in known:
+                if name not in section.left:
+                    continue
+                value = section.take(name, lambda value, _: value)
+                # Intervals are strings, and numbers may be: all are read as cells of the CSV are.
+                if not isinstance(value, str) and type(value) is not int:
+                    raise FormatError(
+                        f"rules[{i}].{name} must be a string or an integer, got {glimpse(value)}"
+                    )
+                cells[name] = str(value)
             section.end()
         try:
             rules.append(_rule(cells, *shape))
@@ -200,14 +192,9 @@ def _shape(ranks: object, nodes: object) -> tuple[int, int]:
     return ranks, nodes
 
 
-def _as_text(value: object, name: str) -> str:
-    if isinstance(value, str) or type(value) is int:
-        return str(value)
-    raise FormatError(f"{name} must be a string or an integer, got {glimpse(value)}")
-
-
 def _split(line: str) -> list[str]:
     """The columns of a line; commas inside brackets belong to an interval."""
+    # csv would split [1,8] in two: brackets are not its quotes.
     cells, depth, start = [], 0, 0
     for at, character in enumerate(line):
         depth += (character in "[(") - (character in "])")
@@ -224,6 +211,8 @@ def _named(cells: list[str]) -> dict[str, str]:
             f"a rule has 7 to 10 columns ({','.join(_REQUIRED)},..), got {len(cells)}; "
             "nccl_tuner.conf has another second column"
         )
+    # Eight columns are ambiguous: a chunk size in one dialect, pipelined operations in the other.
+    # -1 is the default of the second and no chunk size.
     names = _DIALECTS[8] if optional == 1 and cells[-1] != "-1" else _DIALECTS[10][:optional]
     return {
         name: cell for name, cell in zip((*_REQUIRED, *names), cells, strict=True) if cell != ""
@@ -249,6 +238,7 @@ def _rule(cells: dict[str, str], ranks: int, nodes: int) -> NcclRule | None:
     rule = NcclRule(
         _KINDS[cells["collective"]],
         (low or 0) * ranks,
+        # NCCLX divides and drops the rest, so sizes up to the next multiple match as well.
         None if high is None else high * ranks + ranks - 1,
         cells["algorithm"],
         cells["protocol"],
@@ -276,6 +266,7 @@ def _interval(text: str, name: str) -> Interval:
             f"{name} must be *, a number or an interval such as [1,8], (1,) or (,4], got "
             f"{glimpse(text)}"
         )
+    # Of integers: (1,8) is 2 to 7. Negative bounds are taken, and match as 0 does.
     low = None if match[2] == "" else int(match[2]) + (match[1] == "(")
     high = None if match[3] == "" else int(match[3]) - (match[4] == ")")
     if low is not None and high is not None and low > high:

@@ -39,6 +39,7 @@ def loads(text: str) -> Topology:
         FormatError: a key that is missing, repeated or not known, lists of unequal lengths, numbers
             out of range, with the line.
     """
+    # By lines, not by a YAML parser: four lists of words and numbers need no package.
     found: dict[str, list[str]] = {}
     for number, raw in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         line = raw.split("#", 1)[0].strip()
@@ -63,8 +64,10 @@ def loads(text: str) -> Topology:
             raise FormatError(f"topology is Ring, FullyConnected or Switch, got {shown(kind)}")
         ranks = int(_number(count, "npus_count", 2, _MOST_RANKS))
         size *= ranks
+        # Links of a full connection grow with the square: 2^11 ranks have four million.
         if size > _MOST_RANKS or (kind.lower() == "fullyconnected" and ranks > 2**11):
             raise FormatError(f"npus_count of {size} ranks is more than is read")
+        # Its bw_GBps_to_Bpns multiplies by 2^30.
         gibibytes = _number(speed, "bandwidth", 1e-6, 1e9)
         nanoseconds = _number(delay, "latency", 0, 1e12)
         parts.append(
@@ -84,10 +87,5 @@ def _number(text: str, key: str, least: float, most: float) -> float:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)

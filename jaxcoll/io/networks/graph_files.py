@@ -25,6 +25,7 @@ from jaxcoll.topology import Topology
 MAX_BYTES = 2**25
 FORMATS = ("graphml", "gexf")
 _MOST_ELEMENTS = 2**18
+# Elements that hold text where others hold elements only; y: are those of the editor yEd.
 _WITH_TEXT = frozenset(
     ("data", "default", "desc", "creator", "description", "keywords", "options", "y:NodeLabel",
      "y:EdgeLabel", "y:GroupNode", "dc:creator")
@@ -69,6 +70,7 @@ def loads(
     except Exception as error:  # networkx checks little, and raises what Python does
         what = shown(" ".join(str(error).split()))
         raise FormatError(f"networkx does not read it: {type(error).__name__}: {what}") from None
+    # Files have texts for nodes: "10" would stand before "2", and ranks would change places.
     numbers = {str(i): i for i in range(len(graph))}
     if numbers.keys() == set(graph):  # a network without names comes back without them
         graph = nx.relabel_nodes(graph, numbers)
@@ -99,6 +101,7 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
             raise FormatError(
                 f"the bandwidth of {u}->{v}, {exact}, does not fit the float that files have"
             )
+    # networkx writes any character, and no reader takes control characters or halves of pairs.
     names = [topology.name, *topology.vertex_names]
     if any(not (c.isprintable() or c in " ") or ord(c) > 0xFFFD for name in names for c in name):
         raise FormatError("a name has characters that XML does not hold")
@@ -107,10 +110,9 @@ def dumps(topology: Topology, form: str = "graphml") -> str:
 
 
 def save(path: str | os.PathLike, topology: Topology) -> None:
-    """Write a network: GEXF where the name ends with .gexf, else GraphML; all or nothing.
+    """Write a network, all or nothing: GEXF where the name ends with .gexf, else GraphML.
 
     Raises:
-        FormatError: see ``dumps``.
         OSError: the file cannot be written.
     """
     write_text(path, dumps(topology, "gexf" if str(path).endswith(".gexf") else "graphml"))
@@ -123,11 +125,5 @@ def load(
     bandwidth: float | Fraction | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        ModuleNotFoundError: there is no networkx.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

@@ -62,6 +62,7 @@ def loads(text: str, *, alpha: float | None = None, bandwidth: float | None = No
     vertices = list(model.instances())
     if not any(kind == _RANK for _, kind in vertices):
         raise FormatError(f"the model has {len(vertices)} components, of which no {_RANK} is one")
+    # ``Topology`` numbers ranks before switches; a model has them in any order.
     # Ranks first, each kind in the model's order.
     ordered = [*(n for n, k in vertices if k == _RANK), *(n for n, k in vertices if k != _RANK)]
     place = {vertex: i for i, vertex in enumerate(ordered)}
@@ -100,6 +101,7 @@ def _parsed(text: str) -> object:
     _check_depth(text)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        # Twice over the text: the loader itself would expand aliases before anyone could refuse.
         for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 line = event.start_mark.line + 1
@@ -109,6 +111,7 @@ def _parsed(text: str) -> object:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise FormatError(f"{where}not YAML: {shown(' '.join(str(error).split()))}") from None
+    # PyYAML's constructors of dates, numbers and keys raise whatever Python does.
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError) as error:
         if isinstance(error, FormatError):
             raise
@@ -197,7 +200,7 @@ class _Model:
             for side in ("ep1", "ep2"):
                 end = readers.Fields(edge.take(side, lambda value, _: value), f"{where}.{side}")
                 path = end.take("component", readers.text)
-                outer = end.optional("device", readers.text)
+                outer = end.optional("device", readers.text)  # a component that is a device
                 path = path if outer is None else f"{outer}.{path}"
                 ends.append([f"{prefix}.{each}" for each in self._expanded(device, path, where)])
             yield from self._joined(edge, ends, own["links"] | self.links, where)
@@ -226,6 +229,7 @@ class _Model:
                 raise FormatError(f"{where}: {glimpse(path)} names no component of {device[:40]}")
             count, _ = parts[match[1]]
             indices = _indices(match, count, where)
+            # Before they are listed: eight brackets of a thousand would be 10^24 names.
             if len(names) * len(indices) > _MOST_VERTICES:
                 raise FormatError(f"{where}: more than {_MOST_VERTICES} components")
             names = [f"{name}.{match[1]}.{i}" for name in names for i in indices]
@@ -243,9 +247,11 @@ class _Model:
             raise FormatError(f"{where}.link: there is no link {glimpse(link)}")
         a, b = ends
         if scheme == "ring":
+            # Both ends may name the same components, each of which stands in the ring once.
             both = list(dict.fromkeys([*a, *b]))
             pairs = zip(both, [*both[1:], *both[:1]], strict=True)
         else:
+            # one2one: in turn, as far as both ends have components.
             pairs = itertools.product(a, b) if scheme == "many2many" else zip(a, b, strict=False)
         for one, other in pairs:
             if one != other:
@@ -273,6 +279,7 @@ def _links(fields: readers.Fields, key: str) -> dict[str, Speed]:
             said = physical and physical.optional(what, lambda v, at: readers.Fields(v, at))
             if said:
                 known = [unit for unit in units if said.left.get(unit) is not None]
+                # Gigatransfers per second are among the rest: bytes of them depend on the lanes.
                 if len(known) != 1:
                     raise FormatError(f"{said.where} is in one of {', '.join(units)}, got {known}")
                 number = said.take(known[0], readers.number)
@@ -305,11 +312,5 @@ def load(
     bandwidth: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology:
-    """The network of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        ModuleNotFoundError: YAML, and there is no PyYAML.
-        OSError: the file cannot be read.
-    """
+    """The network of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

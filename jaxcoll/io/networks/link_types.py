@@ -19,6 +19,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 COLUMNS = ("nominal", "nccl")
+# Guesses, of which every network that is read warns: NVLink as TE-CCL has it for the NDv2, a
+# hop over PCIe and its bridge, and a NIC with the switches behind it.
 ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
 
 
@@ -41,6 +43,7 @@ class Speed(NamedTuple):
 NVLINK: Mapping[int, Speed] = {
     60: Speed(20e9, 18e9),
     70: Speed(25e9, 20e9),
+    # NCCL has these for 86 alone (the A40), so 87 is an A100's speed.
     86: Speed(14.0625e9, 12e9),
     87: Speed(25e9, 20e9),
     90: Speed(25e9, 20.6e9),

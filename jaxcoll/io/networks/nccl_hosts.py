@@ -22,6 +22,8 @@ from jaxcoll.numerics import checks
 
 MAX_BYTES = 2**26
 _MOST_GPUS, _MOST_LINKS = 2**12, 2**10
+# The class of an NVSwitch, and the bus that NCCL gives to the switches of a rack or of a virtual
+# machine, which have none that a host sees.
 _SWITCH, _EVERYWHERE = "0x068000", "fffffff:ff"
 _BUS = re.compile(r"[0-9a-fA-F]{1,8}(:[0-9a-fA-F]{1,4}){1,3}(\.[0-9a-fA-F])?")
 
@@ -86,12 +88,7 @@ def loads(text: str) -> System:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> System:
-    """The hosts of a file; see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The hosts of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -102,11 +99,7 @@ def dumps(system: System) -> str:
 
 
 def save(path: str | os.PathLike, system: System) -> None:
-    """Write ``dumps(system)``, all or nothing.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(system)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(system))
 
 
@@ -119,6 +112,7 @@ def of_element(root: Element) -> System:
     hosts: dict[str, int] = {}
     gpus: list[Gpu] = []
     nics: list[Nic] = []
+    # Older files have no host_hash, and one host.
     for cpu in root.each("cpu"):
         host = hosts.setdefault(cpu.said.get("host_hash", ""), len(hosts))
         for each, above in _slots(cpu, (cpu,)):
@@ -133,6 +127,8 @@ def of_element(root: Element) -> System:
         )
     if len(gpus) > _MOST_GPUS:
         raise FormatError(f"{len(gpus)} GPUs; at most {_MOST_GPUS} are read")
+    # A dump lists all GPUs of a host, also those of no rank; before ranks were written, none has
+    # one.
     kept = [gpu for gpu in gpus if gpu.rank >= 0] or gpus
     ranks = [gpu.rank for gpu in kept if gpu.rank >= 0]
     if len(set(ranks)) < len(ranks):
@@ -162,6 +158,7 @@ def _gpu(each: Element, above: tuple[Element, ...], host: int) -> Gpu:
             raise FormatError(f"{link.place}: target must be a PCI bus, got {shown(target)}")
         count = link.integer("count", 1, _MOST_LINKS)
         links.append((target, count, link.said.get("tclass", "").lower()))
+    # MB/s, Mbit/s and us are the file's units, without a word in it.
     c2c = sum(
         link.number("bw") * 1e6 * link.integer("count", 1, _MOST_LINKS) for link in each.each("c2c")
     )

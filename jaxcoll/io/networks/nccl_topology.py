@@ -119,6 +119,8 @@ class _Builder:
 
     def fabric(self) -> None:
         """Direct links between GPUs, and a switch for those that end in switches."""
+        # Buses repeat from host to host, so a GPU is found by both. ``buses`` are of all hosts: a
+        # target that is the bus of any GPU cannot be a switch.
         place = {(gpu.host, gpu.bus): g for g, gpu in enumerate(self.gpus)}
         buses = frozenset(gpu.bus for gpu in self.gpus)
         direct: dict[tuple[int, int], int] = {}
@@ -140,6 +142,8 @@ class _Builder:
                 whole = any(is_everywhere(link) for link in gpu.links) and self.system.hosts > 1
                 # Parts of one GPU (mlopart) list the links of all of it.
                 switched[None if whole else gpu.host].append((g, up * lane / sharing[g]))
+        # A wire is a row at each of its ends: one without the other is a file that was cut or
+        # edited.
         for (a, b), count in direct.items():
             if direct.get((b, a)) != count:
                 back = direct.get((b, a), 0)
@@ -152,6 +156,8 @@ class _Builder:
                 for (a, b), count in direct.items()
                 if a < b
             ]
+            # One switch, as in NCCL, however many a host has: every GPU is linked to each of them,
+            # so between two GPUs all together carry what the GPU's own links do.
             for host, ends in switched.items():
                 name = "rack" if host is None else f"host {h if self.hosts > 1 else host}"
                 switch = self.vertex(f"{name} NVSwitch")
@@ -183,7 +189,12 @@ class _Builder:
                     self._tree(host, mine, first, h if self.hosts > 1 else host)
 
     def _tree(self, host: int, mine: Sequence[int], first: int, number: int) -> None:
-        """Every bridge with two or more ways down, and the sockets, joined to each other."""
+        """Every bridge with two or more ways down, and the sockets, joined to each other.
+
+        Of GPUs 0 and 1 behind bridge A, GPU 2 behind bridge B, and both behind socket 0: A and the
+        socket are vertices, B joins nothing and is a part of the way from GPU 2 to the socket.
+        """
+        # By identity: Element compares by content, and equal bridges are several.
         below: defaultdict[int, set[int]] = defaultdict(set)
         for g in mine:
             for element in self.gpus[g].above:
@@ -205,10 +216,15 @@ class _Builder:
                 self.wires.append((at, vertices[id(element)], PCIE_ALPHA, speed))
                 at = vertices[id(element)]
                 if known:
-                    break
+                    break  # from here up the wires are those of a GPU before
                 if is_top:
                     top[at] = element
-                speed = self._bridge(element, speed)
+                # Virtual bridges report the speed of no link: the one behind is taken instead.
+                said = self._pcie(element)
+                if said and said < speed / 2:
+                    bus = element.said.get("busid", "no bus")
+                    self._note(f"{said / 1e9:.3g} GB/s of the PCIe bridge at {bus} is not believed")
+                speed = speed if said < speed / 2 else said
         tops = sorted(top)
         for i, a in enumerate(tops):
             for b in tops[i + 1 :]:
@@ -224,6 +240,8 @@ class _Builder:
         """Bytes per second of the link above a PCI device; 0 where the file does not say it."""
         found = _TRANSFERS.match(element.said.get("link_speed", ""))
         lanes = element.said.get("link_width", "")
+        # "Unknown", and a width of 0, are what virtual machines write; NCCL takes them for Gen3
+        # x16.
         lane = link_types.PCIE_LANE.get(float(found[1])) if found else None
         if lane is None or not lanes.isdigit() or not 1 <= int(lanes) <= 32:
             return 0.0
@@ -233,21 +251,13 @@ class _Builder:
         """Of a GPU's slot: the file's, or its generation's where that cannot be true."""
         usual = link_types.PCIE_LANE[link_types.slot(sm)].by(self.speeds) * 16
         said = self._pcie(above[0])
+        # Root ports of virtual machines say 2.5 GT/s x1, 0.25 of 63 GB/s. A slot of fewer lanes or
+        # an older generation than the GPU's, by a half or a quarter, is real and believed.
         if said < usual / 8:
             bus = above[0].said.get("busid", "no bus")
             what = f"{said / 1e9:.3g} GB/s of" if said else "no speed for"
             self._note(f"{what} PCIe at {bus} is not believed: {usual / 1e9:.3g} GB/s")
             return usual
-        return said
-
-    def _bridge(self, element: Element, behind: float) -> float:
-        """Of the link above a bridge; virtual ones report the speed of no link."""
-        said = self._pcie(element)
-        if said < behind / 2:
-            if said:
-                bus = element.said.get("busid", "no bus")
-                self._note(f"{said / 1e9:.3g} GB/s of the PCIe bridge at {bus} is not believed")
-            return behind
         return said
 
     # ------------------------------------------------------------------ several hosts
@@ -275,7 +285,15 @@ class _Builder:
                         used[n] = self.vertex(f"host {host} {nic.name}")
                         alpha = NETWORK_ALPHA + nic.latency
                         self.wires.append((used[n], network, alpha, self._port(nic)))
-                    self.wires.append((first + g, used[n], PCIE_ALPHA, self._to_nic(gpu, nic)))
+                    # The slower of both slots; a GPU that shares only the CPU with the card may
+                    # reach it over c2c. A card whose slot is slower than its port is not believed.
+                    speed = self._slot(gpu.above, gpu.sm)
+                    bridges = {id(element) for element in nic.above if element.tag == "pci"}
+                    if gpu.c2c and bridges.isdisjoint(map(id, gpu.above)):
+                        speed = gpu.c2c
+                    card = self._pcie(nic.above[0]) if nic.above[0].tag == "pci" else 0.0
+                    speed = min(speed, card) if card >= self._port(nic) / 2 else speed
+                    self.wires.append((first + g, used[n], PCIE_ALPHA, speed))
 
     def _nearest(self, gpu: Gpu) -> list[int]:
         """The ports that share the most of a GPU's way up."""
@@ -293,15 +311,6 @@ class _Builder:
         if not nic.speed:
             self._note(f"{nic.name} does not say its speed: 10 Gbit/s, as NCCL takes it")
         return nic.speed or _TEN_GIGABIT
-
-    def _to_nic(self, gpu: Gpu, nic: Nic) -> float:
-        """The slower of both slots; a GPU that shares only the CPU may reach it over c2c."""
-        own = self._slot(gpu.above, gpu.sm)
-        above = {id(element) for element in nic.above if element.tag == "pci"}
-        if gpu.c2c and above.isdisjoint(map(id, gpu.above)):
-            own = gpu.c2c
-        card = self._pcie(nic.above[0]) if nic.above[0].tag == "pci" else 0.0
-        return min(own, card) if card >= self._port(nic) / 2 else own
 
     # ------------------------------------------------------------------ the whole
 

@@ -30,12 +30,14 @@ LINKS: Mapping[str, tuple[int, int]] = {
     "b200": (100, 18), "b300": (100, 18), "gb200": (100, 18),
 }  # fmt: skip
 # The kind that a count of NVLinks to every other GPU speaks for.
+# Of counts that several have the older, more common one: an H100's 18 are a B200's, too.
 _LIKELY = {6: "v100", 12: "a100", 18: "h100", 8: "a800", 4: "a40"}
 SOCKETS = 32e9  # between the sockets of a host, which no table of NVIDIA's tells
 
 # Nearest first. SOC was the name of SYS.
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _MOST_GPUS, _MOST_COLUMNS, _MOST_HOSTS = 128, 512, 4096
+# Drivers underline the header; pasted from a terminal it has lost the escape and kept the rest.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*[mK]")
 _NVLINKS = re.compile(r"NV([1-9][0-9]?)")
 
@@ -62,14 +64,19 @@ def loads(text: str) -> Connections:
         FormatError: no table, another one, or one that is cut, naming the row.
     """
     checks.text(text, "the table of nvidia-smi", FormatError)
+    # Cells are separated by tabs, in pasted text by spaces: split by either.
     lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
-    heads = (i for i, words in enumerate(lines) if words[:1] == ["GPU0"] and _is_head(words))
-    at = next(heads, None)
+    # The row of GPU0 begins like the header, and has cells, the first of them X.
+    at = next(
+        (i for i, words in enumerate(lines)
+         if words[:1] == ["GPU0"] and not any(map(_is_cell, words[1:2]))), None,
+    )  # fmt: skip
     if at is None:
         raise FormatError(
             "there is no header that begins with GPU0; give what nvidia-smi topo -m prints"
         )
     head = lines[at]
+    # "CPU Affinity" and "NUMA Affinity" follow: a range of cores, and a number, that join nothing.
     columns = head[: head.index("CPU")] if "CPU" in head else head
     gpus = sum(bool(re.fullmatch(r"GPU[0-9]+", name)) for name in columns)
     if gpus > _MOST_GPUS or len(columns) > _MOST_COLUMNS:
@@ -85,6 +92,7 @@ def loads(text: str) -> Connections:
     for name in columns[:gpus]:
         if name not in rows:
             raise FormatError(f"the row of {name} is missing")
+    # A pasted table may have lost a line's end or a column: its halves then differ somewhere.
     for i, name in enumerate(columns):
         for j, other in enumerate(columns):
             if name in rows and other in rows and rows[name][j] != rows[other][i]:
@@ -96,11 +104,6 @@ def loads(text: str) -> Connections:
         for i, name in enumerate(columns[gpus:])
     }
     return Connections(gpus, tuple(rows[f"GPU{g}"][:gpus] for g in range(gpus)), nics)
-
-
-def _is_head(words: Sequence[str]) -> bool:
-    """Whether a line names columns: that of GPU0 itself has cells, the first of them X."""
-    return words[1:2] != ["X"] and (len(words) == 1 or not _is_cell(words[1]))
 
 
 def _is_cell(word: str) -> bool:
@@ -122,12 +125,7 @@ def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def load(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> Connections:
-    """The table of a file, see ``loads``.
-
-    Raises:
-        FormatError: see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The table of a file, see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -142,11 +140,7 @@ def dumps(table: Connections) -> str:
 
 
 def save(path: str | os.PathLike, table: Connections) -> None:
-    """Write ``dumps(table)``, all or nothing.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(table)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(table))
 
 
@@ -191,8 +185,15 @@ def topology(
         checks.optional(given, checks.positive, name, TopologyError)
     if hosts > 1 and not table.nics:
         raise TopologyError("the table has no NIC, so its hosts cannot be joined; give hosts=1")
-    kind = gpu or _likely(table)
-    host = _Host(table, kind, inside, speeds)
+    if gpu is None:
+        counts = {_nvlinks(cell) for row in table.joined for cell in row} - {0}
+        most = max(counts, default=0)
+        gpu = _LIKELY.get(most, "h100" if most > 12 else "a100")
+        found = f"NV{most}" if counts else "no NVLink"
+        warn_user(
+            f"{found}: the GPUs are assumed to be {gpu}; state gpu= or --gpu", AssumptionWarning
+        )
+    host = _Host(table, gpu, inside, speeds)
     wires = list(host.wires())
     if hosts > 1 and network is None:
         network = 50e9
@@ -201,14 +202,6 @@ def topology(
             AssumptionWarning,
         )
     return _joined(host, wires, hosts, float(network or 0))
-
-
-def _likely(table: Connections) -> str:
-    counts = {_nvlinks(cell) for row in table.joined for cell in row} - {0}
-    kind = _LIKELY.get(max(counts, default=0), "h100" if max(counts, default=0) > 12 else "a100")
-    found = f"NV{max(counts)}" if counts else "no NVLink"
-    warn_user(f"{found}: the GPUs are assumed to be {kind}; state gpu= or --gpu", AssumptionWarning)
-    return kind
 
 
 def _nvlinks(cell: str) -> int:
@@ -232,6 +225,9 @@ class _Host:
         counts = np.asarray([[_nvlinks(cell) for cell in row] for row in joined])
         others = counts[~np.eye(n, dtype=bool)]
         total = int(others[0]) if len(others) else 0
+        # NV18 to each of seven peers cannot be 126 wires of a GPU that has 18: they end in
+        # switches. NV4 to each of three, of twelve in all, may be wires, and carry as much through
+        # a switch.
         if total and (others == total).all() and max(total, total * (n - 1)) >= self.links:
             switch = self._vertex("NVSwitch")
             for g in range(n):
@@ -257,6 +253,8 @@ class _Host:
         )
         n = self.table.gpus
         top = list(range(n))  # above each GPU so far
+        # From the nearest kind up: GPUs that are PIX from one another share a switch, and are one
+        # vertex to the switch above of those that are PXB, and so on to the sockets.
         for level, kind in enumerate(KINDS):
             near = set(KINDS[: level + 1])
             joined = np.asarray([[c in near for c in row] for row in self.table.joined])

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 
+# Sides that the documentation lists; larger slices of v4, v5p and tpu7x are named by their sides.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBES = (
     (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8),
@@ -45,6 +46,7 @@ GENERATIONS: Mapping[str, Generation] = {
     "v4": Generation("TPU v4", 2, _CUBES, 4096),
     "v5litepod": Generation("TPU v5 lite", 1, _FLAT, 256),
     "v5e": Generation("TPU v5 lite", 1, _FLAT, 256),
+    # The largest slice is smaller than the pod of 8960: 16x16x24.
     "v5p": Generation("TPU v5", 2, _CUBES, 6144),
     "v6e": Generation("TPU v6 lite", 1, _FLAT, 256),
     "tpu7x": Generation("TPU7x", 2, _CUBES, 9216),
@@ -81,6 +83,7 @@ def sides(name: str) -> tuple[str, tuple[int, ...]]:
                 f"{generation.most} chips"
             )
         return generation.kind, tuple(numbers)
+    # A number stands for the one shape in the table that has as many: v5p-128, 64 chips, is 4x4x4.
     counts = {math.prod(shape) * generation.cores: shape for shape in generation.shapes}
     counts = {n: s for n, s in counts.items() if n <= generation.most * generation.cores}
     if numbers[0] not in counts:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.sends import links_by_ends
 from jaxcoll.io.xml import Element, parsed, written
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
@@ -48,6 +49,7 @@ def dumps(trees: TreeFlow | Schedule) -> str:
     checks.instance(trees, (TreeFlow, Schedule), "trees", FormatError)
     flow = _of_schedule(trees) if isinstance(trees, Schedule) else trees
     network = flow.topology
+    # A path of two parallel links has one spelling, and ``nchunkspernode`` is one number for all.
     if network.has_parallel_links or len(set(flow.shard)) > 1:
         raise FormatError(
             "the format has paths of vertices and equal shards; this network has parallel links, "
@@ -62,6 +64,7 @@ def dumps(trees: TreeFlow | Schedule) -> str:
         start, end = flow.tree_ptr[tree : tree + 2].tolist()
         depth = flow.depth[start:end]
         sends = []
+        # By depth: whoever runs the file sends in its order, and a child after its parent.
         for edge in flow.edge[start:end][np.argsort(depth, kind="stable")].tolist():
             links = flow.edges.path(edge)
             path = [int(network.src[links[0]]), *(int(network.dst[link]) for link in links)]
@@ -82,6 +85,8 @@ def _of_schedule(schedule: Schedule) -> TreeFlow:
     what, network = schedule.collective, schedule.topology
     if what.kind != "all_gather" or what.is_grouped or what.shares is not None:
         raise FormatError(f"trees are an all_gather of all ranks with equal shards, got {what}")
+    # In the order of steps within each chunk, so a parent's edge precedes its children's. One send
+    # per rank but the root is a tree if all are reached, which ``check_load`` shows.
     order = np.argsort(schedule.chunk, kind="stable")
     counts = np.bincount(schedule.chunk, minlength=what.num_chunks)
     if (counts != network.num_ranks - 1).any():
@@ -101,6 +106,8 @@ def _checked(network: Topology, k: int, shard: tuple[int, ...], columns: tuple) 
     try:
         root, weight, edges, ptr, edge = columns
         trees = TreeFlow(network, k, shard, root, weight, edges, ptr, edge, Fraction(1))
+        # The format has no time: it is that of the fullest link, a tree's weight of k parts of a
+        # shard on each of its links.
         loads = zip(trees.load, network.exact_bandwidth, strict=True)
         inverse = max((Fraction(load, k) / speed for load, speed in loads), default=Fraction(0))
         trees = dataclasses.replace(trees, inverse=inverse)
@@ -123,19 +130,17 @@ def loads(text: str, network: Topology) -> TreeFlow:
     checks.instance(network, Topology, "network", FormatError)
     root = parsed(text, "Algo", _MOST_ELEMENTS)
     k = root.integer("nchunkspernode", 1, 2**31)
-    sends = [(tree, send) for tree in root.each("tree") for send in tree.each("send")]
-    paths = {send.text("path") for _, send in sends}
-    listed = {path: tuple(_vertices(path, send)) for path, send in _first(sends, paths)}
+    first: dict[str, Element] = {}  # a path, and the send that errors in it are said of
+    for tree in root.each("tree"):
+        for send in tree.each("send"):
+            first.setdefault(send.text("path"), send)
+    listed = {path: tuple(_vertices(path, send)) for path, send in first.items()}
     place = _places(root, listed, network)
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
+    link_of = links_by_ends(network)
     edge_of: dict[str, int] = {}
     ends: list[tuple[int, int]] = []
-    links: list[int] = []
-    ptr, tree_ptr, edge = [0], [0], []
-    roots, weights = [], []
+    links: list[list[int]] = []
+    tree_ptr, edge, roots, weights = [0], [], [], []
     for tree in root.each("tree"):
         roots.append(_one(tree, "root", place))
         weights.append(tree.integer("nchunks", 1, 2**31))
@@ -147,31 +152,20 @@ def loads(text: str, network: Topology) -> TreeFlow:
                 if missing is not None or len(way) < 2:
                     raise FormatError(f"{send.place}: the network has no path {glimpse(path)}")
                 edge_of[path] = len(edge_of)
-                links += [link_of[each] for each in itertools.pairwise(way)]
+                links.append([link_of[each] for each in itertools.pairwise(way)])
                 ends.append((way[0], way[-1]))
-                ptr.append(len(links))
             if (_one(send, "src", place), _one(send, "dst", place)) != ends[edge_of[path]]:
                 raise FormatError(f"{send.place}: the path does not lead from src to dst")
             edge.append(edge_of[path])
         tree_ptr.append(len(edge))
-    src, dst = np.asarray(ends, np.int32).reshape(-1, 2).T
-    edges = Edges(src, dst, np.asarray(ptr, np.int64), np.asarray(links, np.int32))
     columns = (
-        np.asarray(roots, np.int32), np.asarray(weights, np.int64), edges,
-        np.asarray(tree_ptr, np.int64), np.asarray(edge, np.int32),
+        np.asarray(roots, np.int32), np.asarray(weights, np.int64),
+        Edges.from_paths(network, links), np.asarray(tree_ptr, np.int64),
+        np.asarray(edge, np.int32),
     )  # fmt: skip
     if max([0, *roots]) >= network.num_ranks or not roots:
         raise FormatError("a root is no GPU, or there is no tree")
     return _checked(network, k, (k,) * network.num_ranks, columns)
-
-
-def _first(sends, paths: set[str]) -> Iterator[tuple[str, Element]]:
-    """Each path once, with an element that has it."""
-    for _, send in sends:
-        path = send.text("path")
-        if path in paths:
-            paths.remove(path)
-            yield path, send
 
 
 def _vertices(text: str, element: Element) -> Iterator[Vertex]:
@@ -205,6 +199,8 @@ def _places(root: Element, listed: dict[str, tuple[Vertex, ...]], network: Topol
             f"{network.num_ranks} ranks and {most} switches"
         )
     place = {vertex: i for i, vertex in enumerate(ranks)}
+    # Trees name the switches that they pass, not all: of files of ``dumps`` the number says which,
+    # of others only the order does.
     own = all(vertex[:2] == (0, _SWITCH) and vertex[2] < most for vertex in switches)
     numbers = [v[2] for v in switches] if own else range(len(switches))
     named = zip(switches, numbers, strict=True)
@@ -222,20 +218,10 @@ def _one(element: Element, key: str, place: dict[Vertex, int]) -> int:
 
 
 def save(path: str | os.PathLike, trees: TreeFlow | Schedule) -> None:
-    """Write ``dumps(trees)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(trees)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(trees))
 
 
 def load(path: str | os.PathLike, network: Topology, *, max_bytes: int = MAX_BYTES) -> TreeFlow:
-    """The trees of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The trees of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, network), max_bytes)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +29,7 @@ from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, warn_us
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.networks.link_types import ALPHA
+from jaxcoll.io.sends import links_by_ends
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
@@ -82,10 +82,10 @@ def _written_network(network: Topology, key: str) -> dict:
             f"{len(set(network.exact_alpha))} latencies"
             f"{' and parallel links' if network.has_parallel_links else ''}"
         )
-    multiples = [Fraction(each) for each in network.exact_bandwidth]
-    least = min(multiples, default=Fraction(1))
+    # A link carries so many chunks per round: a whole number, of which the least link has one.
+    least = min(network.exact_bandwidth, default=Fraction(1))
     links = [[0] * network.num_ranks for _ in range(network.num_ranks)]
-    ends = zip(network.src.tolist(), network.dst.tolist(), multiples, strict=True)
+    ends = zip(network.src.tolist(), network.dst.tolist(), network.exact_bandwidth, strict=True)
     for src, dst, bandwidth in ends:
         multiple = bandwidth / least
         if multiple.denominator != 1 or multiple > _MOST_MULTIPLE:
@@ -111,15 +111,17 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
     if (schedule.edges.hops != 1).any():
         raise FormatError("the format has sends over single links, not over paths of several")
     network = _written_network(schedule.topology, key)
-    chunks, columns = [], np.arange(what.num_chunks)
+    # The format has no kind: a collective is which ranks hold and which want each chunk.
+    chunks = []
     for rank_sets in zip(*_sides(what), strict=True):
         pre, post = (np.flatnonzero(each).tolist() for each in rank_sets)
         chunks.append({key: "chunk", "pre": pre, "post": post, "addr": len(chunks)})
     sends = zip(schedule.chunk.tolist(), schedule.src.tolist(), schedule.dst.tolist(), strict=True)
-    listed, steps = [list(send) for send in sends], []
-    ptr = schedule.step_ptr.tolist()
-    for start, end in itertools.pairwise(ptr):
-        steps.append({key: "step", "rounds": 1, "sends": listed[start:end]})
+    listed = [list(send) for send in sends]
+    steps = [
+        {key: "step", "rounds": 1, "sends": listed[start:end]}
+        for start, end in itertools.pairwise(schedule.step_ptr.tolist())
+    ]
     name = f"{_NAMES[what.kind]}(n={what.num_ranks})"
     collective = {
         key: "collective", "name": name, "nodes": what.num_ranks, "chunks": chunks, "triggers": {},
@@ -130,7 +132,7 @@ def _written_schedule(schedule: Schedule, key: str) -> dict:
         "pipeline": None, "extra_memory": None, "allow_exchange": False,
     }  # fmt: skip
     maps = [
-        {str(rank): columns[held].tolist() for rank, held in enumerate(side.T)}
+        {str(rank): np.flatnonzero(held).tolist() for rank, held in enumerate(side.T)}
         for side in _sides(what)
     ]
     return {
@@ -213,18 +215,14 @@ def _read_network(value: object, alpha: float | None, bandwidth: float | None) -
             "and bandwidth=",
             AssumptionWarning,
         )
-    alpha, one = ALPHA if alpha is None else alpha, Fraction(bandwidth or _BANDWIDTH)
-    wires = [
-        (src, dst, alpha, one * links[dst][src])
-        for src in range(ranks)
-        for dst in range(ranks)
-        if links[dst][src]
-    ]
-    src, dst, alphas, speeds = zip(*wires, strict=True) if wires else ((),) * 4
-    exact: Any = list(speeds)  # fractions, which no array of floats holds
+    one = Fraction(bandwidth or _BANDWIDTH)
+    # Rows of the matrix are receivers: [dst][src], unlike a matrix of links out of each rank.
+    ends = [(s, d) for s in range(ranks) for d in range(ranks) if links[d][s]]
+    exact: Any = [one * links[d][s] for s, d in ends]  # fractions, which no array of floats holds
+    src, dst = np.asarray(ends, int).reshape(-1, 2).T
+    alphas = np.full(len(ends), ALPHA if alpha is None else alpha, float)
     name = fields.take("name", readers.text, "")
-    columns = np.asarray(src, int), np.asarray(dst, int), np.asarray(alphas, float)
-    return Topology(ranks, *columns, exact, name=name)
+    return Topology(ranks, src, dst, alphas, exact, name=name)
 
 
 def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) -> Schedule:
@@ -233,15 +231,13 @@ def _read_schedule(value: object, alpha: float | None, bandwidth: float | None) 
     if network.num_ranks > 256:
         raise FormatError(f"schedules are read to 256 ranks, got {network.num_ranks}")
     what = _read_collective(fields.take("collective", lambda v, _: v), network.num_ranks)
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
+    link_of = links_by_ends(network)
     step, edge, chunk = [], [], []
     for i, each in enumerate(fields.take("steps", readers.items)):
         for j, send in enumerate(readers.Fields(each, f"steps[{i}]").take("sends", readers.items)):
             where = f"steps[{i}].sends[{j}]"
             entries = readers.items(send, where)
+            # TACCL appends when a send is done, its link and whether it adds: its order is enough.
             if not 3 <= len(entries) <= 6:
                 raise FormatError(f"{where} has chunk, src and dst first, got {len(entries)} items")
             number, src, dst = readers.column(readers.INT32)(entries[:3], where).tolist()
@@ -265,21 +261,19 @@ def _read_collective(value: object, ranks: int) -> Collective:
         taken = readers.Fields(chunk, f"collective.chunks[{i}]")
         for side, name in enumerate(("pre", "post")):
             sides[side, i, taken.take(name, readers.column(ranks - 1))] = True
-    for what in _candidates(ranks, len(each), *sides[:, 0].argmax(axis=1).tolist()):
-        if all((mine == given).all() for mine, given in zip(_sides(what), sides, strict=True)):
-            return what
-    raise FormatError(
-        f"collective.chunks: none of {', '.join(_NAMES)} starts and ends with these chunks"
-    )
-
-
-def _candidates(ranks: int, chunks: int, holds: int, wants: int) -> Iterator[Collective]:
-    """The collectives with so many chunks, by who holds and who wants the first."""
+    # Whoever holds or wants the first chunk is the root where there is one. A guess is made whole
+    # and compared: names in files ("Allgather(n=8)") are for people, and tools write others.
+    holds, wants = sides[:, 0].argmax(axis=1).tolist()
     for kind in _NAMES:
         root = {"broadcast": holds, "scatter": holds, "gather": wants}.get(kind)
         one = Collective(kind, ranks, 1, root=root).num_chunks
-        if chunks % one == 0:
-            yield Collective(kind, ranks, chunks // one, root=root)
+        if len(each) % one == 0:
+            what = Collective(kind, ranks, len(each) // one, root=root)
+            if all((mine == given).all() for mine, given in zip(_sides(what), sides, strict=True)):
+                return what
+    raise FormatError(
+        f"collective.chunks: none of {', '.join(_NAMES)} starts and ends with these chunks"
+    )
 
 
 # ---------------------------------------------------------------------- networks of TACCL
@@ -344,6 +338,8 @@ def _between(fields: readers.Fields, size: float, hosts: int, gpus: int) -> tupl
     speed = _speed(size, fields.take("remote_beta", readers.number), "remote_beta")
     first, middle = hosts * gpus, hosts * (gpus + nics)
     wires = []
+    # A message passes two NICs and the network: its latency is given to the two wires in the
+    # middle by halves, and every wire on the way has its bandwidth.
     for rank in range(hosts * gpus):
         nic = first + rank // gpus * nics + rank % gpus * nics // gpus
         wires += [(rank, nic, 0.0, speed), (nic, rank, 0.0, speed)]
@@ -369,12 +365,7 @@ def _speed(nbytes: float, beta: float, name: str) -> float:
 
 
 def save(path: str | os.PathLike, obj: Topology | Schedule, dialect: str = "msccl") -> None:
-    """Write ``dumps(obj)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(obj)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(obj, dialect))
 
 
@@ -385,10 +376,5 @@ def load(
     bandwidth: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Topology | Schedule:
-    """The network or schedule of a file; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network or schedule of a file; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, lambda text: loads(text, alpha=alpha, bandwidth=bandwidth), max_bytes)

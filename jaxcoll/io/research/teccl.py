@@ -25,6 +25,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
+from jaxcoll.io.sends import edges_of, links_by_ends
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
@@ -82,7 +83,13 @@ def network(
     if name == "NDv2":
         wires, switches = _ndv2(chassis)
     elif name == "DGX2":
-        wires, switches = _dgx2(), (0, 17)
+        # A switch per chassis, then its 16 GPUs, of which odd ones send to the even one before
+        # them in the other chassis.
+        switches, wires = (0, 17), []
+        for base, other in ((0, 17), (17, 0)):
+            for gpu in range(base + 1, base + 17):
+                wires += [(base, gpu, 0.35e-6, 125.0), (gpu, base, 0.35e-6, 125.0)]
+            wires += [(base + s + 1, other + s, 2.6e-6, 12.5) for s in range(1, 16, 2)]
     elif name == "DGX1":
         wires = _dgx1(alpha)
     elif name == "AMD":
@@ -93,6 +100,8 @@ def network(
             for ends in ((a, b), (b, a))
         ]
     else:
+        # Numbers beside each other are joined whatever their rows, as in TE-CCL's program: the end
+        # of a row with the begin of the next, too, unlike a mesh of anybody else.
         wires = [
             (a, b, alpha, 100.0)
             for a in range(side * side)
@@ -106,6 +115,8 @@ def network(
 
 
 def _ndv2(chassis: int) -> tuple[Wires, Sequence[int]]:
+    # Two hosts are wired to each other, more of them to a switch; of each one GPU sends out and
+    # another receives, over the one NIC of the host.
     inside = _dgx1(0.7e-6)
     first = 1 if chassis > 2 else 0  # number 0 is the switch
     wires = [
@@ -128,17 +139,6 @@ def _dgx1(alpha: float) -> Wires:
         for b, links in enumerate(row)
         if links
     ]
-
-
-def _dgx2() -> Wires:
-    wires: Wires = []
-    for base in (0, 17):
-        for gpu in range(base + 1, base + 17):
-            wires += [(base, gpu, 0.35e-6, 125.0), (gpu, base, 0.35e-6, 125.0)]
-    # Odd GPUs send to the even one before them in the other chassis.
-    for base, other in ((0, 17), (17, 0)):
-        wires += [(base + s + 1, other + s, 2.6e-6, 12.5) for s in range(1, 16, 2)]
-    return wires
 
 
 def _named(wires: Wires, switches: Sequence[int], name: str) -> Topology:
@@ -204,6 +204,7 @@ def dumps(schedule: Schedule, nbytes: Number) -> str:
     nbytes = checks.nbytes(nbytes, FormatError)
     label = _numbers_of(network)
     number = _number_at_owner(what)
+    # Steps are its epochs: in one of them a chunk crosses a link, or a path through switches.
     flows = []
     columns = (schedule.chunk, schedule.edge, schedule.step)
     for chunk, edge, step in zip(*(column.tolist() for column in columns), strict=True):
@@ -269,6 +270,8 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
         raise FormatError(f"7-Flows has {len(texts)} entries; at most {_MOST_FLOWS} are read")
     place = {label: vertex for vertex, label in enumerate(_numbers_of(network))}
     flows = [_flow(each, f"7-Flows[{i}]", place, network) for i, each in enumerate(texts)]
+    # How many chunks a rank has no key says; every chunk is sent, so the highest number does. In an
+    # all_to_all those for the rank itself are not, and they need not be the last: rounded up.
     per_rank = 1 + max((flow[0] for flow in flows), default=-1)
     ranks = network.num_ranks
     parts = per_rank if kind == "all_gather" else -(-per_rank // ranks)
@@ -313,52 +316,30 @@ def _flow(value: object, where: str, place: Mapping[str, int], network: Topology
 
 
 def _edges(flows, network: Topology) -> tuple[Edges, dict[tuple[int, ...], int]]:
-    link_of = {
-        ends: link
-        for link, ends in enumerate(zip(network.src.tolist(), network.dst.tolist(), strict=True))
-    }
-    if all(len(path) == 2 for _, _, path, _ in flows) and network.is_direct:
-        missing = next((path for _, _, path, _ in flows if path not in link_of), None)
-        if missing is not None:
-            raise FormatError(f"7-Flows: the network has no link {missing[0]}->{missing[1]}")
+    """The edges of flows, and the number of each path of vertices among them."""
+    link_of = links_by_ends(network)
+    ways = list(dict.fromkeys(path for _, _, path, _ in flows))
+    missing = next((e for way in ways for e in itertools.pairwise(way) if e not in link_of), None)
+    if missing is not None:
+        raise FormatError(f"7-Flows: the network has no link {missing[0]}->{missing[1]}")
+    # A schedule on a direct network has the links themselves for edges, as ``dumps`` was given it.
+    if network.is_direct and all(len(way) == 2 for way in ways):
         return Edges.from_links(network), link_of
-    edge_of: dict[tuple[int, ...], int] = {}
-    links: list[int] = []
-    ptr = [0]
-    for *_, path, _epoch in flows:
-        if path in edge_of:
-            continue
-        edge_of[path] = len(edge_of)
-        for ends in itertools.pairwise(path):
-            if ends not in link_of:
-                raise FormatError(f"7-Flows: the network has no link {ends[0]}->{ends[1]}")
-            links.append(link_of[ends])
-        ptr.append(len(links))
-    src, dst = ([path[at] for path in edge_of] for at in (0, -1))
-    columns = (np.asarray(src, np.int32), np.asarray(dst, np.int32), np.asarray(ptr, np.int64))
-    return Edges(*columns, np.asarray(links, np.int32)), edge_of
+    paths = [tuple(link_of[ends] for ends in itertools.pairwise(way)) for way in ways]
+    edges, numbers = edges_of(network, paths)
+    return edges, dict(zip(ways, numbers, strict=True))
 
 
 # ---------------------------------------------------------------------- files
 
 
 def save(path: str | os.PathLike, schedule: Schedule, nbytes: Number) -> None:
-    """Write ``dumps(schedule, nbytes)``, all or nothing.
-
-    Raises:
-        FormatError: see ``dumps``.
-        OSError: the file cannot be written.
-    """
+    """Write ``dumps(schedule, nbytes)``, all or nothing. An OSError if it cannot be written."""
     write_text(path, dumps(schedule, nbytes))
 
 
 def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Topology:
-    """The network that an input file names; see ``loads``.
-
-    Raises:
-        FormatError: naming the file; see ``loads``.
-        OSError: the file cannot be read.
-    """
+    """The network that an input file names; see ``loads``. An OSError if it cannot be read."""
     return load_text(path, loads, max_bytes)
 
 
@@ -372,7 +353,6 @@ def load_schedule(
     """The schedule of a file on its network; see ``loads_schedule``.
 
     Raises:
-        FormatError: naming the file; see ``loads_schedule``.
         OSError: the file cannot be read.
     """
     return load_text(path, lambda text: loads_schedule(text, network, kind), max_bytes)

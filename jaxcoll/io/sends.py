@@ -1,0 +1,107 @@
+"""What several formats say of sends: runs of neighbouring chunks, and paths of links.
+
+Runtimes move neighbouring chunks of a buffer in one operation, so the chunks 4, 5, 6 that a message
+carries are one run, and 4, 6 are two. Files that say their paths, as ours do by keys that runtimes
+pass over, give back the edges of a schedule; others mean the link between two ranks, or any path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Neighbouring chunks of one message.
+
+    Attributes:
+        step: of the schedule; ``place`` of the first chunk among the sends of it.
+        edge: of the schedule, from rank ``src`` to ``dst`` over the links of ``path``.
+        first: chunk, of ``count``.
+        reduce: whether the receiver adds.
+    """
+
+    step: int
+    place: int
+    edge: int
+    src: int
+    dst: int
+    path: tuple[int, ...]
+    first: int
+    count: int
+    reduce: bool
+
+
+def runs(
+    schedule: Schedule, continued: np.ndarray, chosen: np.ndarray | None = None, most: int = 2**31
+) -> list[Run]:
+    """The sends as runs, in the order of the schedule.
+
+    Args:
+        continued: see ``continues``.
+        chosen: which chunks are taken, bool of shape (chunks,); all when None.
+        most: chunks of a run; longer ones are cut.
+    """
+    chunk, edges = np.asarray(schedule.chunk), schedule.edges
+    mine = np.arange(len(chunk)) if chosen is None else np.flatnonzero(chosen[chunk])
+    # A run also ends where the sends between two of these are not taken.
+    inside = continued[mine]
+    inside[:1] = False
+    inside[1:] &= mine[1:] == mine[:-1] + 1
+    first = np.flatnonzero(~inside)
+    start, count = mine[first], np.diff(np.append(first, len(mine)))
+    step, edge = np.asarray(schedule.step)[start], np.asarray(schedule.edge)[start]
+    place, reduce = start - np.asarray(schedule.step_ptr)[step], np.asarray(schedule.reduce)[start]
+    columns = (step, place, edge, edges.src[edge], edges.dst[edge], chunk[start], count, reduce)
+    path = {e: edges.path(e) for e in np.unique(edge).tolist()}
+    return [
+        Run(t, at + k, e, a, b, path[e], c + k, min(n - k, most), bool(adds))
+        for t, at, e, a, b, c, n, adds in zip(*(each.tolist() for each in columns), strict=True)
+        for k in range(0, n, most)
+    ]
+
+
+def continues(schedule: Schedule, way: np.ndarray) -> np.ndarray:
+    """Whether a send continues the run of the one before it, bool of shape (sends,).
+
+    Args:
+        way: of each send, a number that is equal where sends may share an operation: of its edge,
+            or of its path where several edges have the same.
+    """
+    chunk = np.asarray(schedule.chunk, np.int64)
+    same = [np.asarray(column) for column in (schedule.step, way, schedule.reduce)]
+    found = np.zeros(len(chunk), bool)
+    found[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in same])
+    # Sends of a message are in the order of their chunks, so a neighbour stands next to it.
+    found[1:] &= chunk[1:] == chunk[:-1] + 1
+    return found
+
+
+def links_by_ends(network: Topology) -> dict[tuple[int, int], int]:
+    """The link from one vertex to another; of parallel ones the last."""
+    ends = zip(network.src.tolist(), network.dst.tolist(), strict=True)
+    return {pair: link for link, pair in enumerate(ends)}
+
+
+def leads(network: Topology, path: Sequence[int], src: int, dst: int) -> bool:
+    """Whether links that a file names exist and lead in a row from one rank to another."""
+    if not path or max(path) >= network.num_links:
+        return False
+    if (network.src[path[0]], network.dst[path[-1]]) != (src, dst):
+        return False
+    return all(network.dst[a] == network.src[b] for a, b in itertools.pairwise(path))
+
+
+def edges_of(network: Topology, paths: Iterable[tuple[int, ...]]) -> tuple[Edges, list[int]]:
+    """An edge for every different path of links, as they come, and the edge of each path."""
+    number: dict[tuple[int, ...], int] = {}
+    edge = [number.setdefault(path, len(number)) for path in paths]
+    return Edges.from_paths(network, [*number]), edge
