@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, TRIED, kernel
-from jaxcoll.synth.tacos.events import Event
+from jaxcoll.synth.tacos.state import Goal
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,24 +158,24 @@ def test_no_call_of_a_kernel_keeps_a_signal_waiting_for_two_seconds():
 
 
 @kernel()
-def _first(event):
-    return event.time
+def _first(goal):
+    return goal.rule
 
 
 @kernel()
-def _next(event):
-    return Event(_first(event) + 1, event.count, event.block, event.size, event.sends), 0
+def _next(goal):
+    return Goal(_first(goal) + 1, goal.most, goal.limit), 0
 
 
 @kernel()
-def _after_next(event):
-    later, _ = _next(_next(event)[0])
-    return later.time
+def _after_next(goal):
+    later, _ = _next(_next(goal)[0])
+    return later.rule
 
 
 def test_no_kernel_returns_a_named_tuple_to_python(monkeypatch):
     monkeypatch.setenv(COMPILED_AT_ONCE, "1")
-    event = Event(np.int64(1), 0, 0, 0, 0)
-    assert _after_next(event) == 3  # among kernels it is allowed
+    goal = Goal(np.int64(1), 0, 0)
+    assert _after_next(goal) == 3  # among kernels it is allowed
     with pytest.raises(TypeError, match="_next returns a named tuple to Python"):
-        _next(event)
+        _next(goal)
