@@ -95,8 +95,7 @@ class Buffers:
             return rank, buffer, at
         if self.kind == "all_gather":
             return rank, "o", at if buffer == "o" else rank * self.share + at
-        # Of an all_gather the output is the whole, of the others the input: the part is a window of
-        # it.
+        # Of an all_gather the output is whole, else the input; the other is a window of it.
         at = rank * self.share + at if (self.kind, buffer) == ("reduce_scatter", "o") else at
         return rank, "i", at
 
@@ -152,7 +151,6 @@ def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:
     Raises:
         NotProved: with nothing, another chunk, or a sum that lacks a contribution.
     """
-    # A number would tell the same at 2 of 3 sums that are wrong: sets of contributions do not.
     if found == (chunk, full):
         return
     if found is None:
@@ -161,7 +159,6 @@ def check_value(found: Value | None, chunk: int, full: int, rank: int) -> None:
         text = f"ends with chunk {found.chunk} where chunk {chunk} belongs"
     else:
         lacks = full & ~found.ranks
-        text = (
-            f"lacks the contribution of rank {(lacks & -lacks).bit_length() - 1} to chunk {chunk}"
-        )
+        lost = (lacks & -lacks).bit_length() - 1
+        text = f"lacks the contribution of rank {lost} to chunk {chunk}"
     raise NotProved(f"rank {rank} {text}", rank, chunk)

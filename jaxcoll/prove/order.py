@@ -43,8 +43,7 @@ class Order:
             Race: another thread's use of it may come before or after.
         """
         known = self.known[thread]
-        # Reads need no order among themselves; a write needs it with all reads since the last
-        # write, and with that write, which earlier ones come before.
+        # Reads need no order among themselves; a write, after the last write and all reads since.
         before = dict(self.read[cell]) if writes else {}
         if cell in self.written:
             before.setdefault(*self.written[cell])
