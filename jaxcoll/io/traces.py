@@ -18,7 +18,7 @@ from jaxcoll.io.files import write_bytes
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
-MOST_EVENTS = 2**21  # of about 150 bytes each; larger files stop a browser
+MOST_EVENTS = 2**21
 
 
 def dumps(timeline: Timeline) -> str:

@@ -1,5 +1,5 @@
 """Plans for other processes, and for other libraries.
 
 In reading order: ``specs`` (trees of ``PartitionSpec``), ``plan_file`` and ``plan_json`` (plans as
-files), ``factored`` and ``constrained_step`` (plans on whole arrays), ``axis_rules``.
+files), ``constrained_step`` (plans on whole arrays), ``axis_rules``.
 """

@@ -5,8 +5,8 @@ equation on one device's shards. Primitives that only rename dimensions are view
 see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
 
 In reading order: ``sharding_rule`` (the parts of a rule, and the shard of one device in one
-microbatch), ``elementwise``, ``products``, ``grouped``, ``shapes``, ``indexing``, ``loops``,
-``padding`` (the written rules, by family), ``declared`` (rules of the user), ``inferred`` (read
+microbatch), ``elementwise``, ``products``, ``shapes``, ``indexing``, ``loops``, ``padding``
+(the written rules, by family), ``declared`` (rules of the user), ``inferred`` (read
 from ``vmap``).
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 from tensorstate.rules import (
     declared,
     elementwise,
-    grouped,
     indexing,
     loops,
     padding,
@@ -40,7 +39,6 @@ RULES: dict[str, PrimitiveRule] = {
     **elementwise.RULES,
     **products.RULES,
     **products.REDUCTIONS,
-    **grouped.RULES,
     **indexing.RULES,
     **shapes.RULES,
     **shapes.RANDOM,
