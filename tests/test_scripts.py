@@ -20,7 +20,7 @@ COMMANDS = sorted(path.name for path in SCRIPTS.iterdir() if not path.name.start
 SMALLEST = ("synth.names=[ring]", "topology.sides=[2,2]", "sizes=[1024]", "elements=5")
 UNTRAINED = ("train.steps=1", "train.hidden=[8]", "train.accuracy_wanted=0")
 RUNS = {
-    "bench": [(), ("simulator", "--help")],
+    "bench": [(), ("tacos", "--help")],
     "docs": [],
     "mutants": [],
     "pictures": [],

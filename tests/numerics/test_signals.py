@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numba as nb
-import numpy as np
 import pytest
 
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, TRIED, kernel
@@ -175,7 +174,7 @@ def _after_next(goal):
 
 def test_no_kernel_returns_a_named_tuple_to_python(monkeypatch):
     monkeypatch.setenv(COMPILED_AT_ONCE, "1")
-    goal = Goal(np.int64(1), 0, 0)
+    goal = Goal(1, 0, 0)
     assert _after_next(goal) == 3  # among kernels it is allowed
     with pytest.raises(TypeError, match="_next returns a named tuple to Python"):
         _next(goal)
