@@ -11,8 +11,8 @@ The dissertation's five steps (Sec. 4.5), each from one frozen type to the next:
    ``pairings``; Sec. 4.5.3).
 3. ``Trees``: spanning trees are packed into what is left (Sec. 4.5.4), and
 4. made low, the loads of links being shared out evenly among roots (``tree_packing``: the choice of
-   method, the exact one, and networks that fall in two; ``balancing``: trees of many roots;
-   ``spanning``: moves of ranks between trees). With its path through the switches given
+   method and the exact one; ``balancing``: trees of many roots; ``tight_cuts``: networks that fall
+   in two; ``spanning``: moves of ranks between trees). With its path through the switches given
    back to each edge they are ``RoutedTrees``, and counted link by link a ``TreeFlow``.
 5. ``Schedule``: the pieces of a tree follow each other down (``TreeFlow.to_schedule``).
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from jaxcoll.bounds.throughput import check_balanced, fixed_k, optimum
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.forestcoll import stages
-from jaxcoll.synth.forestcoll.moved_trees import moved_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling
-from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.synth.forestcoll.stages import forest, moved_trees
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,

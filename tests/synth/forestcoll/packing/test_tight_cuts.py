@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.synth.forestcoll import forest
+from jaxcoll.synth.forestcoll import forest, tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.tree_packing import pack_across, tight_cut
+from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
 from jaxcoll.topologies import fully_connected
 from tests.synth.forestcoll.networks import random_switched
 from tests.synth.forestcoll.packing.test_balancing import two_rings
@@ -38,7 +38,7 @@ def test_a_cut_is_tight_and_its_trees_fit(topology):
     if beyond is None:
         return
     assert tuple(beyond.tolist()) in known
-    trees = pack_across(n, capacity, scaling.trees)
+    trees = pack_across(n, capacity, scaling.trees, tree_packing.pack_trees)
     assert trees is not None
     total, load = [0] * n, dict.fromkeys(capacity, 0)
     for root, weight, vertex, parent in zip(
