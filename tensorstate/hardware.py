@@ -112,7 +112,7 @@ class Hardware:
     def flops_of(self, itemsize: int) -> float:
         """Operations per second for elements of this many bytes, or of the next larger size."""
         larger = [size for size in self.flops if size >= itemsize]
-        # What a device has no units for it computes in wider ones.
+        # Types that a device has no units for are computed in wider ones.
         return self.flops[min(larger) if larger else max(self.flops)]
 
 
@@ -380,7 +380,7 @@ class ScheduleCosts(CollectiveCostModel):
 
     @functools.cached_property
     def _groups(self) -> tuple[int, ...]:
-        # Axes of a torus have wires of their own; through one switch all use the same ports.
+        # Each axis of a torus has separate wires; through one switch all use the same ports.
         groups, links = [*range(len(self.mesh.sizes))], list[frozenset[int]]()
         for axis, size in enumerate(self.mesh.sizes):
             links.append(self._links_of(axis) if size > 1 else frozenset())

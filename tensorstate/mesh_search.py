@@ -134,7 +134,7 @@ def _best_result(graph, costs, search_args, assignment) -> tuple[SearchResult | 
     plan = _best_plan(graph, costs, search_args, assignment)
     if isinstance(plan, PlanError):
         return plan, ()
-    # What makes the problem again on the caller's side, and nothing that holds on to JAX.
+    # The arguments that make the problem again on the caller's side: no object of JAX's.
     problem = plan.problem
     stages = None if problem.pipeline is None else problem.pipeline.axis
     parts = problem.hardware, plan.microbatches, problem.batch, stages, None, problem.schedule

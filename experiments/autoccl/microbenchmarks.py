@@ -263,7 +263,7 @@ def _compared(
     if setting.product:
         programs.append(product_alone(trial, setting.product))
     times = trial.seconds(programs, config.rounds)
-    # What a collective takes beside a product is the time that it adds to the product alone.
+    # A collective beside a product takes the time that it adds to the product alone.
     alone = np.median(times[:, -1]) if setting.product else 0.0
     rows: list[Row] = []
     for tuner, configuration in chosen.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.study import Experiment
 
-# Seconds, memory and what follows from them.
+# Columns of seconds and memory, and of figures that follow from them.
 _SPENT = ("seconds", "* seconds", "memory GB", "grows with*", "times TACOS's")
 
 EXPERIMENTS: dict[str, Experiment] = {

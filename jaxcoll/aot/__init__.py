@@ -190,7 +190,7 @@ def _gpus(name: str, sides: tuple[int, ...]) -> Target:
     hosts, each = (1, *sides)[-2:]
     # Plugins that describe topologies are registered when JAX first looks for devices.
     jax.devices()
-    # What a driver would say of an H100; with it XLA asks none.
+    # The description of an H100 that a driver would give; with it XLA asks for no driver.
     config = resources.files("jaxcoll.aot").joinpath("h100.txtpb").read_text()
     described = jax_topologies.get_topology_desc(
         "h100", "cuda", topology=f"1x{hosts}x{each}", target_config=config

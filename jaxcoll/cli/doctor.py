@@ -86,8 +86,8 @@ def _devices(network: str | None) -> dict[str, Any]:
         import jaxcoll as jc
 
         devices = jax.devices()
-        # What the library assumes of these devices, it says in warnings: here they are a part of
-        # the answer.
+        # The library warns of its assumptions about these devices: here they are a part of the
+        # answer.
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             guessed = jc.Topology.from_devices(devices)

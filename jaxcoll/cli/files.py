@@ -147,7 +147,7 @@ def check_target(
         return None
     if suffix and os.path.splitext(path)[1].lower() != suffix:
         raise click.UsageError(f"{path!r} is to be a file that ends with {suffix}")
-    # What a search of minutes would find out at its end.
+    # Checked first: otherwise a search of minutes would end with this error.
     folder = os.path.dirname(os.path.abspath(path))
     if path != "-" and not os.path.isdir(folder):
         raise click.UsageError(f"there is no folder {folder}; type: mkdir -p {folder}")

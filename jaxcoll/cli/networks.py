@@ -339,7 +339,7 @@ def network_options(command: Any) -> Any:
             else:
                 raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
             built = after_failures(built, without, slow)
-        # What is missing decides the answer, so it is said, where it is in no way of the result.
+        # Missing links decide the answer, so they are named, on stderr beside the result.
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)
         return command(network=built, **others)

@@ -121,7 +121,7 @@ class FoundTopology:
         Those of its all_gather where the digraph is isomorphic to its transpose (Theorem 2); else
         predicted for the transpose (Corollary 1.2), as upper bounds for line graphs.
         """
-        # An isomorphism to the transpose turns the all_gather into one of the transpose, which run
+        # An isomorphism to the transpose makes the all_gather one of the transpose, which run
         # backwards is a reduce_scatter here.
         if self.candidate.has & Has.REVERSAL:
             return self.cost

@@ -170,7 +170,7 @@ def _nodes(timeline: Timeline) -> Iterator[tuple[int, Node]]:
         if not 1 <= size <= _MOST_BYTES:
             raise FormatError(f"a message has {size} bytes; ASTRA-sim counts from 1 to 2^63 - 1")
         # Of a sum a rank waits for every part that has come, not for the last alone: receives end
-        # in any order. What arrives in this step is not sent in it.
+        # in any order. A chunk that arrives in this step is not sent in it.
         needs = {n for c in chunk[first:end] for s, n in arrived[src, c] if s < t}
         before = [last[path[0]]] if path[0] in last else []
         # A send meets the receive of its tag, ranks and bytes: equal messages of two ranks would

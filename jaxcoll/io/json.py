@@ -147,7 +147,8 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
-    # What the columns may hold, ``Topology`` checks: here are types, and sizes before memory.
+    # ``Topology`` checks the values of the columns; here their types and sizes are, before they
+    # take memory.
     columns = [
         src,
         fields.take("dst", readers.column(readers.INT32)),

@@ -237,7 +237,7 @@ def _live_terms(
         waiting = shares.awaiting(live.last_backward_use)
         yield from terms(category, waiting, live.awaiting_backward_use)
         return
-    # What is needed after the forward pass is saved or recomputed, and was counted so.
+    # A tensor that is needed after the forward pass is saved or recomputed, and was counted so.
     if not group.is_input and not group.needed_after_forward:
         waiting = shares.awaiting(live.last_forward_use)
         yield from terms("temporaries", waiting, live.awaiting_forward_use)

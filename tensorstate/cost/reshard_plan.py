@@ -127,7 +127,7 @@ def reshard_passes(problem: Problem, group: TensorGroup) -> ReshardPasses:
     """The passes of a tensor group."""
     classes = group.consumer_classes
     # Inputs are resident if the loop reads them; other tensors if they are read after the loop.
-    # What is split along the batch exists one microbatch at a time.
+    # A tensor that is split along the batch exists one microbatch at a time.
     resident_from: Pass | None = None
     if problem.microbatches > 1 and group.batch_placement < 0:
         after_loop = [c.after_loop for c in classes]

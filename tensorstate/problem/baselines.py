@@ -227,7 +227,7 @@ class Baselines:
     def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a baseline allows a placement of a class on its axis."""
         node = self.problem.node(class_id)
-        # What is required of a class, ``_is_sharded`` says; here is what it may do beside that.
+        # ``_is_sharded`` has the requirements of a class; these are the other placements allowed.
         if placement == REPLICATED:
             return True
         factor = self.label_factors[class_id][placement] if placement >= 0 else None

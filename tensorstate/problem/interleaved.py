@@ -86,8 +86,8 @@ class _Interleaving:
                 f"{len(by_phase['forward'])} and {len(by_phase['backward'])}"
             )
         forward, backward = by_phase["forward"][0], by_phase["backward"][0]
-        # What is known before the operators in between: the batch of all outside of loops, and the
-        # sums of the forward scan, which are complete only after the last microbatch.
+        # Known before the operators in between are the batch of all operators outside of loops, and
+        # the sums of the forward scan, which are complete only after the last microbatch.
         for tensor in self.graph.tensors:
             whole = tensor.dims.count(self.factor) == 1
             if whole and not self.graph.loops_around(tensor.index):

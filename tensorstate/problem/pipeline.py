@@ -286,7 +286,7 @@ def pipeline(
             microbatches do not divide, an operator of a layer that needs the full batch, or what
             1F1B cannot run between its scans.
     """
-    # What a person can mend is refused first, in terms of layers and of the batch.
+    # Mistakes that a person can mend are refused first, in terms of layers and of the batch.
     loops = layer_loops(graph, factor)
     for loop in loops:
         _check_layers(graph, loop, axis, stages)

@@ -33,7 +33,7 @@ def stacked(
 ) -> ShardingRule:
     """A row of a stack, or the stack of rows: every device has the rows of all iterations."""
     # All devices run the same iteration: of a stack sharded by rows, one device would have to send
-    # its row to all others in each. (Pipeline stages do shard it, since each runs its own layers.)
+    # its row to all others in each. (Pipeline stages do shard it, since each runs other layers.)
     ranks = len(arguments[0].shape), len(results[0].shape)
     labels = tuple(range(max(ranks)))
     ins, out = (labels[max(ranks) - rank :] for rank in ranks)

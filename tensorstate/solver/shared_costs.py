@@ -49,7 +49,7 @@ def most_lacking(
         return []
     # The largest first: each that is shared adds variables and rows for good.
     order = np.argsort(-lacking, kind="stable")
-    # What is lacking still once these are shared.
+    # Costs that are lacking still once these are shared.
     left = lacking.sum() - np.cumsum(lacking[order])
     count = int(np.count_nonzero(left > allowed)) + 1
     return [int(k) for k in order[:count] if lacking[k] > least]

@@ -343,7 +343,7 @@ class _Inliner:
         if self.form != "pair" or place.loops or "transpose(" not in place.stack:
             return None
         # The transpose of a scan of length n is one of length n in the other direction, which reads
-        # what the first stacked. A scan of the user's that goes through its own stack backwards
+        # the first one's stacks. A scan of the user's that goes through its own stack backwards
         # would be one too, were it not in the forward pass.
         taken = {other.mirrors for other in self.loops}
         stacked = [x.rows[0] for x in xs if isinstance(x, FlatVar) and x.rows is not None]

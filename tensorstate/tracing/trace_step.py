@@ -362,8 +362,9 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
         if operator.loops:
             bodies.setdefault(operator.loops[0], []).append(i)
 
-    # What the forward pass depends on is forward, whatever its stack says: of a penalty on the
-    # gradient of the input, the inner transposition runs before the outer loss is known.
+    # Operators that the forward pass depends on are forward, whatever their stack says: of a
+    # penalty on the gradient of the input, the inner transposition runs before the outer loss is
+    # known.
     before = [phase == "forward" for phase in phase_of]
     pending = [i for i, is_before in enumerate(before) if is_before]
     while pending:

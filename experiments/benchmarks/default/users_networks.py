@@ -365,8 +365,7 @@ def measure_degraded(group: str, name: str, topology: Topology) -> dict[str, Any
             row[f"k={count}"] = joint / least
     if group == "whole":
         names = tuple(name for name, kind in REGISTRY.items() if kind.tried_by_auto)
-        # What the default would take had joint trees not been written: whole networks must not pay
-        # for them.
+        # The default without joint trees: whole networks must not take longer with them.
         others = Portfolio(NBYTES, names=tuple(n for n in names if n != "joint_trees"))
         taken, spent = cpu_timed(lambda: _seconds(topology, synthesizer=others))
         row |= {"without joint trees / bound": taken / least, "without, CPU s": spent}

@@ -78,9 +78,9 @@ COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
 }
-# What a connection holds before its sender waits (NCCL's buffers of these protocols): a program
-# that needs more stops for ever.
-PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}  # messages that a connection holds
+# Messages that a connection holds before its sender waits, by the buffers of NCCL's protocols: a
+# program that needs more deadlocks.
+PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
 # Of the device structures: a step's count, and block numbers in a signed byte.
 MOST_COUNT, MOST_AWAITED = 71, 127

@@ -122,8 +122,8 @@ def loads(text: str, *, skip_torn: bool = False) -> Measurements:
         raise FormatError(f"not the output of a benchmark of nccl-tests: it has no {what}")
     if not rows:
         raise FormatError("the benchmark ended before its first row")
-    # What a line says counts before what a command line was seen to call, of which a log of several
-    # benchmarks has several.
+    # The collective that a line names counts before the benchmark of a command line: a log of
+    # several benchmarks has several of these.
     collective = said[-1] if said else called.pop() if len(called) == 1 else None
     return Measurements(collective, len(ranks), tuple(rows), torn)
 

@@ -180,7 +180,7 @@ def gather_along(
             sends.append(Sends(*(column.ravel() for column in columns)))
         else:
             # The chunks of a message in two halves, each one run; of an odd number the one in the
-            # middle is in either, by turns, so that both ways carry as much.
+            # middle is in either half alternately, so that both ways carry the same.
             position, count = np.arange(len(block) * len(index)), len(block) * len(index)
             odd = (turn + coordinates.sum(axis=1)[owner[:, 0]]) % 2
             is_second = (2 * position + odd[:, None] >= count).reshape(shape)

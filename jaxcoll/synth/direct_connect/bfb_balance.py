@@ -98,8 +98,8 @@ def _augment(jobs, short, room, flow, tight):
         src[at], dst[at], capacity[at] = 1 + groups + j, sink, room[j]
         at += 1
     ptr, head, mate, left, place = with_reverses(sink + 1, src, dst, capacity)
-    # What a link takes already is room of the reverse: the flow may take it back, and afterwards it
-    # stands there again.
+    # The flow of a link is the capacity of its reverse: it may be taken back, and is read there
+    # afterwards.
     back = mate[place[entry]]
     left[back] = flow
     level, current = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)

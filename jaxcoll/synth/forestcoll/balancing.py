@@ -301,7 +301,7 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
         for rise in rises:
             if most > 1:
                 _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
-            # What is left goes along alternating paths, one search for each: a path
+            # Trees that are left move along alternating paths, one search for each: a path
             # changes the loads that the next one must respect.
             for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
                 if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):

@@ -175,7 +175,7 @@ def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
         a = checks.integer(given[0], "a rotation", TopologyError, least=0, most=m - 1)
         x = checks.integer(given[1], "a reflection", TopologyError, least=0, most=1)
         numbers.append(2 * a + x)
-    # A reflection turns rotations round: r is -1.
+    # A reflection reverses rotations: r is -1.
     return cayley(m, 2, m - 1, numbers)
 
 

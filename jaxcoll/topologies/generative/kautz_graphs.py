@@ -180,7 +180,7 @@ def complete_bipartite(degree: int) -> Digraph:
     check_size(name, 2 * degree, 2 * degree * degree)
     side = np.arange(degree)
     left, right = (end.ravel() for end in np.meshgrid(side, degree + side, indexing="ij"))
-    # One side turns while the other stays, and the sides may be exchanged.
+    # One side is rotated while the other stays, and the sides may be exchanged.
     turned = np.concatenate([(side + 1) % degree, degree + side])
     exchanged = (np.arange(2 * degree) + degree) % (2 * degree)
     return Digraph(

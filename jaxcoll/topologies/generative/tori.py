@@ -91,8 +91,8 @@ def _twisted(sides: Sequence[int], shifts: Sequence[np.ndarray]) -> Digraph:
     for dimension, side in enumerate(sides):
         moved = places.copy()
         moved[:, dimension] += 1
-        # Only what leaves the box is shifted: it comes back half way along the long sides, so that
-        # what is far along a long side is near across a short one.
+        # Only steps out of the box are shifted: they enter again half way along the long sides, so
+        # that ranks far apart along a long side are near across a short one.
         wraps = moved[:, dimension] == side
         moved[wraps, dimension] = 0
         moved[wraps] = (moved[wraps] + shifts[dimension]) % np.asarray(sides)
