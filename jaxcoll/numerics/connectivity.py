@@ -27,17 +27,19 @@ def listed(parts, between: str = ", ") -> str:
 
 def components(num_vertices: int, src, dst) -> np.ndarray:
     """Of each vertex the least one that it reaches, whichever way the links point."""
-    joined = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
-    _, label = sp.csgraph.connected_components(joined.tocsr(), directed=False)
+    label = _parts(num_vertices, src, dst)
     return np.unique(label, return_index=True)[1][label]
 
 
 def orbits(images: np.ndarray) -> np.ndarray:
     """The orbit of each point under permutations of shape (permutations, points), from 0; int32."""
     generators, size = images.shape
-    ends = np.tile(np.arange(size), generators), images.ravel()
-    moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
-    return sp.csgraph.connected_components(moves, directed=False)[1]
+    return _parts(size, np.tile(np.arange(size), generators), images.ravel())
+
+
+def _parts(num_vertices: int, src, dst) -> np.ndarray:
+    joined = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(num_vertices, num_vertices))
+    return sp.csgraph.connected_components(joined.tocsr(), directed=False)[1]
 
 
 def hops_to(nearest: np.ndarray, num_vertices: int, src, dst) -> np.ndarray:

@@ -23,9 +23,9 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
-from scipy import sparse
 
 from jaxcoll.grid import Grid, Placement
+from jaxcoll.numerics.connectivity import components
 from jaxcoll.paths import shortest_routes
 from jaxcoll.synth.building.grids import rank_grid_of
 from jaxcoll.topology import Topology
@@ -390,9 +390,7 @@ def joined_ranks(topology: Topology) -> int:
     Hosts have consecutive ranks, two or more and as many in each, and are several.
     """
     fast = topology.bandwidth > topology.bandwidth.min(initial=np.inf)
-    shape = (topology.num_vertices,) * 2
-    joined = sparse.coo_array((fast[fast], (topology.src[fast], topology.dst[fast])), shape)
-    _, part = sparse.csgraph.connected_components(joined, directed=False)
+    part = components(topology.num_vertices, topology.src[fast], topology.dst[fast])
     ranks = part[: topology.num_ranks]
     inner = int((ranks == ranks[0]).sum())
     if 1 < inner < len(ranks) and len(ranks) % inner == 0:

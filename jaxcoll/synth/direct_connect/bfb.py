@@ -23,7 +23,7 @@ from jaxcoll.bounds.moore import Cost, ports_of
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import components
+from jaxcoll.numerics.connectivity import orbits
 from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
@@ -194,9 +194,8 @@ def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
         return ()
     # Vertices that an automorphism takes to one another have the same jobs and links, so that the
     # first of each orbit is solved: on a vertex-transitive graph a single vertex.
-    moved = np.asarray(network.generators, np.int64).reshape(-1, size)
-    orbit = components(size, np.tile(np.arange(size), len(moved)), moved.ravel())
-    return bottlenecks(links, np.unique(orbit))
+    orbit = orbits(np.asarray(network.generators, np.int64).reshape(-1, size))
+    return bottlenecks(links, np.unique(orbit, return_index=True)[1])
 
 
 def bfb_cost(network: Topology | Arcs) -> Cost:

@@ -175,26 +175,30 @@ def _split_exactly(network: Capacities, switches: Iterable[int]) -> list[str]:
     """Split off switches one by one (Algorithm 3): every link out can be paired (Theorem 27)."""
     how = []
     for w in switches:
-        into, out = network.ports([w])[w]
-        cuts = _Cuts(network)
-        for t in out:  # "foreach egress edge f = (w, t)"
-            # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
-            for u in sorted(into, key=lambda u: (u == t, u)):
-                if (w, t) not in network.capacity:
-                    break
-                if (u, w) in network.capacity:
-                    amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
-                    if amount:
-                        network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
-            # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced
-            # network.
-            if (w, t) in network.capacity:
-                raise TopologyError(
-                    f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "
-                    f"find no way in, which cannot happen on a balanced network"
-                )
+        _split_off(network, w)
         how.append("split")
     return how
+
+
+def _split_off(network: Capacities, w: int) -> None:
+    """Split off one switch, the body of Algorithm 3's outer loop."""
+    into, out = network.ports([w])[w]
+    cuts = _Cuts(network)
+    for t in out:  # "foreach egress edge f = (w, t)"
+        # "foreach ingress edge e = (u, w)", the way back last: its capacity would be lost.
+        for u in sorted(into, key=lambda u: (u == t, u)):
+            if (w, t) not in network.capacity:
+                break
+            if (u, w) in network.capacity:
+                amount = cuts.most(u, w, t)  # "Compute gamma as in (B.1)"
+                if amount:
+                    network.route(u, w, t, amount)  # also "routing[(u, t)][w] += gamma"
+        # "Edge f should have 0 capacity at this point": Theorem 27, which needs a balanced network.
+        if (w, t) in network.capacity:
+            raise TopologyError(
+                f"switch {w} cannot be split off: {network.capacity[w, t]} trees towards {t} "
+                f"find no way in, which cannot happen on a balanced network"
+            )
 
 
 class _Cuts:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -165,7 +165,7 @@ def _shared(bound: AllReduceBound) -> SharedPaths:
     return bound.shared
 
 
-def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, ...]:
+def _sides(topology: Topology, shared: SharedPaths) -> Iterator[_Side]:
     """What out-trees may use, and what in-trees may, as out-trees of the transposed network."""
     back = topology.transpose_links()
     reversed_paths = tuple(tuple(int(back[e]) for e in reversed(path)) for path in shared.paths)
@@ -173,13 +173,10 @@ def _sides(topology: Topology, shared: SharedPaths) -> tuple[_Side, ...]:
         (topology, shared.paths, shared.copies),
         (topology.transpose(), reversed_paths, shared.sums),
     )
-    # A path of no speed would carry a tree at no scale.
-    return tuple(
-        _Side(
-            network, *zip(*((p, s) for p, s in zip(paths, speeds, strict=True) if s), strict=True)
-        )
-        for network, paths, speeds in ways
-    )
+    for network, paths, speeds in ways:
+        # A path of no speed would carry a tree at no scale.
+        kept = [i for i, speed in enumerate(speeds) if speed]
+        yield _Side(network, tuple(paths[i] for i in kept), tuple(speeds[i] for i in kept))
 
 
 def _apportioned(chunks: int, shares: Sequence[Fraction]) -> list[int]:

@@ -122,12 +122,13 @@ def _prepare(
     network: tables.Network,
     cost: np.ndarray,
     slot: np.ndarray,
-    of: Collective,
+    collective: Collective,
     now: tables.Holdings,
 ) -> tuple[int, int]:
-    shard = slice(None, None, of.chunks_per_shard)
-    shards = of.owner[shard], of.group_of_chunk[shard]
-    return tables.prepare(network, cost, slot, *shards, of.chunk_ptr, of.group_of_rank, now)
+    shard = slice(None, None, collective.chunks_per_shard)
+    shards = collective.owner[shard], collective.group_of_chunk[shard]
+    groups = collective.chunk_ptr, collective.group_of_rank
+    return tables.prepare(network, cost, slot, *shards, *groups, now)
 
 
 # ---------------------------------------------------------------------- in lockstep
@@ -195,9 +196,11 @@ def best_in_lockstep(
             ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
         return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
-    # Steps that the links into a rank need for its chunks: below ``step_bound``, but found fast.
-    steps = -(-_wanted(collective) // np.maximum(np.diff(network.in_ptr), 1))
-    simple = int(steps.max()) if collective.kind == "all_gather" else 0
+    simple = 0
+    if collective.kind == "all_gather":
+        # Steps that the links into a rank need for its chunks: at most ``step_bound``, found fast.
+        ports = np.maximum(np.diff(network.in_ptr), 1)
+        simple = int((-(-_wanted(collective) // ports)).max())
     best, bound = _best(attempt, simple, lambda: step_bound(topology, collective), effort)
     return best, {"step_bound": bound} if best.cost <= bound else {}
 
@@ -428,7 +431,10 @@ def _workspace(
     planes = int(np.diff(network.near_ptr).max()).bit_length()
     chunks = min(most * ports, slots)
     return tables.Workspace(
-        *np.empty((4, ports), np.int64),  # link, load, number, head
+        link=np.empty(ports, np.int64),
+        load=np.empty(ports, np.int64),
+        number=np.empty(ports, np.int64),
+        head=np.empty(ports, np.int64),
         slot=np.empty(chunks, np.int32),
         next=np.empty(chunks, np.int64),
         candidates=np.empty(tables.WORDS, np.uint64),
