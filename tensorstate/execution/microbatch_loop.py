@@ -224,10 +224,23 @@ class MicrobatchLoop:
             if self.batch_placement(t) >= 0
         ]
         self.batch_shards = math.lcm(*parts)
+        self.sent_in_loop = self._sent_in_loop()
 
     def batch_placement(self, tensor: int) -> int:
         """The placement of a tensor along the loop."""
         return self.microbatch_split.batch_placements[tensor]
+
+    def _sent_in_loop(self) -> set[int]:
+        """What every microbatch has alike and reshards, and all that it is made of."""
+        sent = {
+            tensor
+            for tensor in self.table.reshards
+            if self.batch_placement(tensor) == REPLICATED and self.table.is_sent(tensor)
+        }
+        for operator in reversed(self.in_loop):
+            if any(result.tensor in sent for result in operator.results):
+                sent.update(operand.tensor for operand in operator.operands)
+        return sent
 
     def _devices(self, tensor: int, placements: Placements) -> int:
         """Number of shards of a tensor's batch dimension."""
@@ -272,8 +285,8 @@ class MicrobatchLoop:
     ) -> dict[int, Copies]:
         """The inputs of a microbatch: slices of the batch, and loop-resident copies.
 
-        An input that is resharded in every microbatch depends on the loop index; otherwise XLA
-        would hoist the collectives out of the loop.
+        An input that is resharded in every microbatch, or whose slice or cast is, depends on the
+        loop index; otherwise XLA would hoist the collectives out of the loop.
         """
         copies_of = {}
         for tensor, copies in before.items():
@@ -287,7 +300,7 @@ class MicrobatchLoop:
                     )
                     for placements, x in copies.items()
                 }
-            elif self.table.is_sent(tensor):
+            elif tensor in self.sent_in_loop:
                 arrays = wait_for([*copies.values()], microbatch.index)
                 copies_of[tensor] = dict(zip(copies, arrays, strict=True))
             else:

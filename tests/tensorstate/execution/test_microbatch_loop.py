@@ -108,6 +108,29 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     assert moved[0] < moved[1] or strategy == "megatron"
 
 
+def _stacked_layers(params, x):
+    def loss(params):
+        hidden = x
+        for weight in params:
+            hidden = jnp.tanh(hidden @ weight)
+        return jnp.mean(jnp.square(hidden))
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return params - 0.1 * gradient, value
+
+
+def test_slices_of_parameters_are_gathered_in_every_microbatch():
+    """XLA would move the gathers out of the loop, and all microbatches would keep the results."""
+    args, mesh = (s(2, 64, 64), s(64, 64)), MeshShape.of(LINE)
+    problem = Problem(
+        trace(_stacked_layers, args), AlphaBetaCosts(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], 4
+    )
+    found = solve_baseline(problem, "fsdp")
+    applied = apply(problem, found.decisions, found.cost, devices(LINE), lax_collectives)
+    report = compare_with_hlo(jitted(applied, LEVEL_0).lower(*args).compile(), mesh, found.cost)
+    assert report.agrees, str(report)
+
+
 def test_bytes_sent_and_stored_by_zero():
     """Gathered once as without microbatches, or per microbatch without a resident copy."""
     plain = solve_baseline(problem_of("mlp", tuple(LINE.items()), 1), "fsdp").cost
