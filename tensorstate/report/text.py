@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,6 +25,7 @@ from tensorstate.report.units import seconds, size
 
 # Of a kind of activations: the least part of its bytes that is listed, and the most lines.
 MIN_LISTED, MOST_LISTED = 0.1, 3
+WIDTH = 120  # of the lines above them
 
 # A name applies if at least this share of the FLOPs or bytes follows it: the search decides every
 # tensor alone, so that few plans follow one name everywhere.
@@ -252,13 +254,14 @@ def _headline(problem: Problem, result: SearchResult, memory_limit: float | None
     cost, mesh = result.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
     gap = "no bound" if math.isinf(result.bound) else f"gap {100 * result.gap:.2g} %"
-    return [
+    lines = (
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
         f"= {parallelism_name(problem, result.decisions, cost)}",
         _time(cost, cost.timeline(memory_limit)),
         f"found by {result.method} in {result.seconds:.1f} s, {gap}",
-    ]
+    )
+    return [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
 
 
 def _time(cost: Cost, timeline: StepSchedule) -> str:
