@@ -82,7 +82,7 @@ class LocalExecutor:
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
         self.mirrored = MirroredReads(self.graph, table.is_recomputed)
-        self.last: jax.Array | None = None  # the last result so far
+        self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
         self.order = ExecutionOrder()
@@ -148,8 +148,10 @@ class LocalExecutor:
         else:
             unroll = self.table.unrolled.get(number, 1) if self.overlap else 1
             results = run_loop(self, self.graph, number, body, unroll)
-        first = next(iter((results or self.stacks).values()))
-        self.order.advance(first)
+        made = ((x, self.table.produced_placements(tensor)) for tensor, x in results.items())
+        rows = ((x[0], self.table.saved_placements(tensor)) for tensor, x in self.stacks.items())
+        first, placements = next(made if results else rows)
+        self.order.advance(first, placements)
         for tensor, x in results.items():
             producer = self.graph.operators[self.graph.tensors[tensor].producer or 0]
             self.write(tensor, x, self.order.num_events, producer.phase == "forward")
@@ -221,7 +223,7 @@ class LocalExecutor:
         child.in_forward = {tensor: dict(copies) for tensor, copies in in_forward.items()}
         child.after_forward = {tensor: dict(copies) for tensor, copies in after_forward.items()}
         child.forward_done = None if begins_forward else []
-        child.order, child.ready_at = type(self.order)(), defaultdict(int)
+        child.order, child.ready_at = self.order.restarted(), defaultdict(int)
         child._gradients, child._results_that_read = {}, defaultdict(list)
         return child
 
@@ -261,7 +263,7 @@ class LocalExecutor:
             self.read_all(tensor, in_forward=True)
         # Mostly the loss, on which no gradient depends.
         if self.last is not None:
-            self.order.advance(self.last)
+            self.order.advance(*self.last)
         self.forward_done = self.order.latest if self.overlap else []
 
     def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
@@ -284,11 +286,11 @@ class LocalExecutor:
 
     def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
         """Store a result: in the forward pass it is resharded when read, after it at once."""
-        self.last = made
+        placements = self.table.produced_placements(tensor)
+        self.last = made, placements
         self.ready_at[tensor, in_forward] = ready_at
         reshard = self.reshards.get(tensor)
         if reshard is None:  # only its own node reads it
-            placements = self.table.produced_placements(tensor)
             self.env(in_forward)[tensor] = {placements: made}
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
@@ -299,19 +301,20 @@ class LocalExecutor:
                 send(self, [sent.tensor for sent in bucket] or [tensor])
 
     def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
-        """All copies after reshard steps, each of which starts from an existing copy.
-
-        XLA fuses a slice into its readers, for which it keeps the whole array; inputs last anyway.
-        """
-        # Without barriers, plans that save shards of replicated results took up to 50 % more memory
-        # than predicted.
+        """All copies after reshard steps, each of which starts from an existing copy."""
+        # XLA fuses a slice into its readers and keeps the whole array for them; inputs last anyway.
+        # Plans that save shards of replicated results took up to 50 % more memory than predicted.
         for step in steps:
             if step.target in copies:  # by a bucket
                 continue
-            made = apply_reshard_step(step, copies[step.source], self.mesh, self.collectives)
+            made = self.reshard_step(step, copies[step.source])
             is_fused = step.kind == "slice" and tensor not in self.inputs
             copies[step.target] = materialize(made) if is_fused else made
         return copies
+
+    def reshard_step(self, step: ReshardStep, x: jax.Array) -> jax.Array:
+        """The copy after a reshard step, from the one before."""
+        return apply_reshard_step(step, x, self.mesh, self.collectives)
 
     def read_all(self, tensor: int, in_forward: bool) -> Copies:
         """The copies of a tensor in a pass, resharded or recomputed on demand."""
@@ -393,16 +396,16 @@ class LocalExecutor:
         zeroed = self.order.latest if operator.kind == "scatter" else ()
         made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
-            self.order.advance(made[0])
+            placements = self.table.produced_placements(operator.results[0].tensor)
+            self.order.advance(made[0], placements)
             ready_at = self.order.num_events
         elif operator.kind == "reduction" and not (in_forward or self.overlap):
             made = [*map(materialize, made)]
         for use, x in zip(operator.results, made, strict=True):
             self.write(use.tensor, x, ready_at, in_forward)
         if not in_forward and operator.phase != "optimizer":
-            for tensor in tensors:
-                if tensor in self.inputs:
-                    self._results_that_read[tensor].append(made[0])
+            for tensor in self.inputs.keys() & tensors:
+                self._results_that_read[tensor].append(made[0])
 
     def results_of(
         self, operator: Operator, arrays: Sequence[jax.Array], zeroed: Sequence[jax.Array]
@@ -419,9 +422,8 @@ class LocalExecutor:
         recomputed: bool,
     ) -> tuple[list[jax.Array], int]:
         """The operands behind the barriers that the operator needs, and the event it depends on."""
-        # An operand that is ready since an earlier event waits for the latest one, if it must not
-        # be ready before (``pending``); or, of products on CPU, all operands do where none is as
-        # late.
+        # An operand that is ready since an earlier event waits for the latest one if it must not be
+        # ready before (``pending``); of products on CPU, all operands do where none is as late.
         tensors, latest = [use.tensor for use in operator.operands], self.order.num_events
         ready_at = max((self.ready_at[tensor, in_forward] for tensor in tensors), default=0)
         pending = [

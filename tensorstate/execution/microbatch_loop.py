@@ -45,6 +45,11 @@ def completion_scalar(x: jax.Array) -> jax.Array:
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
 
 
+def token_on_device(x: jax.Array, placements: Placements) -> jax.Array:
+    """A token of a device's shard, whatever its placements."""
+    return completion_scalar(x)
+
+
 def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
     """The arrays, none available before all of them and all the tokens are."""
     # Twice, with the same tokens: from a barrier that is their only consumer XLA would remove them.
@@ -65,26 +70,33 @@ class ExecutionOrder:
     A barrier takes the last token and the one before it, so that every token but the last is taken
     by two barriers.
 
+    Args:
+        token: makes the token of a result in placements; called only if arrays wait for it.
+
     Attributes:
         num_events: number of results that arrays can wait for.
     """
 
-    def __init__(self):
-        self.num_events = 0
-        self._last_result: jax.Array | None = None
+    def __init__(self, token: Callable[[jax.Array, Placements], jax.Array] = token_on_device):
+        self.num_events, self._token = 0, token
+        self._last: tuple[jax.Array, Placements] | None = None
         self._tokens: list[jax.Array] = []  # the last two tokens, the latest first
 
-    def advance(self, result: jax.Array) -> None:
+    def restarted(self) -> ExecutionOrder:
+        """An order of the same tokens without results, for a body of a loop."""
+        return ExecutionOrder(self._token)
+
+    def advance(self, result: jax.Array, placements: Placements = ()) -> None:
         """Arrays that are delayed from here on wait for a result."""
         self.num_events += 1
-        self._last_result = result
+        self._last = result, placements
 
     @property
     def latest(self) -> list[jax.Array]:
         """The token of the last event, if any."""
-        if self._last_result is not None:
-            self._tokens = [completion_scalar(self._last_result), *self._tokens[:1]]
-            self._last_result = None
+        if self._last is not None:
+            self._tokens = [self._token(*self._last), *self._tokens[:1]]
+            self._last = None
         return self._tokens[:1]
 
     def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -38,7 +38,12 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.executor import LocalExecutor
-from tensorstate.execution.microbatch_loop import Copies, read_view, run_operator
+from tensorstate.execution.microbatch_loop import (
+    ExecutionOrder,
+    completion_scalar,
+    read_view,
+    run_operator,
+)
 from tensorstate.execution.placement_table import (
     PlacementTable,
     apply_reshard_step,
@@ -97,7 +102,9 @@ class GlobalExecutor(LocalExecutor):
 
     def __init__(self, table: PlacementTable, mesh: Mesh):
         super().__init__(table, lax_collectives, overlap=mesh.devices.flat[0].platform != "cpu")
-        self.devices, self.order = mesh, WholeOrder()
+        self.devices, self.order = mesh, ExecutionOrder(self.token)
+        # Placements of an array of one element per device, with a dimension per mesh axis.
+        self.by_device: Placements = tuple(range(len(mesh.axis_names)))
 
     def spec(self, placements: Placements, positions: int) -> PartitionSpec:
         """The sharding of an array: open sums along their mesh axes first, then the positions."""
@@ -151,6 +158,19 @@ class GlobalExecutor(LocalExecutor):
         )
         return list(mapped(*arrays))
 
+    def token(self, x: jax.Array, placements: Placements) -> jax.Array:
+        """One element of every device's shard; one of the whole array would be sent to all."""
+        # The whole array as token would live until all barriers that take it have executed, and be
+        # lost where only they take it: of an open sum that is [1, ...] here, XLA reads the [...].
+        axes = len(self.by_device)
+
+        def run(local):
+            if jnp.issubdtype(local.dtype, jax.dtypes.extended):
+                local = jax.random.key_data(local)
+            return [completion_scalar(local).reshape((1,) * axes)]
+
+        return self.island(run, [x], [placements], [(self.by_device, axes)])[0]
+
     def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
         """The global arguments and constants."""
         values = [*zip(self.graph.inputs, leaves, strict=True), *self.graph.constants]
@@ -199,16 +219,31 @@ class GlobalExecutor(LocalExecutor):
                 return results
 
         def run(*local):  # inside of the island a device has its shard, as in ``LocalExecutor``
-            return run_operator(operator, local, LocalExecutor.shard(self, operator))
+            shards, tokens = local[: len(arrays)], local[len(arrays) :]
+            return run_operator(operator, shards, LocalExecutor.shard(self, operator), *tokens)
 
         results = zip(made, (len(use.labels) for use in operator.results), strict=True)
-        return self.island(run, arrays, given, [*results])
+        given += [self.by_device for _ in zeroed]
+        return self.island(run, [*arrays, *zeroed], given, [*results])
 
     def on_whole_arrays(
         self, operator: Operator, arrays: Sequence[jax.Array]
     ) -> list[jax.Array] | None:
         """The results of an operator that the partitioner shards; ``None`` where it cannot."""
+        # XLA fuses the update of a weight, and writes it over the weight if all of the fusion is
+        # elementwise. With a reshape to factors in it, weights were copied as the step began.
+        if is_elementwise(operator) and self.has_specs(operator):
+            return run_operator(operator, arrays, LocalShard.full(operator.sizes))
         return run_on_factors(operator, arrays)
+
+    def has_specs(self, operator: Operator) -> bool:
+        """Whether all arrays of an operator have shardings in the traced dimensions."""
+        call, table = operator.eqn, self.table
+        read = [view for view in call.inputs if view.tensor is not None]
+        placed = [(view, table.read_placements(operator.index, k)) for k, view in enumerate(read)]
+        results = zip(call.outputs, operator.results, strict=True)
+        placed += [(view, table.produced_placements(use.tensor)) for view, use in results]
+        return all(to_partition_spec(*each, self.mesh) is not None for each in placed)
 
     def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
         """Store a result, constrained to the placements in which the plan produces it."""
@@ -225,44 +260,20 @@ class GlobalExecutor(LocalExecutor):
         with self.named(tensor):
             super().reshard_when_ready(tensor, *args, **kwargs)
 
-    def reshard(self, tensor: int, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
-        """All copies after reshard steps, an island for each."""
-        for step in steps:
-            x = copies[step.source]
+    def reshard_step(self, step: ReshardStep, x: jax.Array) -> jax.Array:
+        """As inherited, an island."""
 
-            def run(local, step=step):
-                return [apply_reshard_step(step, local, self.mesh, self.collectives)]
+        def run(local):
+            return [apply_reshard_step(step, local, self.mesh, self.collectives)]
 
-            positions = x.ndim - num_open(step.source)
-            (copies[step.target],) = self.island(
-                run, [x], [step.source], [(step.target, positions)]
-            )
-        return copies
+        positions = x.ndim - num_open(step.source)
+        return self.island(run, [x], [step.source], [(step.target, positions)])[0]
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
-        """The gradient itself: XLA orders the uses of a weight on whole arrays."""
+        """The gradient itself."""
+        # XLA's copy insertion puts the update of a weight after its uses by itself (measured with
+        # JAX 0.10 and 0.12): gradients that wait for them took up to 8 % more memory.
         return x
-
-
-class WholeOrder:
-    """As ``ExecutionOrder``, with whole results as tokens.
-
-    One element of a sharded result, which is the token on a device's own shard, would be sent to
-    all devices.
-    """
-
-    def __init__(self) -> None:
-        self.num_events = 0
-        self.latest: list[jax.Array] = []
-
-    def advance(self, result: jax.Array) -> None:
-        """Arrays that are delayed from here on wait for a result."""
-        self.num_events += 1
-        self.latest = [result]
-
-    def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays, none available before all of them and the last event are."""
-        return list(lax.optimization_barrier((*arrays, *self.latest))[: len(arrays)])
 
 
 def num_open(placements: Placements) -> int:
@@ -345,20 +356,26 @@ def run_on_factors(operator: Operator, arrays: Sequence[Any]) -> list[Any] | Non
         return _product(operator, arrays)
     if operator.primitive in _SUMS:
         return _sum(operator, arrays)
-    if operator.kind != "elementwise" or len(operator.results) != 1:
-        return None
-    if operator.primitive in BY_DIMENSION:
+    if not is_elementwise(operator):
         return None
     call = operator.eqn
-    out = call.output_labels[0]
-    if any(labels != out for labels in call.input_labels if labels):
-        return None  # an argument of size 1 is broadcast
     outputs = tuple(flat_view(view) for view in call.outputs)
     equation = LocalEqn(call.primitive, call.params, (), (), ())
     run = call.rule.run_local if operator.primitive != "optimization_barrier" else bind
     full = LocalShard.full(operator.sizes)
     (result,) = run(equation, _arguments(operator, arrays), full)
     return [result] if result.shape == outputs[0].shape else None
+
+
+def is_elementwise(operator: Operator) -> bool:
+    """Whether an operator computes the same on any dimensions that its arrays share."""
+    if operator.kind != "elementwise" or len(operator.results) != 1:
+        return False
+    if operator.primitive in BY_DIMENSION:
+        return False
+    labels = operator.eqn.output_labels[0]
+    # Others broadcast an argument of size 1.
+    return all(given == labels for given in operator.eqn.input_labels if given)
 
 
 def _product(operator: Operator, arrays: Sequence[Any]) -> list[Any] | None:
