@@ -392,6 +392,13 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 
+def is_loop_on_cpu(*, schedule, lowering, **_) -> bool:
+    """Whether ``bind`` with these parameters runs as a loop on CPU."""
+    if isinstance(schedule, Native):
+        return False
+    return _chosen(permute_program(schedule), lowering, "cpu") == "scan"
+
+
 def _carried(x, *, axes, schedule, lowering, op, grouped, **_):
     return call_of(x, axes, schedule, f"{op}, lowering {lowering}, grouped {grouped}")
 

@@ -25,6 +25,7 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
+from tensorstate.execution.collective_order import in_order
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import (
     Collectives,
@@ -58,7 +59,8 @@ class ShardedStep:
             ``jax.device_put``. A result that replaces an argument has its sharding, so that the
             argument can be donated.
         donate_argnums: the arguments of which every leaf is replaced by a result.
-        compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned.
+        compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned,
+            and on CPU removes barriers that keep collectives from overtaking loops.
         not_expressible: decisions that shardings of arguments and results cannot express, one
             phrase per kind.
         padding: the arguments and results that are longer than in the traced function.
@@ -277,6 +279,8 @@ def apply(
     def on_device(*leaves):
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
+    if on_cpu:
+        on_device = in_order(on_device)
     in_specs, out_specs = partition_specs(table)
     # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also
     # where the plan returns it replicated.

@@ -60,6 +60,10 @@ reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p 
 unreduced_pmin unreduced_psum unreduced_reduce_scatter
 """
 COLLECTIVES = frozenset(_COLLECTIVES.split())
+# Those that move data; the others say where a device is, or of what kind a value is.
+COMMUNICATING = (
+    COLLECTIVES - {"axis_index", "preduced"} - {name for name in COLLECTIVES if "_cast" in name}
+)
 MAPS = frozenset({"shard_map", "pmap", "xla_pmap"})
 # Public names of collectives, and the two halves of asynchronous ones.
 UNSHARED = (
@@ -172,6 +176,39 @@ def while_of(eqn: Any) -> While:
     params = eqn.params
     condition, body = (unpack_jaxpr(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+
+
+def bound(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation on other operands; literals stay what they are."""
+    # As a program of one equation, which JAX runs with its context and the name of its scope.
+    given = {
+        atom: x
+        for atom, x in zip(eqn.invars, operands, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    names = ("",) * len(given), ("",) * len(eqn.outvars)
+    debug = core.DebugInfo("an equation", eqn.primitive.name, *names)
+    program = core.Jaxpr((), [*given], eqn.outvars, [eqn], eqn.effects, debug)
+    closed = core.ClosedJaxpr(program, ())  # pyright: ignore[reportPrivateImportUsage]
+    return core.jaxpr_as_fun(closed)(*given.values())
+
+
+def with_bodies(eqn: Any, replace: Callable[[Any], Callable[..., Sequence[Any]]]) -> Any:
+    """A loop or a ``cond`` with the functions that replace its jaxprs, traced."""
+
+    def replaced(closed: Any) -> Any:
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+            for x in closed.in_avals
+        ]
+        return jax.make_jaxpr(replace(closed))(*shapes)
+
+    params = dict(eqn.params)
+    for name in {"jaxpr", "body_jaxpr", "cond_jaxpr"} & params.keys():
+        params[name] = replaced(params[name])
+    if "branches" in params:
+        params["branches"] = tuple(map(replaced, params["branches"]))
+    return eqn.replace(params=params)
 
 
 def has_own_gradient(jaxpr: Any) -> bool:

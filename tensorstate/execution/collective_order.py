@@ -1,0 +1,187 @@
+"""Collectives after loops that wait for them, where XLA itself does not see to it: on CPU.
+
+XLA for CPU runs the operations of a program when the memory that they read has been written. Its
+barriers order the schedule of a program and not its run. Collectives it starts in the order of the
+schedule, but a loop is only started before what follows: where its body waits, a collective behind
+it that reads nothing of it runs meanwhile. On some devices, that is, and on others not. All
+collectives of one group have one key in XLA's rendezvous, so that one of the body meets one from
+behind the loop: devices wait for each other for ever, and the process aborts, or arrays are mixed
+up::
+
+    w = gather(w)                  # is over before the loop begins
+    x = scan(layer_with_gathers, x)
+    v = gather(v)                  # may run while the body does
+
+So the first collective after a loop reads a number that the loop has computed. All others come
+before the loop or after that collective, by barriers, since XLA schedules by these. A loop that
+follows a loop is such a collective too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from jaxcoll.execute.primitives import PRIMITIVES, is_loop_on_cpu
+from tensorstate.execution.microbatch_loop import completion_scalar, wait_for
+from tensorstate.ir import jaxprs
+
+_OF_JAXCOLL = frozenset(primitive.name for primitive in PRIMITIVES.values())
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one device whose collectives do not overtake loops.
+
+    The same function if no loop in it communicates.
+
+    Args:
+        function: of arrays; returns a sequence of arrays.
+    """
+
+    def run(*arrays):
+        closed = jax.make_jaxpr(function)(*arrays)
+        ordered = _ordered(closed) if _has_loop(closed) else core.jaxpr_as_fun(closed)
+        return tuple(ordered(*arrays))
+
+    return run
+
+
+def after_loop(x: jax.Array, *tokens: jax.Array) -> jax.Array:
+    """An array whose memory is written after the tokens, whatever XLA simplifies."""
+    # A bit times its opposite is zero, which XLA does not know. Sums with zero would be others: of
+    # infinite tokens, and of -0.0.
+    for token in tokens:
+        bit = (token != 0).astype(jnp.int32)
+        x = lax.select_n(jnp.broadcast_to(bit * (1 - bit) != 0, x.shape), x, lax.full_like(x, 0))
+    return x
+
+
+def _ordered(closed: Any) -> Callable[..., Sequence[jax.Array]]:
+    """The function of a jaxpr, its collectives in order."""
+    jaxpr, constants = jaxprs.unpack_jaxpr(closed)
+    return lambda *arrays: _Computation().run(jaxpr, constants, arrays)
+
+
+class _Computation:
+    """One computation of XLA: the program, or the body of a loop.
+
+    Attributes:
+        done: tokens of the collectives since the last loop, which the next one waits for.
+        loops: tokens of the loops since the last collective, which the next one reads.
+        first: the token of the first collective after a loop, which all later ones wait for.
+    """
+
+    def __init__(self):
+        self.done: list[jax.Array] = []
+        self.loops: list[jax.Array] = []
+        self.first: list[jax.Array] = []
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr."""
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arrays), strict=True))
+
+        def read(atom):
+            return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            made = self.equation(eqn, [*map(read, eqn.invars)])
+            values.update(zip(eqn.outvars, made, strict=True))
+        return [*map(read, jaxpr.outvars)]
+
+    def equation(self, eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        """The results of an equation, after what they must wait for."""
+        if not _communicates(eqn):
+            return jaxprs.bound(eqn, operands)
+        if (inner := jaxprs.call_of(eqn)) is not None:
+            return self.run(inner.jaxpr, inner.constants, operands[inner.operands])
+        is_loop = _is_loop(eqn)
+        held = _held(eqn, is_loop)
+        if not held:  # nothing but literals, of which no collective is left
+            return jaxprs.bound(eqn, operands)
+        waiting = self.wait(operands, held, is_loop)
+        made = jaxprs.bound(jaxprs.with_bodies(eqn, _ordered) if is_loop else eqn, waiting)
+        tokens = [completion_scalar(made[k]) for k in _computed(eqn, made)[:1]]
+        if is_loop:
+            self.done, self.loops, self.first = [], tokens, []
+        else:
+            self.first = self.first or (tokens if self.loops else [])
+            self.done, self.loops = [*self.done, *tokens], []
+        return made
+
+    def wait(self, operands: list[Any], held: Sequence[int], is_loop: bool) -> list[Any]:
+        """The operands of a collective or a loop, of which some wait."""
+        # Collectives end before what follows them starts, so that for those barriers do.
+        arrays = [operands[k] for k in held]
+        arrays = wait_for(arrays, *(self.done if is_loop else self.first))
+        arrays = [after_loop(x, *self.loops) for x in arrays]
+        waiting = dict(zip(held, arrays, strict=True))
+        return [waiting.get(k, x) for k, x in enumerate(operands)]
+
+
+# ---------------------------------------------------------------------- what communicates
+
+
+def _communicates(eqn: Any) -> bool:
+    """Whether an equation is a collective, or has one inside."""
+    name = eqn.primitive.name
+    inside = core.jaxprs_in_params(eqn.params)
+    return (
+        name in jaxprs.COMMUNICATING or name in _OF_JAXCOLL or any(map(_any_communicates, inside))
+    )
+
+
+def _any_communicates(jaxpr: Any) -> bool:
+    return any(map(_communicates, jaxpr.eqns))
+
+
+def _is_loop(eqn: Any) -> bool:
+    """Whether a communicating equation runs as a computation of its own, beside what follows it."""
+    if eqn.primitive.name in _OF_JAXCOLL:  # a schedule of many rounds is a loop over them
+        return is_loop_on_cpu(**eqn.params)
+    return eqn.primitive.name not in jaxprs.COMMUNICATING
+
+
+def _has_loop(closed: Any) -> bool:
+    """Whether a loop communicates, in the jaxpr or further inside."""
+    jaxpr, _ = jaxprs.unpack_jaxpr(closed)
+    found = [eqn for eqn in jaxpr.eqns if _communicates(eqn)]
+    called = [(eqn, jaxprs.call_of(eqn)) for eqn in found]
+    return any(_is_loop(eqn) if inner is None else _has_loop(inner.jaxpr) for eqn, inner in called)
+
+
+def _held(eqn: Any, is_loop: bool) -> list[int]:
+    """The operands that wait: of a loop those that each iteration changes, but for counters."""
+    # What no iteration changes XLA may take out of the loop, and of counters it must know where
+    # they begin, to know how often the loop runs.
+    name, first, last = eqn.primitive.name, 0, len(eqn.invars)
+    arrays = [k for k, x in enumerate(eqn.invars) if _is_array(x)]
+    if not is_loop:
+        return arrays
+    if name == "scan":
+        loop = jaxprs.loop_of(eqn)
+        first, last = loop.num_consts, loop.num_consts + loop.num_carry
+    elif name == "while":
+        loop = jaxprs.while_of(eqn)
+        first = loop.num_condition_consts + loop.num_body_consts
+    inside = [k for k in arrays if first <= k < last]
+    return [k for k in inside if eqn.invars[k].aval.ndim] or inside or arrays
+
+
+def _computed(eqn: Any, made: Sequence[Any]) -> list[int]:
+    """The results that an equation computes; a carry that no iteration changes is an operand."""
+    same: set[int] = set()
+    for name in {"jaxpr", "body_jaxpr"} & eqn.params.keys():
+        jaxpr, _ = jaxprs.unpack_jaxpr(eqn.params[name])
+        same |= {k for k, x in enumerate(jaxpr.outvars) if x in jaxpr.invars}
+    found = [k for k, x in enumerate(made) if x.size and isinstance(x.dtype, jnp.dtype)]
+    return [k for k in found if k not in same] or found
+
+
+def _is_array(atom: Any) -> bool:
+    """Whether an atom is an array that can wait: no literal, and no random keys."""
+    return not isinstance(atom, core.Literal) and isinstance(atom.aval.dtype, jnp.dtype)
