@@ -243,7 +243,7 @@ class MicrobatchLoop:
         return self.microbatch_split.batch_placements[tensor]
 
     def _sent_in_loop(self) -> set[int]:
-        """What every microbatch has alike and reshards, and all that it is made of."""
+        """The tensors that each microbatch gathers anew, and all that they are made of."""
         sent = {
             tensor
             for tensor in self.table.reshards
