@@ -243,7 +243,7 @@ class MicrobatchLoop:
         return self.microbatch_split.batch_placements[tensor]
 
     def _sent_in_loop(self) -> set[int]:
-        """The tensors that each microbatch gathers anew, and all that they are made of."""
+        """The tensors that each microbatch gathers for itself, and all that they are made of."""
         sent = {
             tensor
             for tensor in self.table.reshards
