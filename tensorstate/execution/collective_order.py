@@ -128,15 +128,7 @@ class _Computation:
 
 def _communicates(eqn: Any) -> bool:
     """Whether an equation is a collective, or has one inside."""
-    name = eqn.primitive.name
-    inside = core.jaxprs_in_params(eqn.params)
-    return (
-        name in jaxprs.COMMUNICATING or name in _OF_JAXCOLL or any(map(_any_communicates, inside))
-    )
-
-
-def _any_communicates(jaxpr: Any) -> bool:
-    return any(map(_communicates, jaxpr.eqns))
+    return jaxprs.first_inside(eqn, jaxprs.COMMUNICATING | _OF_JAXCOLL) is not None
 
 
 def _is_loop(eqn: Any) -> bool:

@@ -228,7 +228,7 @@ def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
     """
     branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
-    loops = (_inside(inner, {"while"}) for jaxpr, _ in branches for inner in jaxpr.eqns)
+    loops = (first_inside(inner, {"while"}) for jaxpr, _ in branches for inner in jaxpr.eqns)
     if eqn.params.get("branches_platforms") or any(loop is not None for loop in loops):
         return []
     return branches
@@ -247,14 +247,14 @@ def refusal(eqn: Any) -> str | None:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
     if (reason := _refused_pin(eqn)) is not None:
         return reason
-    if (unshared := _inside(eqn, UNSHARED)) is None:
+    if (unshared := first_inside(eqn, UNSHARED)) is None:
         return None
     primitive = unshared.primitive.name
     if primitive == "rng_uniform":
         return f"draws numbers without a key in {primitive!r}: use jax.random"
     kind = "the map over devices" if primitive in MAPS else "the collective"
     inside = ""
-    if primitive in MAPS and (found := _inside(eqn, UNSHARED - MAPS)) is not None:
+    if primitive in MAPS and (found := first_inside(eqn, UNSHARED - MAPS)) is not None:
         line = info.summarize(found.source_info)
         inside = f" with the collective {found.primitive.name!r} ({line})"
     return (
@@ -348,12 +348,12 @@ def _refused_pin(eqn: Any) -> str | None:
     return None
 
 
-def _inside(eqn: Any, names: Set[str]) -> Any:
+def first_inside(eqn: Any, names: Set[str]) -> Any:
     """The equation itself, or the first one it contains, of a primitive in ``names``."""
     if eqn.primitive.name in names:
         return eqn
     nested = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
-    found = (_inside(inner, names) for inner in nested)
+    found = (first_inside(inner, names) for inner in nested)
     return next((inner for inner in found if inner is not None), None)
 
 

@@ -109,7 +109,7 @@ def test_examples_are_of_their_primitive(name):
     found = example(REGISTERED[name])
     assert found is not None
     jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
-    assert any(jaxprs._inside(eqn, {name}) is not None for eqn in jaxpr.eqns)
+    assert any(jaxprs.first_inside(eqn, {name}) is not None for eqn in jaxpr.eqns)
 
 
 # Primitives with an example and without a written rule, listed without tracing them.
