@@ -193,6 +193,23 @@ def printed_by_processes(
             os.killpg(started.pid, signal.SIGKILL)
 
 
+def survivors(processes: int, what: str) -> int:
+    """How many processes reach the end where what happens is this."""
+    return processes - (what in ("killed", "stalled"))
+
+
+def leave(process: int, awaited: int) -> None:
+    """End this process, the first of the awaited last: with it JAX ends all others."""
+    from jaxcoll.execute import jax_internals
+
+    sys.stdout.flush()
+    jax_internals.publish(f"tests/left/{process}", "")
+    if process == 0:
+        for other in range(1, awaited):
+            jax_internals.fetch(f"tests/left/{other}", 20)
+    os._exit(0)
+
+
 def _fork_together(module: str, port: int, processes: int, awaited: int, arguments) -> list[str]:
     """What each of the awaited processes printed, on both streams."""
     worker = importlib.import_module(module)

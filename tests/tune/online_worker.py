@@ -15,6 +15,7 @@ import os
 import random
 import time
 
+from tests.elsewhere import leave, survivors
 from tests.execute.meshes.xla_flags import cpu_devices
 
 
@@ -28,9 +29,9 @@ def main(port: int, processes: int, process: int, what: str, count: str, table: 
     try:
         train(process, what if process == processes - 1 else "trains", table, int(count))
     except ValueError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        print(f"ended at {time.time():.1f}", flush=True)
-        os._exit(3)
+        print(f"{type(error).__name__}: {error}")
+        print(f"ended at {time.time():.1f}")
+        leave(process, survivors(processes, what))
     jax.distributed.shutdown()
     print("OK", flush=True)
 

@@ -14,6 +14,8 @@ import os
 import random
 import time
 
+from tests.elsewhere import leave, survivors
+
 TIMEOUT_SECONDS = 6.0
 
 
@@ -27,11 +29,11 @@ def main(port: int, processes: int, process: int, what: str, count: str) -> None
     try:
         steps(what, process, processes, int(count))
     except ValueError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-        print(f"after {time.monotonic() - started:.1f} s", flush=True)
-        os._exit(3)
-    print("OK", flush=True)
-    os._exit(0)
+        print(f"{type(error).__name__}: {error}")
+        print(f"after {time.monotonic() - started:.1f} s")
+    else:
+        print("OK")
+    leave(process, survivors(processes, what))
 
 
 def steps(what: str, process: int, processes: int, count: int) -> None:

@@ -19,14 +19,13 @@ from jaxcoll.tune.training_step.processes import (
     Start,
 )
 from jaxcoll.tune.training_step.regression import TimedStep
-from tests.elsewhere import printed_by_processes
+from tests.elsewhere import printed_by_processes, survivors
 
 
 def start(processes: int, what: str, count: int, script: str, *more: str) -> list[str]:
     """Run the script in some processes; what each of those that are not lost printed."""
-    survivors = processes - (what in ("killed", "stalled"))
-    module = f"tests.tune.{script}"
-    return printed_by_processes(module, processes, [what, count, *more], survivors)
+    awaited = survivors(processes, what)
+    return printed_by_processes(f"tests.tune.{script}", processes, [what, count, *more], awaited)
 
 
 def assert_all_ran_the_same(printed: list[str], count: int) -> None:
