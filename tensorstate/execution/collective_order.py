@@ -64,7 +64,8 @@ def after_loop(x: jax.Array, *tokens: jax.Array) -> jax.Array:
 def _ordered(closed: Any) -> Callable[..., Sequence[jax.Array]]:
     """The function of a jaxpr, its collectives in order."""
     jaxpr, constants = jaxprs.unpack_jaxpr(closed)
-    return lambda *arrays: _Computation().run(jaxpr, constants, arrays)
+    read = [True] * len(jaxpr.outvars)
+    return lambda *arrays: _Computation().run(jaxpr, constants, arrays, read)
 
 
 class _Computation:
@@ -81,37 +82,51 @@ class _Computation:
         self.loops: list[jax.Array] = []
         self.first: list[jax.Array] = []
 
-    def run(self, jaxpr: Any, constants: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-        """The results of a jaxpr."""
+    def run(
+        self, jaxpr: Any, constants: Sequence[Any], arrays: Sequence[Any], read: Sequence[bool]
+    ) -> list[Any]:
+        """The results of a jaxpr, of which some are read."""
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arrays), strict=True))
 
-        def read(atom):
+        def value(atom):
             return atom.val if isinstance(atom, core.Literal) else values[atom]
 
-        for eqn in jaxpr.eqns:
-            made = self.equation(eqn, [*map(read, eqn.invars)])
+        for eqn, is_read in zip(jaxpr.eqns, _read(jaxpr, read), strict=True):
+            made = self.equation(eqn, [*map(value, eqn.invars)], is_read)
             values.update(zip(eqn.outvars, made, strict=True))
-        return [*map(read, jaxpr.outvars)]
+        return [*map(value, jaxpr.outvars)]
 
-    def equation(self, eqn: Any, operands: list[Any]) -> Sequence[Any]:
+    def equation(self, eqn: Any, operands: list[Any], read: Sequence[bool]) -> Sequence[Any]:
         """The results of an equation, after what they must wait for."""
-        if not _communicates(eqn):
+        # What nobody reads XLA drops, unless others wait for it.
+        if not any(read) or not _communicates(eqn):
             return jaxprs.bound(eqn, operands)
         if (inner := jaxprs.call_of(eqn)) is not None:
-            return self.run(inner.jaxpr, inner.constants, operands[inner.operands])
+            return self.run(inner.jaxpr, inner.constants, operands[inner.operands], read)
+        if _runs_once(eqn):
+            return self.iteration(jaxprs.loop_of(eqn), operands, read)
         is_loop = _is_loop(eqn)
-        held = _held(eqn, is_loop)
+        held = (
+            _held(eqn, read) if is_loop else [k for k, x in enumerate(eqn.invars) if _is_array(x)]
+        )
         if not held:  # nothing but literals, of which no collective is left
             return jaxprs.bound(eqn, operands)
         waiting = self.wait(operands, held, is_loop)
         made = jaxprs.bound(jaxprs.with_bodies(eqn, _ordered) if is_loop else eqn, waiting)
-        tokens = [completion_scalar(made[k]) for k in _computed(eqn, made)[:1]]
+        tokens = [completion_scalar(made[k]) for k in _computed(eqn, made, read)[:1]]
         if is_loop:
             self.done, self.loops, self.first = [], tokens, []
         else:
             self.first = self.first or (tokens if self.loops else [])
             self.done, self.loops = [*self.done, *tokens], []
         return made
+
+    def iteration(self, loop: Any, operands: list[Any], read: Sequence[bool]) -> list[Any]:
+        """The results of a scan of one iteration, which XLA runs without a loop."""
+        rows = loop.num_consts + loop.num_carry
+        operands = [x if k < rows else x[0] for k, x in enumerate(operands)]
+        made = self.run(loop.jaxpr, loop.constants, operands, read)
+        return [x if k < loop.num_carry else x[None] for k, x in enumerate(made)]
 
     def wait(self, operands: list[Any], held: Sequence[int], is_loop: bool) -> list[Any]:
         """The operands of a collective or a loop, of which some wait."""
@@ -121,6 +136,17 @@ class _Computation:
         arrays = [after_loop(x, *self.loops) for x in arrays]
         waiting = dict(zip(held, arrays, strict=True))
         return [waiting.get(k, x) for k, x in enumerate(operands)]
+
+
+def _read(jaxpr: Any, read: Sequence[bool]) -> list[list[bool]]:
+    """By equation whether each result is read, by a result of the jaxpr in the end."""
+    found = {x for x, is_read in zip(jaxpr.outvars, read, strict=True) if is_read and _is_var(x)}
+    by_equation = []
+    for eqn in reversed(jaxpr.eqns):
+        by_equation.append([x in found for x in eqn.outvars])
+        if any(by_equation[-1]) or not eqn.outvars:  # a callback has no results
+            found |= {*filter(_is_var, eqn.invars)}
+    return by_equation[::-1]
 
 
 # ---------------------------------------------------------------------- what communicates
@@ -141,39 +167,56 @@ def _is_loop(eqn: Any) -> bool:
 def _has_loop(closed: Any) -> bool:
     """Whether a loop communicates, in the jaxpr or further inside."""
     jaxpr, _ = jaxprs.unpack_jaxpr(closed)
-    found = [eqn for eqn in jaxpr.eqns if _communicates(eqn)]
-    called = [(eqn, jaxprs.call_of(eqn)) for eqn in found]
-    return any(_is_loop(eqn) if inner is None else _has_loop(inner.jaxpr) for eqn, inner in called)
+    for eqn in filter(_communicates, jaxpr.eqns):
+        inner = jaxprs.loop_of(eqn) if _runs_once(eqn) else jaxprs.call_of(eqn)
+        if _is_loop(eqn) if inner is None else _has_loop(inner.jaxpr):
+            return True
+    return False
 
 
-def _held(eqn: Any, is_loop: bool) -> list[int]:
-    """The operands that wait: of a loop those that each iteration changes, but for counters."""
+def _runs_once(eqn: Any) -> bool:
+    """Whether an equation is a scan of one iteration."""
+    return eqn.primitive.name == "scan" and jaxprs.loop_of(eqn).length == 1
+
+
+def _held(eqn: Any, read: Sequence[bool]) -> list[int]:
+    """The operand of a loop that waits, the smallest of those that each iteration changes."""
     # What no iteration changes XLA may take out of the loop, and of counters it must know where
-    # they begin, to know how often the loop runs.
-    name, first, last = eqn.primitive.name, 0, len(eqn.invars)
+    # they begin, to know how often the loop runs. Of what waits it makes a copy.
     arrays = [k for k, x in enumerate(eqn.invars) if _is_array(x)]
-    if not is_loop:
-        return arrays
-    if name == "scan":
+    if eqn.primitive.name == "scan":
         loop = jaxprs.loop_of(eqn)
-        first, last = loop.num_consts, loop.num_consts + loop.num_carry
-    elif name == "while":
+        first, count = loop.num_consts, loop.num_carry
+    elif eqn.primitive.name == "while":
         loop = jaxprs.while_of(eqn)
-        first = loop.num_condition_consts + loop.num_body_consts
-    inside = [k for k in arrays if first <= k < last]
-    return [k for k in inside if eqn.invars[k].aval.ndim] or inside or arrays
+        first, count = loop.num_condition_consts + loop.num_body_consts, len(eqn.outvars)
+    else:
+        first, count = 0, 0
+    changed = {first + k for k in range(count) if read[k]} - {first + k for k in _unchanged(eqn)}
+    candidates = [k for k in arrays if k in changed] or arrays
+    candidates = [k for k in candidates if eqn.invars[k].aval.ndim] or candidates
+    return sorted(candidates, key=lambda k: eqn.invars[k].aval.size)[:1]
 
 
-def _computed(eqn: Any, made: Sequence[Any]) -> list[int]:
-    """The results that an equation computes; a carry that no iteration changes is an operand."""
-    same: set[int] = set()
+def _computed(eqn: Any, made: Sequence[Any], read: Sequence[bool]) -> list[int]:
+    """The results that are read, and that an equation computes."""
+    found = [k for k, x in enumerate(made) if read[k] and x.size and isinstance(x.dtype, jnp.dtype)]
+    return [k for k in found if k not in _unchanged(eqn)] or found
+
+
+def _unchanged(eqn: Any) -> set[int]:
+    """Results of a loop that are an operand of its body: carries that no iteration changes."""
+    found: set[int] = set()
     for name in {"jaxpr", "body_jaxpr"} & eqn.params.keys():
         jaxpr, _ = jaxprs.unpack_jaxpr(eqn.params[name])
-        same |= {k for k, x in enumerate(jaxpr.outvars) if x in jaxpr.invars}
-    found = [k for k, x in enumerate(made) if x.size and isinstance(x.dtype, jnp.dtype)]
-    return [k for k in found if k not in same] or found
+        found |= {k for k, x in enumerate(jaxpr.outvars) if x in jaxpr.invars}
+    return found
 
 
 def _is_array(atom: Any) -> bool:
     """Whether an atom is an array that can wait: no literal, and no random keys."""
-    return not isinstance(atom, core.Literal) and isinstance(atom.aval.dtype, jnp.dtype)
+    return _is_var(atom) and isinstance(atom.aval.dtype, jnp.dtype)
+
+
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, core.Literal)

@@ -279,8 +279,7 @@ def apply(
     def on_device(*leaves):
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
-    # Not pipeline stages: the sends of 1F1B would be one more than planned, in twice the memory.
-    if on_cpu and problem.pipeline is None:
+    if on_cpu:
         on_device = in_order(on_device)
     in_specs, out_specs = partition_specs(table)
     # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also

@@ -180,7 +180,43 @@ def test_no_collective_of_a_plan_overtakes_a_loop(names):
     assert overtaken(text) == []
 
 
+def test_no_collective_of_pipeline_stages_overtakes_a_loop():
+    """1F1B, tensor parallel within the stages: three loops of ticks, one of them of one tick."""
+    model, sizes = load_model("gpt_scan"), {"stage": 2, "model": 2}
+    costs = AlphaBetaCosts(MeshShape.of(sizes), (1e-5, 1e-5), (1e9, 1e9))
+    given = {"mesh": sizes, "network": costs, "hardware": "CPU", "stages": "stage"}
+    plan = search(
+        model.step, model.abstract_args, **given, microbatches=4, pipeline_schedule="1f1b"
+    )
+    devices = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), tuple(sizes))
+    step = plan.apply(devices, lax_collectives)
+    text = jitted(step).lower(*model.abstract_args).compile().as_text() or ""
+    assert overtaken(text) == []
+    report = plan.check(mesh=devices)
+    assert report.agrees, str(report)
+
+
 # ---------------------------------------------------------------------- what it adds
+
+
+def test_what_nobody_reads_is_not_sent(arrays):
+    """Of two loops the last runs once, and its result is what it sends to itself, unread."""
+
+    def program(x, ws, v):
+        def tick(state, w):
+            received, h = state
+            h = jnp.tanh(h @ w + received)
+            return (lax.ppermute(h, "model", [(0, 1), (1, 2)]), h), None
+
+        state, _ = lax.scan(tick, (v, x), ws[:2])
+        (_, h), _ = lax.scan(tick, state, ws[2:])
+        return h, lax.psum(wait_for([v], h[0, 0])[0], "data")
+
+    assert compiled(program, *arrays).count(" collective-permute(") == 1
+    ordered = compiled(in_order(program), *arrays)
+    assert ordered.count(" collective-permute(") == 1
+    assert ordered.count(" while(") == 1
+    assert overtaken(ordered) == []
 
 
 def test_a_program_whose_loops_do_not_communicate_stays_the_same():
