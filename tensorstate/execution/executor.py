@@ -466,6 +466,8 @@ class LocalExecutor:
         A weight's gradient does not depend on the backward operators that read the weight. Without
         this dependency XLA copies the weight at the beginning of the step.
         """
+        # Compiled for H100s, steps of a GPT and a VGG take 12 and 15 % more temporaries without,
+        # and others as much; on CPU it costs 0.5 to 8 %.
         # One barrier per gradient, for all operators of the optimizer that read it.
         if (tensor, placements) not in self._gradients:
             updated = self._updated_args.get(tensor, ())
