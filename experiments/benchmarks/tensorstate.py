@@ -4,7 +4,7 @@ Under a limit ``Auto`` stands beside the exact search and coordinate descent alo
 time that ``Auto`` may take: that is the way in which limits were searched before.
 
 ``plan_search`` holds CPU seconds and gaps of traces, searches, limits and refusals against their
-targets, ``plan_order`` the times predicted and measured.
+targets.
 """
 
 from __future__ import annotations
@@ -15,26 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import scipy
 
 from experiments.models import Model, load_model
 from experiments.timing import cpu_timed, report
 from jaxcoll import topologies
-from jaxcoll.execute.choice import measured_costs
 from tensorstate import (
     BASELINES,
     AlphaBetaCosts,
     Auto,
     CoordinateDescent,
     Graph,
-    Hardware,
     MeshShape,
     Milp,
     Plan,
     PlanError,
-    lax_collectives,
     search,
     solve_baseline,
     trace,
@@ -153,99 +147,6 @@ def _columns(plan: Plan | PlanError, cpu_seconds: float) -> Mapping[str, Any]:
         "communication ms": None if found is None else 1e3 * found.cost.communication,
         "memory GB": None if found is None else found.cost.memory.peak / 1e9,
     }
-
-
-ORDER_ROUNDS = 15
-# Sizes at which collectives and products take most of a step, and not the starts of programs.
-_TRANSFORMER = {"width": 256, "hidden": 1024, "heads": 8}
-_TEXT = {**_TRANSFORMER, "sequence_length": 32, "vocabulary": 512}
-WIDE: dict[str, dict[str, Any]] = {
-    "mlp": {"widths": (256, 1024, 1024, 256), "batch": 64},
-    "gpt": _TEXT,
-    "llama": {**_TEXT, "num_kv_heads": 4},
-    "moe": _TEXT,
-    "vit": {**_TRANSFORMER, "image_size": 32, "patch": 8},
-}
-
-
-def plan_order(argv: Sequence[str]) -> None:
-    """Whether plans take their time in the order predicted, on measured CPU devices.
-
-    Steps run as in training: the state is donated, and the next step takes the one returned.
-    Otherwise every step allocates all parameters and moments once more, which no plan predicts and
-    which takes longer than the step of a small model. A plan predicts the work of a step and not
-    its dispatch either, so the time of a program that is donated the same state and does nothing is
-    timed in alternation, and subtracted for the order.
-    """
-    parser = argparse.ArgumentParser(prog="plan_order", description=plan_order.__doc__)
-    parser.add_argument("--models", nargs="+", default=["mlp", "gpt", "llama", "vit"])
-    parser.add_argument("--wide", action="store_true", help=f"models of width {_TEXT['width']}")
-    parser.add_argument("--cache", help="file that keeps what Hardware.measure finds")
-    parser.add_argument("--rounds", type=int, default=ORDER_ROUNDS)
-    options = parser.parse_args(argv)
-    if options.wide and (unknown := set(options.models) - WIDE.keys()):
-        parser.error(
-            f"of {', '.join(sorted(unknown))} no wide sizes are known; of {', '.join(WIDE)}"
-        )
-    jax.config.update("jax_num_cpu_devices", 8)
-    report("plan_order", _order_rows(options))
-
-
-def _order_rows(options: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
-    devices = np.asarray(jax.devices()).reshape(2, 4)
-    mesh = jax.sharding.Mesh(devices, ("data", "model"))
-    hardware = Hardware.measure(mesh, cache=options.cache)
-    for name in options.models:
-        model = load_model(name, **(WIDE[name] if options.wide else {}))
-        found = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
-        plans: dict[str, Plan] = {}
-        for title, plan in found.compare().plans.items():
-            # Those of the same seconds are the same collectives, as ZeRO-1 and ZeRO-2 without
-            # microbatches: they have no order.
-            if all(plan.cost.serial_seconds != each.cost.serial_seconds for each in plans.values()):
-                plans[title] = plan
-        calls = [call for plan in plans.values() for call in _calls(model, plan, mesh)]
-        together = [measured_costs.calls_together(call) for call in calls]
-        times = np.median(measured_costs.in_alternation(calls, together, options.rounds), axis=0)
-        measured, dispatch = times[::2], times[1::2]
-        predicted = [plan.cost.serial_seconds for plan in plans.values()]
-        tau = float(np.asarray(scipy.stats.kendalltau(predicted, measured - dispatch))[0])
-        for plan, *seconds in zip(plans, predicted, measured, dispatch, strict=True):
-            expected, step, nothing = (1e3 * float(each) for each in seconds)
-            yield {
-                "model": name,
-                "plan": plan,
-                "predicted ms": expected,
-                "measured ms": step - nothing,
-                "dispatch ms": nothing,
-                "Kendall's tau": tau,
-            }
-
-
-def _calls(
-    model: Model, plan: Plan, mesh: jax.sharding.Mesh
-) -> tuple[measured_costs.Call, measured_costs.Call]:
-    """A training step under a plan, and a program that hands its state on; both ran once."""
-    runner = plan.apply(mesh, lax_collectives)
-    nothing = jax.jit(
-        lambda params, state, batch: (params, state, jnp.zeros(())),
-        out_shardings=runner.out_shardings,
-        donate_argnums=(0, 1),
-        keep_unused=True,
-    )
-
-    def training(step: Callable[..., Any]) -> measured_costs.Call:
-        params, state, batch = jax.device_put(jax.device_get(model.init(0)), runner.in_shardings)
-
-        def call() -> jax.Array:
-            nonlocal params, state
-            params, state, loss = step(params, state, batch)
-            return loss
-
-        jax.block_until_ready(call())
-        return call
-
-    return training(runner.jit()), training(nothing)
 
 
 # Layers of the decoder whose trace and free search have targets, and of a small one.

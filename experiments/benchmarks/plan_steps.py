@@ -1,0 +1,229 @@
+"""Training steps on virtual CPU devices: under the plan, beside what a user runs today.
+
+Today that is ``jax.jit`` of the same step on sharded arguments, which XLA partitions: *DDP*
+replicates the state and shards the batch over all devices, *FSDP* also shards every array of the
+state. ``plan_order`` holds the measured times of several plans against the predicted ones.
+
+Steps run as in training: the state is donated, and the next step takes the one returned. Otherwise
+every step allocates all parameters and moments once more, which no plan predicts and which takes
+longer than the step of a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.models import Model, load_model
+from experiments.recording import table, write_block
+from experiments.timing import earlier, report
+from jaxcoll.execute.choice import measured_costs
+from tensorstate import Hardware, Plan, lax_collectives, search, trace
+from tensorstate.report.text import parallelism_name
+
+ROUNDS = 15
+MESH = {"data": 2, "model": 4}
+PAGE = Path(__file__).parents[2] / "docs" / "tensorstate.md"
+# Sizes at which collectives and products take most of a step, and not the starts of programs.
+_TRANSFORMER = {"width": 256, "hidden": 1024, "heads": 8}
+_TEXT = {**_TRANSFORMER, "sequence_length": 32, "vocabulary": 512}
+WIDE: dict[str, dict[str, Any]] = {
+    "mlp": {"widths": (256, 1024, 1024, 256), "batch": 64},
+    "gpt": _TEXT,
+    "llama": {**_TEXT, "num_kv_heads": 4},
+    "moe": _TEXT,
+    "vit": {**_TRANSFORMER, "image_size": 32, "patch": 8},
+}
+
+
+# Smaller arrays stay whole under FSDP, as a person would leave biases and scales.
+SMALLEST_SHARDED = 1024
+FIRST_STEPS = 3  # whose losses must be those of all other ways
+
+Row = dict[str, Any]
+Jitted = Callable[..., Any]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints and writes a row for every model."""
+    parser = _parser("plan_steps", __doc__ or "")
+    parser.add_argument("--page", action="store_true", help="write the rows there are to the page")
+    options = parser.parse_args(argv)
+    if options.page:
+        write_block(PAGE, "steps on CPU", page_table(earlier("plan_steps")))
+        return
+    report("plan_steps", _rows(_step_row, options))
+
+
+def plan_order(argv: Sequence[str]) -> None:
+    """Whether plans take their time in the order predicted, on measured CPU devices.
+
+    A plan predicts the work of a step and not its dispatch, so the time of a program that is
+    donated the same state and does nothing is timed in alternation, and subtracted for the order.
+    """
+    options = _parser("plan_order", plan_order.__doc__ or "").parse_args(argv)
+    report("plan_order", _rows(_order_rows, options))
+
+
+def _parser(name: str, about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=name, description=about)
+    parser.add_argument(
+        "--models", nargs="+", default=["mlp", "gpt", "llama", "vit"], choices=list(WIDE)
+    )
+    parser.add_argument("--wide", action="store_true", help=f"models of width {_TEXT['width']}")
+    parser.add_argument("--cache", help="file that keeps what Hardware.measure finds")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    return parser
+
+
+def _rows(
+    rows_of: Callable[[Model, Plan, Mesh, int], Iterator[Row]], options: argparse.Namespace
+) -> Iterator[Row]:
+    """The rows of every model, planned by measured rates."""
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = Mesh(np.asarray(jax.devices()).reshape(*MESH.values()), tuple(MESH))
+    hardware = Hardware.measure(mesh, cache=options.cache)
+    for name in options.models:
+        model = load_model(name, **(WIDE[name] if options.wide else {}))
+        plan = search(trace(model.step, model.abstract_args), mesh=mesh, hardware=hardware)
+        title = f"{name}, wide" if options.wide else name
+        for row in rows_of(model, plan, mesh, options.rounds):
+            yield {"model": title, **row}
+
+
+# ---------------------------------------------------------------------- beside today
+
+
+def _step_row(model: Model, plan: Plan, mesh: Mesh, rounds: int) -> Iterator[Row]:
+    """Times and memory of the plan's step, and of the user's own under both shardings."""
+    planned = plan.apply(mesh)
+    jitted: dict[str, tuple[Any, Any]] = {"planned": (planned.jit(), planned.in_shardings)}
+    for name, sharded in {"DDP": _replicated, "FSDP": _along_all}.items():
+        jitted[name] = _jitted(model, mesh, sharded)
+    trained = {name: _training(model, *each) for name, each in jitted.items()}
+    losses = {name: [float(call()) for _ in range(FIRST_STEPS)] for name, call in trained.items()}
+    for name, found in losses.items():
+        np.testing.assert_allclose(found, losses["planned"], rtol=1e-3, err_msg=name)
+    times = dict(zip(trained, _medians([*trained.values()], rounds), strict=True))
+    memory = {name: _memory(model, step) for name, (step, _) in jitted.items()}
+    today = min(times["DDP"], times["FSDP"])
+    yield {
+        "plan": parallelism_name(plan.problem, plan.decisions, plan.cost),
+        "predicted ms": 1e3 * plan.cost.serial_seconds,
+        **{f"{name} ms": 1e3 * each for name, each in times.items()},
+        "today / planned": today / times["planned"],
+        **{f"{name} MB": each / 1e6 for name, each in memory.items()},
+    }
+
+
+def _jitted(
+    model: Model, mesh: Mesh, sharded: Callable[[Any, Mesh], NamedSharding]
+) -> tuple[Jitted, Any]:
+    """The step as the user jits it, and the shardings of its arguments."""
+    *state, batch = model.abstract_args
+    placed = jax.tree.map(lambda x: sharded(x, mesh), tuple(state))
+    first = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    whole = NamedSharding(mesh, PartitionSpec())
+    batches = jax.tree.map(
+        lambda x: first if x.ndim and not x.shape[0] % mesh.size else whole, batch
+    )
+    shardings = (*placed, batches)
+    step = jax.jit(
+        model.step,
+        in_shardings=shardings,
+        out_shardings=(*placed, whole),
+        donate_argnums=(0, 1),
+    )
+    return step, shardings
+
+
+def _replicated(x: Any, mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _along_all(x: Any, mesh: Mesh) -> NamedSharding:
+    """Sharded over all devices along the first dimension that they divide."""
+    divided = (k for k, size in enumerate(x.shape) if size % mesh.size == 0)
+    dim = next(divided, None) if x.size >= SMALLEST_SHARDED else None
+    if dim is None:
+        return _replicated(x, mesh)
+    return NamedSharding(mesh, PartitionSpec(*[None] * dim, mesh.axis_names))
+
+
+def _memory(model: Model, step: Jitted) -> int:
+    """Bytes of a device that the compiled step takes, its arguments included."""
+    found = step.lower(*model.abstract_args).compile().memory_analysis()
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    return found.argument_size_in_bytes + found.temp_size_in_bytes + results
+
+
+def _training(model: Model, step: Jitted, shardings: Any) -> measured_costs.Call:
+    """A call that runs the next step; the first has run."""
+    params, state, batch = jax.device_put(jax.device_get(model.init(0)), shardings)
+
+    def call() -> jax.Array:
+        nonlocal params, state
+        params, state, loss = step(params, state, batch)
+        return loss
+
+    jax.block_until_ready(call())
+    return call
+
+
+def _medians(calls: Sequence[measured_costs.Call], rounds: int) -> np.ndarray:
+    together = [measured_costs.calls_together(call) for call in calls]
+    return np.median(measured_costs.in_alternation(calls, together, rounds), axis=0)
+
+
+def page_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as the table of the page."""
+    columns = [name for name in rows[0] if name.endswith((" ms", " MB"))]
+    lines = [
+        [row["model"], row["plan"], f"{row['today / planned']:.1f}", *(row[c] for c in columns)]
+        for row in rows
+    ]
+    return table(["model", "plan", "today / planned", *columns], lines)
+
+
+# ---------------------------------------------------------------------- order
+
+
+def _order_rows(model: Model, found: Plan, mesh: Mesh, rounds: int) -> Iterator[Row]:
+    """A row for every named plan."""
+    plans: dict[str, Plan] = {}
+    for title, plan in found.compare().plans.items():
+        # Those of the same seconds are the same collectives, as ZeRO-1 and ZeRO-2 without
+        # microbatches: they have no order.
+        if all(plan.cost.serial_seconds != each.cost.serial_seconds for each in plans.values()):
+            plans[title] = plan
+    calls = []
+    for plan in plans.values():
+        runner = plan.apply(mesh, lax_collectives)
+        nothing = jax.jit(
+            lambda params, state, batch: (params, state, jnp.zeros(())),
+            out_shardings=runner.out_shardings,
+            donate_argnums=(0, 1),
+            keep_unused=True,
+        )
+        calls += [_training(model, step, runner.in_shardings) for step in (runner.jit(), nothing)]
+    times = _medians(calls, rounds)
+    measured, dispatch = times[::2], times[1::2]
+    predicted = [plan.cost.serial_seconds for plan in plans.values()]
+    tau = float(np.asarray(scipy.stats.kendalltau(predicted, measured - dispatch))[0])
+    for plan, *seconds in zip(plans, predicted, measured, dispatch, strict=True):
+        expected, step, nothing = (1e3 * float(each) for each in seconds)
+        yield {
+            "plan": plan,
+            "predicted ms": expected,
+            "measured ms": step - nothing,
+            "dispatch ms": nothing,
+            "Kendall's tau": tau,
+        }
