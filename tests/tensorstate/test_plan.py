@@ -341,6 +341,15 @@ def test_a_limit_below_what_must_be_live_is_refused_before_a_search(graph, monke
         search(graph, memory_limit=1.1 * inputs / 8, **given)
 
 
+@pytest.mark.parametrize("hardware", ["CPU", "H100"])
+@pytest.mark.parametrize("step", [lambda x: x, lambda x: jnp.ones(3), lambda x: (jnp.ones(3), x)])
+def test_a_step_that_computes_nothing_takes_no_time(step, hardware):
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    plan = search(step, (shape,), mesh=MESH, network=NETWORK, hardware=hardware)
+    assert plan.timeline.seconds == plan.cost.serial_seconds == 0
+    assert "0 ns per step" in str(plan)
+
+
 @pytest.mark.parametrize("solver", [Auto, CoordinateDescent, Milp])
 @pytest.mark.parametrize(
     "limits", [{"gap": -1e-3}, {"gap": math.nan}, {"gap": True}, {"time_limit": 0}]
