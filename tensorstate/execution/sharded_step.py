@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
@@ -287,15 +287,24 @@ def apply(
     body = jax.shard_map(
         on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+    if AxisType.Explicit not in mesh.axis_types:
         return sharded_step(table, mesh, body)
-    placed = [NamedSharding(mesh, spec or PartitionSpec()) for spec in in_specs]
+    placed = [NamedSharding(mesh, _explicit_part(spec, mesh)) for spec in in_specs]
 
     def typed(*leaves):
         """Explicit axes are a part of an array's type, which an argument from a host lacks."""
         return body(*map(jax.sharding.reshard, leaves, placed))
 
     return sharded_step(table, mesh, typed)
+
+
+def _explicit_part(spec: PartitionSpec | None, mesh: jax.sharding.Mesh) -> PartitionSpec:
+    """A sharding along the Explicit axes of a mesh alone."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    dims = (() if dim is None else (dim,) if isinstance(dim, str) else dim for dim in spec or ())
+    return PartitionSpec(
+        *(tuple(name for name in dim if kinds[name] == AxisType.Explicit) for dim in dims)
+    )
 
 
 def sharded_step(

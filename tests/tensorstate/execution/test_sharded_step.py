@@ -98,6 +98,17 @@ def test_any_plan_of_a_perceptron(seed, axes):
     )
 
 
+@pytest.mark.parametrize("kinds", ["Explicit Explicit", "Explicit Auto", "Auto Explicit"])
+def test_any_plan_on_a_mesh_with_explicit_axes(kinds):
+    """Some tensors are sharded along both axes, a few of them along one dimension."""
+    problem = problem_of("mlp", PLANE)
+    decisions = drawn(problem, 1)
+    types = tuple(jax.sharding.AxisType[kind] for kind in kinds.split())
+    mesh = jax.make_mesh(tuple(PLANE.values()), tuple(PLANE), axis_types=types)
+    cost = estimate_cost(problem, decisions)
+    check("mlp", apply(problem, decisions, cost, mesh, lax_collectives))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "gpt_scan", "llama", "moe", "vgg", "vit"])
 @pytest.mark.parametrize("seed", [0, 1])
