@@ -92,6 +92,10 @@ def apply_reshard_step(
     Args:
         x: the shard before, with one dimension per position of the tensor.
     """
+    if step.kind == "all_to_all":
+        # Into its parts XLA for CPU moves the concatenation and the transposes that make the array,
+        # and then refuses parts of different layouts.
+        x = lax.optimization_barrier(x)
     if step.kind != "slice":
         return collectives(step, x, mesh)
     # From replicated to sharded: every device keeps its part, and nothing is sent.
