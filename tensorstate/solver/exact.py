@@ -147,14 +147,13 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
     """
     program = full.program
     if program.num_variables <= RELAX_ONLY_MIN_VARS:
-        iterations = program.num_rows
         program.easier = full.easier_costs()
         program.accepts = functools.partial(is_near, full, gap)
         program.allowed = gap / 20 if program.num_variables > SPLIT_MIN_VARS else 0.0
         solution = program.solve(
             relax=True,
             presolve=False,
-            iterations=iterations,
+            iterations_per_row=1,
             time_limit=left(),
         )
         if solution.status != "limit" or len(solution.values) or left() <= LEAST_SECONDS:

@@ -101,6 +101,9 @@ class LinearProgram:
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
         self._shared: list[SharedCosts] = []
+        # Shared costs that were added, one after another; and with the basis as relaxations ended.
+        self._chosen: list[set[int]] = []
+        self._start, self._end = None, ([], None)
         self._lazy: Any = csr_matrix((0, 0))
         self._is_lazy = np.zeros(0, bool)
 
@@ -164,6 +167,7 @@ class LinearProgram:
     def _share(self, numbers: Iterable[int]) -> None:
         """Let the largest of some flows cost what was split among them."""
         chosen = set(numbers)
+        self._chosen.append(chosen)
         for number in chosen:
             costs, flows = self._shared[number]
             for cost, variables in zip(costs.tolist(), flows.tolist(), strict=True):
@@ -172,6 +176,12 @@ class LinearProgram:
                     self._costs[variable] = 0.0
                     self.add_constraint([(largest, 1.0), (variable, -1.0)], 0.0, np.inf)
         self._shared = [each for k, each in enumerate(self._shared) if k not in chosen]
+
+    def start_from(self, other: LinearProgram) -> None:
+        """Begin where the relaxation of a program that differs in costs alone has ended."""
+        added, self._start = other._end
+        for chosen in added:  # in this order it has the same variables and rows
+            self._share(chosen)
 
     @property
     def costs(self) -> np.ndarray:
@@ -260,7 +270,7 @@ class LinearProgram:
         threads: int = 2,
         relax: bool = False,
         presolve: bool = True,
-        iterations: int | None = None,
+        iterations_per_row: int | None = None,
         progress: Progress | None = None,
     ) -> Solution:
         """Solve it; the same program gives the same solution unless time runs out.
@@ -274,42 +284,41 @@ class LinearProgram:
             threads: of the solver.
             relax: solve the LP relaxation.
             presolve: whether to presolve; for a relaxation that may take longer than it saves.
-            iterations: limit of simplex iterations.
+            iterations_per_row: limit of simplex iterations, of which larger programs take more.
             progress: see ``Progress``.
         """
         options = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0, **BRANCHING}
         options["presolve"] = "choose" if presolve else "off"
-        if iterations is not None:
-            options["simplex_iteration_limit"] = iterations
         until = time.perf_counter() + time_limit
         if not relax:  # while costs are split, plans seem cheaper than they are
             self._share(range(len(self._shared)))
         if self._is_lazy.any():
-            relaxed = self._solve_lazily(True, options, until)
-            if relax or relaxed.status != "optimal":
-                no_plan = Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
-                return relaxed if relax else no_plan
-        return self._solve_lazily(relax, options, until, progress)
+            relaxed = self._solve_lazily(True, options, until, iterations_per_row)
+            if relax:
+                return relaxed
+            if relaxed.status != "optimal":
+                return Solution(relaxed.status, np.zeros(0), np.inf, relaxed.bound)
+        return self._solve_lazily(relax, options, until, iterations_per_row, progress)
 
     def _solve_lazily(
         self,
         relax: bool,
         options: dict[str, float | str | bool],
         until: float,
+        iterations_per_row: int | None,
         progress: Progress | None = None,
     ) -> Solution:
-        """Solve with ever more lazy rows, until none of the others is exceeded.
-
-        And with ever more shared costs, until no others are split wrongly. Bounds rise.
+        """Solve with ever more lazy rows and shared costs, until all others hold; bounds rise.
 
         Where time runs out, the values are those of the last program that was solved: they exceed
         some rows, and their shares still say which strategies are likely.
         """
-        basis, bound, values = None, -np.inf, np.zeros(0)
+        basis, bound, values = self._start if relax else None, -np.inf, np.zeros(0)
         while True:
             left = remaining_time(until)
-            if np.isfinite(left):
-                options = {**options, "time_limit": left}
+            options["time_limit"] = left
+            if iterations_per_row is not None:
+                options["simplex_iteration_limit"] = iterations_per_row * self.num_rows
             solver = highs.solver_for(self._model(relax), options)
             if basis is not None:
                 # New variables stand at their lower bounds and new rows are basic: so it is a basis
@@ -330,6 +339,8 @@ class LinearProgram:
             if solution is None or solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
                 solver.clearSolver()  # from a basis an infeasible program may end so
                 solution = self._run(solver, relax, left, progress)
+            if relax and solution.status == "optimal":
+                self._end = [*self._chosen], solver.getBasis()
             bound = max(bound, solution.bound)
             solution = dataclasses.replace(solution, bound=bound)
             if not len(solution.values):
@@ -352,14 +363,12 @@ class LinearProgram:
         """
         columns = np.arange(self.num_variables, dtype=np.int32)
         solver.changeColsCost(len(columns), columns, easier)
-        if np.isfinite(left):
-            solver.setOptionValue("time_limit", left / 2)
+        solver.setOptionValue("time_limit", left / 2)
         highs.run(solver)
         found = solver.getSolution()
         bound = self._bound_of(np.asarray(found.row_dual)) if found.dual_valid else -np.inf
         solver.changeColsCost(len(columns), columns, np.frombuffer(self._costs))
-        if np.isfinite(left):
-            solver.setOptionValue("time_limit", left)  # of both runs
+        solver.setOptionValue("time_limit", left)  # of both runs
         return bound
 
     def _run(

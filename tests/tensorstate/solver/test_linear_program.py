@@ -105,7 +105,7 @@ def test_any_duals_prove_a_bound():
 
 
 def test_too_few_iterations_find_nothing_optimal():
-    found = small().solve(relax=True, presolve=False, iterations=0)
+    found = small().solve(relax=True, presolve=False, iterations_per_row=0)
     assert found.status == "limit"
     assert found.bound <= small().solve(relax=True).objective
 
@@ -253,6 +253,24 @@ def test_costs_that_are_split_first_are_shared_in_the_end(seed):
     assert sharing(seed, split=True).solve().objective == pytest.approx(best, rel=1e-9)
     interior = sharing(seed, split=True).solve_ipm_relaxation(tolerance=1e-6)
     assert interior.bound == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_relaxation_begins_where_one_with_other_costs_ended(seed):
+    """Its optimum is that from no basis, and to solve the same program again takes no step."""
+    before, other = sharing(seed, split=True), sharing(seed, split=True)
+    for variable in range(other.num_variables):
+        other.add_cost(variable, 0.1 * (variable % 3))
+    best = other.copied().solve(relax=True)
+    before.solve(relax=True)
+    other.start_from(before)
+    assert other.num_rows == before.num_rows
+    found = other.solve(relax=True, presolve=False)
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(best.objective, rel=1e-9)
+    again = sharing(seed, split=True)
+    again.start_from(before)
+    assert again.solve(relax=True, presolve=False, iterations_per_row=0).status == "optimal"
 
 
 def test_split_costs_are_a_bound_and_lack_no_more_than_is_allowed():
