@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.numerics.list_schedule import COMPUTE, FreeMemory
+from tensorstate.cost.critical_path import critical_seconds
 from tensorstate.cost.loop_schedule import Bodies, LoopSchedule, TaskColumns
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent, StepTasks
@@ -76,6 +77,7 @@ class StepSchedule:
         compute: seconds of computation.
         exposed_of: by tensor and mesh axis the seconds for which computation waits, of joined
             collectives in proportion to their bytes.
+        critical_of: likewise the seconds on the critical path.
         held: the most bytes of collectives that are sent ahead or behind.
         bucket_bytes: most bytes of joined collectives; 0 where none are.
         buckets: the collectives that are joined.
@@ -86,6 +88,7 @@ class StepSchedule:
     seconds: float
     compute: float
     exposed_of: Mapping[tuple[int, int], float]
+    critical_of: Mapping[tuple[int, int], float]
     held: float
     bucket_bytes: int
     buckets: tuple[tuple[Sent, ...], ...]
@@ -327,23 +330,34 @@ def _timeline(schedule: _Schedule) -> StepSchedule:
             name = f"{task.name} of {len(joined[number])}" if number in joined else task.name
             events.append(Event(start, end - start, task.axis, name, task.class_id))
     columns = loops.tasks
-    exposed_of: dict[tuple[int, int], float] = defaultdict(float)
-    for number, seconds in _waits(loops).items():
-        task, joined_tasks = tasks[number], [tasks[n] for n in joined.get(number, (number,))]
-        sent = [(each.tensor, t.nbytes / len(t.sent)) for t in joined_tasks for each in t.sent]
-        total = math.fsum(nbytes for _, nbytes in sent)
-        for tensor, nbytes in sent if total else ():
-            exposed_of[tensor, task.axis] += seconds * nbytes / total
+    waits = columns.waiting, columns.awaited
+    critical = critical_seconds(runs, columns.axis, *waits)
     return StepSchedule(
         tuple(sorted(events)),
         loops.seconds,
         math.fsum(columns.seconds[(columns.axis < 0) & loops.is_kept].tolist()),
-        dict(exposed_of),
+        _by_tensor(schedule, _waits(loops)),
+        _by_tensor(schedule, critical),
         loops.held,
         schedule.bucket_bytes,
         tuple(tuple(s for n in joined[first] for s in tasks[n].sent) for first in sorted(joined)),
         schedule.unrolled,
     )
+
+
+def _by_tensor(
+    schedule: _Schedule, seconds_of: Mapping[int, float]
+) -> dict[tuple[int, int], float]:
+    """Seconds of collectives by tensor and mesh axis, of buckets in proportion to their bytes."""
+    tasks, joined = schedule.step.tasks, schedule.joined
+    by_tensor: dict[tuple[int, int], float] = defaultdict(float)
+    for number, seconds in seconds_of.items():
+        axis, joined_tasks = tasks[number].axis, [tasks[n] for n in joined.get(number, (number,))]
+        sent = [(each.tensor, t.nbytes / len(t.sent)) for t in joined_tasks for each in t.sent]
+        total = math.fsum(nbytes for _, nbytes in sent)
+        for tensor, nbytes in sent if total else ():
+            by_tensor[tensor, axis] += seconds * nbytes / total
+    return dict(by_tensor)
 
 
 def _waits(loops: LoopSchedule) -> dict[int, float]:

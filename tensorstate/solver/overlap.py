@@ -1,16 +1,19 @@
 """The search of the least time with overlap: linear programs, corrected towards the schedule.
 
 How much of a collective computation hides follows from the whole schedule and is not linear.
-So programs of "sum" are solved in which collectives cost only the share of their seconds that is
-exposed, and each plan is timed by its schedule (``cost.timeline``):
+So programs of "sum" are solved in which collectives cost only a share of their seconds, and each
+plan is timed by its schedule (``cost.timeline``). Collectives on its critical path, and no others,
+make the step as much longer as they take. Those that computation waits for may not: a gather over
+fast links may only come late after one over slow links. The shares are
 
 1. of collectives of parameters ahead of their readers, and of gradients that the optimizer reads, a
    small share; and all of the activations between operators;
-2. along every mesh axis the share that the schedule of the last plan exposes, where it is larger.
-   The plan of a share that is too small sends more than hides, and that of one too large less than
-   could hide: between two such shares the next is in the middle;
-3. where the shares of the axes are right, those of single tensors that the last schedule exposes:
-   nothing computes behind the last gradient, however fast the links;
+2. along every mesh axis the share that is on the critical path of the last plan, where it is
+   larger, but no more than half of the way to all of it. The plan of a share that is too small
+   sends more than hides, and that of one too large less than could hide: the next is between two
+   such shares;
+3. where the shares of the axes are right, or have led to a better plan and lead to no other one,
+   those of single tensors: nothing computes behind the last gradient, however fast the links;
 4. all of it, which is the plan of "sum".
 
 The named strategies are timed beside them, and the plan of the least schedule is the answer; or the
@@ -48,8 +51,12 @@ LOOP_SHARE = 0.25
 # Programs of corrected shares, and the difference of shares that justifies another. Steps of Llama
 # 3.1 8B on 2x4 and on 8 H100s with 12 to 100 GB/s between hosts take up to 12 % less than with the
 # better of "sum" and one assumed share; those of 4 and 8 layers of a 7.5 B decoder, where one
-# gradient is exposed, 7 and 3 % less than with shares of axes alone.
+# gradient is exposed, 7 and 3 % less than with shares of axes alone. By what computation waits for,
+# those of 8 layers took 3 % more with 5 or 12 GB/s between hosts, and those of Llama 24 % with 5.
 MOST_CORRECTIONS, SAME_SHARE = 5, 0.1
+# Corrections in a row without a better plan, after which only those of single tensors may lead to
+# one: two tell a share too small from one too large, on either side of the best.
+MOST_IDLE = 2
 # Gap of these programs, whose shares are no more exact; half of it is for rounding.
 COARSE_GAP = 0.1
 # Parts of the time limit: of each program, until when a corrected one may begin, and until when all
@@ -103,7 +110,7 @@ def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The share of seconds that collectives which may hide are assumed to expose, by mesh axis.
+    """The share of seconds that collectives which may hide are assumed to cost, by mesh axis.
 
     Attributes:
         assumed: of the next program.
@@ -126,30 +133,35 @@ class Shares:
         alone = self.alone.get(group, self.assumed)
         return tuple(max(least, *shares) for shares in zip(self.assumed, alone, strict=True))
 
-    def corrected(self, exposed: Sequence[float]) -> Shares | None:
-        """The shares after a plan that exposes other ones; ``None`` where these were right."""
+    def corrected(self, critical: Sequence[float]) -> Shares | None:
+        """The shares after a plan in which others are critical; ``None`` where these were right."""
         columns = []
-        for share, low, high, seen in zip(self.assumed, self.low, self.high, exposed, strict=True):
+        for share, low, high, seen in zip(self.assumed, self.low, self.high, critical, strict=True):
             # Bisection: a share that was too small is a lower end, and one too large an upper end.
-            # Until there is an upper end the next share is what the schedule exposes.
+            # What is on the critical path now leaves it as less is sent: so at most half of the way
+            # to all. Downwards by factors, since shares of links that nearly hide are small.
             after = share
             if seen > share:
-                low, after = share, seen if seen < high else (share + high) / 2
+                low, after = share, min(seen, (share + min(high, 1.0)) / 2)
             elif share - max(seen, LEAST_SHARE) > SAME_SHARE:
-                high, after = share, (low + share) / 2
+                high, after = share, math.sqrt(low * share)
             columns.append((after, low, high))
         corrected = Shares(*zip(*columns, strict=True), alone=self.alone)
         changed = zip(self.assumed, corrected.assumed, strict=True)
         return corrected if any(abs(a - b) > SAME_SHARE / 2 for a, b in changed) else None
 
-    def raised(self, exposed: Mapping[TensorGroup, Sequence[float]]) -> Shares | None:
-        """The shares after a plan that exposes more of single groups; ``None`` if of none."""
+    def raised(self, critical: Mapping[TensorGroup, Sequence[float]]) -> Shares | None:
+        """The shares after a plan in which more of single groups is; ``None`` if of none."""
         alone = dict(self.alone)
-        for group, seen in exposed.items():
+        for group, seen in critical.items():
             paid = self.paid(group)
             if any(after > share + SAME_SHARE for share, after in zip(paid, seen, strict=True)):
                 alone[group] = tuple(map(max, paid, seen))
         return None if alone == self.alone else dataclasses.replace(self, alone=alone)
+
+
+BySent = Mapping[TensorGroup, Sequence[float]]
+"""Seconds that a tensor group is sent, by mesh axis."""
 
 
 class _Hidden(NamedTuple):
@@ -160,18 +172,15 @@ class _Hidden(NamedTuple):
         program: the problem with these costs.
         solved: the plan, with these costs.
         found: with all costs, and the time of its schedule.
+        sent, critical: seconds of collectives that may hide: all, and those on the critical path.
     """
 
     shares: Shares
     program: Problem
     solved: SearchResult
     found: SearchResult
-
-    def is_repeated(self, before: _Hidden | None) -> bool:
-        """Whether larger shares of single tensors have led to the same schedule."""
-        if before is None or before.shares.assumed != self.shares.assumed:
-            return False
-        return before.found.objective == self.found.objective
+    sent: BySent
+    critical: BySent
 
 
 class _Overlap:
@@ -204,17 +213,20 @@ class _Overlap:
 
     def _corrected_until_stable(self) -> SearchResult | None:
         """The best plan of programs whose shares are corrected; none in time."""
-        best, last, hidden = None, None, self._hidden(Shares.of(len(self.problem.mesh.sizes)))
-        for left in reversed(range(1 + MOST_CORRECTIONS)):
-            if hidden is None:
-                break
-            if best is None or self._better(best.found, hidden.found) is hidden.found:
-                best = hidden
+        first = best = last = self._hidden(Shares.of(len(self.problem.mesh.sizes)))
+        idle = 0  # corrections since the best plan
+        for _ in range(MOST_CORRECTIONS):
             is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
-            if not left or is_late or self._is_close(best.found) or hidden.is_repeated(last):
+            if best is None or last is None or is_late or self._is_close(best.found):
                 break
-            shares = self._corrected(hidden)
-            last, hidden = hidden, None if shares is None else self._hidden(shares)
+            are_axes_right = best is not first and idle == MOST_IDLE
+            shares = None if are_axes_right else self._corrected(last)
+            shares = shares or self._raised(best if are_axes_right else last)
+            if shares is None or idle > MOST_IDLE:
+                break
+            last, idle = self._hidden(shares), idle + 1
+            if last is not None and self._better(best.found, last.found) is last.found:
+                best, idle = last, 0
         if best is None:
             return None
         # With the costs of the program that found it, so that plain moves stay near its optimum.
@@ -245,7 +257,8 @@ class _Overlap:
         except PlanError:
             return None
         self._note_bound(solved)
-        return _Hidden(shares, program, solved, timed(self._undiscounted(solved), self.options))
+        found = timed(self._undiscounted(solved), self.options)
+        return _Hidden(shares, program, solved, found, *self._seconds_sent(found))
 
     def _is_close(self, found: SearchResult) -> bool:
         """Whether no plan takes less by more than two gaps: of a program, and of its schedule."""
@@ -288,7 +301,7 @@ class _Overlap:
         limit = self.options.memory_limit
         return found if result_order(found, limit) < result_order(best, limit) else best
 
-    # ------------------------------------------------------------------ shares that are exposed
+    # ------------------------------------------------------------------ shares that are critical
 
     @functools.cached_property
     def hideable(self) -> list[TensorGroup]:
@@ -317,35 +330,47 @@ class _Overlap:
         return True
 
     def _corrected(self, hidden: _Hidden) -> Shares | None:
-        """The shares after a plan, of axes or else of single tensors; ``None`` if all were right.
+        """The shares of axes after a plan; ``None`` if all were right.
 
         A tensor whose share was raised alone is not counted for its axes.
         """
-        timeline = hidden.found.cost.timeline(self.options.memory_limit)
         axes = range(len(self.problem.mesh.sizes))
-        sent = {group: [0.0 for _ in axes] for group in self.hideable}
-        exposed = {group: [0.0 for _ in axes] for group in self.hideable}
-        for reshard in hidden.found.cost.reshards:
+        others = [group for group in self.hideable if group not in hidden.shares.alone]
+        return hidden.shares.corrected([self._share(hidden, others, axis) for axis in axes])
+
+    def _raised(self, hidden: _Hidden) -> Shares | None:
+        """The shares of single tensors after a plan; ``None`` if those of all were right."""
+        axes = range(len(self.problem.mesh.sizes))
+        critical = {g: [self._share(hidden, [g], axis) for axis in axes] for g in self.hideable}
+        return hidden.shares.raised(critical)
+
+    def _share(self, hidden: _Hidden, groups: Collection[TensorGroup], axis: int) -> float:
+        """Of the seconds that some tensors are sent along an axis, those on the critical path."""
+        total = math.fsum(hidden.sent[group][axis] for group in groups)
+        critical = math.fsum(hidden.critical[group][axis] for group in groups)
+        return min(1.0, critical / total) if total else 0.0
+
+    def _seconds_sent(self, found: SearchResult) -> tuple[BySent, BySent]:
+        """Of every group whose collectives may hide the seconds along each mesh axis.
+
+        All of them, and those on the critical path.
+        """
+        timeline = found.cost.timeline(self.options.memory_limit)
+        sent, critical = (
+            {group: [0.0] * len(self.problem.mesh.sizes) for group in self.hideable}
+            for _ in range(2)
+        )
+        for reshard in found.cost.reshards:
             group = self.problem.tensor_groups[reshard.group]
             if group in sent:
                 graph = self.problem.reshard_graph(group)
                 for step, count in reshard.counted_steps:
                     sent[group][step.axis] += reshard.multiplicity * count * graph.seconds(step)
         of_tensor = {tensor: group for group in self.hideable for tensor in group.tensors}
-        for (tensor, axis), seconds in timeline.exposed_of.items():
+        for (tensor, axis), seconds in timeline.critical_of.items():
             if tensor in of_tensor:
-                exposed[of_tensor[tensor]][axis] += seconds
-
-        def share(groups: Collection[TensorGroup], axis: int) -> float:
-            total = math.fsum(sent[group][axis] for group in groups)
-            return min(1.0, math.fsum(exposed[g][axis] for g in groups) / total) if total else 0.0
-
-        others = [group for group in self.hideable if group not in hidden.shares.alone]
-        # Axes first: shares of single tensors would follow each other's schedules, a few at a time.
-        by_axis = hidden.shares.corrected([share(others, axis) for axis in axes])
-        if by_axis is not None:
-            return by_axis
-        return hidden.shares.raised({g: [share([g], axis) for axis in axes] for g in self.hideable})
+                critical[of_tensor[tensor]][axis] += seconds
+        return sent, critical
 
     # ------------------------------------------------------------------ named strategies
 

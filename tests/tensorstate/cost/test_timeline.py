@@ -233,6 +233,9 @@ def check_bounds(problem: Problem, cost: Cost) -> None:
     assert timeline.seconds <= cost.serial_seconds * (1 + 1e-9)
     exposed = math.fsum(timeline.exposed_of.values())
     assert exposed == pytest.approx(timeline.exposed_seconds, rel=1e-6, abs=1e-12)
+    critical = math.fsum(timeline.critical_of.values())
+    assert timeline.exposed_seconds <= critical * (1 + 1e-9) + 1e-12
+    assert critical <= min(timeline.seconds, math.fsum(spent)) * (1 + 1e-9)
     for axis in range(-1, len(spent)):
         own = [e for e in timeline.events if e.axis == axis]
         ends = [e.start + e.seconds for e in own]

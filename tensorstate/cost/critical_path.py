@@ -1,0 +1,57 @@
+"""The critical path of a schedule: tasks of which each starts as the one before it ends.
+
+It leads from the end of a step back to its start. While the order stays, the step takes as much
+longer as a task on the path does, and other tasks may take longer for nothing. Waits of computation
+say less: it waits for a gather over fast links that comes after one over slow links, though only
+the slow links are too slow.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+
+import numpy as np
+
+from tensorstate.cost.loop_schedule import Runs
+
+# Relative to times that are sums of the same seconds.
+ROUNDING = 1e-12
+
+
+def critical_seconds(
+    runs: Runs, axis: np.ndarray, waiting: np.ndarray, awaited: np.ndarray
+) -> dict[int, float]:
+    """Seconds on the critical path, by the number of the task.
+
+    Before a task stands one that ends as it starts: of several what it waits for, or else what is
+    on the same links. Where none does, as at a lack of memory, it is the last that has ended.
+
+    Args:
+        runs: the tasks in time.
+        axis: of every task the mesh axis, or -1.
+        waiting, awaited: the task ``waiting[i]`` waits for ``awaited[i]``.
+    """
+    before: dict[int, set[int]] = defaultdict(set)
+    for waits, other in zip(waiting.tolist(), awaited.tolist(), strict=True):
+        before[waits].add(other)
+    columns = runs.end.tolist(), runs.start.tolist(), runs.number.tolist()
+    ended = sorted(run for run in zip(*columns, strict=True) if run[0] > run[1])
+    ends = [end for end, _, _ in ended]
+    critical: dict[int, float] = defaultdict(float)
+    place = len(ended) - 1
+    while place >= 0:
+        end, start, number = ended[place]
+        critical[number] += end - start
+        until = bisect.bisect_right(ends, start * (1 + ROUNDING))
+        since = bisect.bisect_left(ends, start * (1 - ROUNDING))
+        until = min(until, place)  # not itself again, however short it is
+        place = max(
+            range(min(since, until - 1), until) if until else [-1],
+            key=lambda choice: (
+                ended[choice][2] in before[number],
+                axis[ended[choice][2]] == axis[number],
+                choice,
+            ),
+        )
+    return dict(critical)
