@@ -40,9 +40,9 @@ class Bodies:
     """
 
     def __init__(self, wheres: Sequence[Where]):
-        # The step is there too if it has no tasks.
+        # The step itself too, which may have no tasks.
         held = {where[:depth] for where in wheres for depth in range(len(where) + 1)}
-        self.wheres = sorted({(), *held})
+        self.wheres: list[Where] = sorted({(), *held})
         self.number = {where: k for k, where in enumerate(self.wheres)}
         self._common: dict[tuple[int, int], tuple[int, int, int]] = {}
 
