@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
@@ -34,10 +36,13 @@ from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
+# Of the bits of all decisions: below it small programs are relaxed first. Those of named strategies
+# are a ninth to a half.
+NARROW = 0.6
+
 # Above it, shared costs stay split where that changes little: the bound of a ViT on 2x4 devices of
 # 85,000 variables took 21 CPU s to the end, and 7 within a twentieth of the gap.
 SPLIT_MIN_VARS = 80_000
-
 
 # Least relative distance from a bound within which a plan is optimal: that of rounding.
 OPTIMAL = 1e-6
@@ -79,16 +84,15 @@ def solve_by_size(
     the program is not very large, the remaining time goes to that of all strategies.
 
     A relaxation whose likeliest strategies are a plan within the gap needs no second program. Those
-    of baselines are, since they leave most classes one strategy. Branch and bound took ten times as
-    long for them, since it presolves and seeks plans of its own first; and to build a program again
-    takes as long as to solve it.
+    of most named strategies are. Branch and bound took two to ten times as long for them, since it
+    presolves and seeks plans of its own first; and to build a program takes as long as to solve it.
     """
     left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
-        is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
-        if is_baseline and full.memory_constraints is None:
+        every = [strategies.all for strategies in full.problem.strategies]
+        if bits(candidates) < NARROW * bits(every) and full.memory_constraints is None:
             full.program.accepts = functools.partial(is_near, full, gap)
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
             if full.is_decided(relaxed) or is_near(full, gap, relaxed):
@@ -126,6 +130,11 @@ def solve_by_size(
     return chosen[0], dataclasses.replace(chosen[1], bound=bound)
 
 
+def bits(candidates: Sequence[Sequence[Strategy]]) -> float:
+    """Bits of the decisions of all classes."""
+    return sum(math.log2(len(strategies)) for strategies in candidates)
+
+
 def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
     """Whether the likeliest strategies of a relaxed solution cost its bound, or almost.
 
@@ -133,7 +142,10 @@ def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
     """
     if relaxed.status != "optimal" or full.memory_constraints is not None:
         return False
-    found = full.result(relaxed, SearchOptions(objective=full.objective))
+    try:
+        found = full.result(relaxed, SearchOptions(objective=full.objective))
+    except PlanError:  # no collectives lead between strategies that are likeliest one by one
+        return False
     within = max(gap - NOT_ROUNDED, OPTIMAL)
     return found.objective * (1 - within) <= full.seconds(relaxed.bound)
 

@@ -8,13 +8,13 @@ fast links may only come late after one over slow links. The shares are
 
 1. of collectives of parameters ahead of their readers, and of gradients that the optimizer reads, a
    small share; and all of the activations between operators;
-2. along every mesh axis the share that is on the critical path of the last plan, where it is
-   larger, but no more than half of the way to all of it. The plan of a share that is too small
-   sends more than hides, and that of one too large less than could hide: the next is between two
-   such shares;
-3. where the shares of the axes are right, or have led to a better plan and lead to no other one,
-   those of single tensors: nothing computes behind the last gradient, however fast the links;
-4. all of it, which is the plan of "sum".
+2. of these and of all axes the same larger share;
+3. along one axis after the other the next larger or smaller one than those of the best plan so far,
+   first where the share that is on its critical path says so: a plan of too small a share sends
+   more than hides, and one of too large a share less than could hide;
+4. where the shares of the axes are right, those of single tensors: nothing computes behind the last
+   gradient, however fast the links;
+5. all of it, which is the plan of "sum".
 
 The named strategies are timed beside them, and the plan of the least schedule is the answer; or the
 first that is within two gaps of the bound, which no other plan beats by more. The bound is the
@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
@@ -48,17 +48,21 @@ from tensorstate.solver.plain import plainer, simplify, timed
 LEAST_SHARE = 0.05
 # Of four iterations of a scan in one body, the gathers of the first and the sums of the last.
 LOOP_SHARE = 0.25
-# Programs of corrected shares, and the difference of shares that justifies another. Steps of Llama
-# 3.1 8B on 2x4 and on 8 H100s with 12 to 100 GB/s between hosts take up to 12 % less than with the
-# better of "sum" and one assumed share; those of 4 and 8 layers of a 7.5 B decoder, where one
-# gradient is exposed, 7 and 3 % less than with shares of axes alone. By what computation waits for,
-# those of 8 layers took 3 % more with 5 or 12 GB/s between hosts, and those of Llama 24 % with 5.
-MOST_CORRECTIONS, SAME_SHARE = 5, 0.1
-# Corrections in a row without a better plan, after which only those of single tensors may lead to
-# one: two tell a share too small from one too large, on either side of the best.
-MOST_IDLE = 2
+# Shares between which the best is sought, and the second: each is at most twice the one before. Of
+# 21 searches (decoders of 1 to 8 layers, VGG-19, Llama 3.1 8B and Yi 34B on 2x4 H100s with 5 to 25
+# GB/s between hosts) the best plan of six programs took 0.03 % more, on average, than the best of
+# all 49 pairs, and 0.4 % at most. Bisection of the shares of both axes together took up to 15 %
+# more.
+SHARES = (LEAST_SHARE, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+SECOND = 3
+# Programs of such shares, and of those of single tensors; and the difference of shares that
+# justifies another.
+MOST_OF_AXES, MOST_ALONE, SAME_SHARE = 6, 2, 0.1
 # Gap of these programs, whose shares are no more exact; half of it is for rounding.
 COARSE_GAP = 0.1
+# Gaps of the program of "sum", whose plan is one beside others: to the end it took 13 s of 15 for a
+# VGG. It is not solved where the bound is as near; where it was, plans took 0.4 % less at most.
+CLOSE = 10
 # Parts of the time limit: of each program, until when a corrected one may begin, and until when all
 # must end; the rest is for named strategies. And seconds of one of these.
 PROGRAM_SHARE, BEGIN_UNTIL, END_UNTIL, NAMED_CAP_S = 0.4, 0.3, 0.8, 5.0
@@ -95,10 +99,14 @@ def retimed(
     return dataclasses.replace(result, objective=objective, bound=min(bound, objective))
 
 
-def _bound_by_resources(problem: Problem, bound_of_sum: float) -> float:
-    """A bound of all schedules, by that of a program in which nothing costs more than it takes."""
+def _bound_by_resources(problem: Problem, bound_of_sum: float, share: float = 1.0) -> float:
+    """A bound of all schedules, by that of a program in which nothing costs more than it takes.
+
+    Args:
+        share: of the seconds that anything is sent, the largest that the program counts.
+    """
     groups = problem.network.link_groups()
-    return bound_of_sum / (1 + len({groups[axis] for axis in problem.mesh.long_axes}))
+    return bound_of_sum / (1 + share * len({groups[axis] for axis in problem.mesh.long_axes}))
 
 
 def _least_compute(problem: Problem, candidates: CandidateStrategies) -> float:
@@ -113,19 +121,17 @@ class Shares:
     """The share of seconds that collectives which may hide are assumed to cost, by mesh axis.
 
     Attributes:
-        assumed: of the next program.
-        low, high: the largest that was too small, and the smallest that was too large.
+        levels: of every axis, its number in ``SHARES``.
         alone: of single tensor groups, where they are larger.
     """
 
-    assumed: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    levels: tuple[int, ...]
     alone: Mapping[TensorGroup, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(cls, axes: int) -> Shares:
-        return cls((LEAST_SHARE,) * axes, (LEAST_SHARE,) * axes, (math.inf,) * axes)
+    @property
+    def assumed(self) -> tuple[float, ...]:
+        """Of all tensor groups."""
+        return tuple(SHARES[level] for level in self.levels)
 
     def paid(self, group: TensorGroup) -> tuple[float, ...]:
         """Of one tensor group."""
@@ -133,22 +139,22 @@ class Shares:
         alone = self.alone.get(group, self.assumed)
         return tuple(max(least, *shares) for shares in zip(self.assumed, alone, strict=True))
 
-    def corrected(self, critical: Sequence[float]) -> Shares | None:
-        """The shares after a plan in which others are critical; ``None`` where these were right."""
-        columns = []
-        for share, low, high, seen in zip(self.assumed, self.low, self.high, critical, strict=True):
-            # Bisection: a share that was too small is a lower end, and one too large an upper end.
-            # What is on the critical path now leaves it as less is sent: so at most half of the way
-            # to all. Downwards by factors, since shares of links that nearly hide are small.
-            after = share
-            if seen > share:
-                low, after = share, min(seen, (share + min(high, 1.0)) / 2)
-            elif share - max(seen, LEAST_SHARE) > SAME_SHARE:
-                high, after = share, math.sqrt(low * share)
-            columns.append((after, low, high))
-        corrected = Shares(*zip(*columns, strict=True), alone=self.alone)
-        changed = zip(self.assumed, corrected.assumed, strict=True)
-        return corrected if any(abs(a - b) > SAME_SHARE / 2 for a, b in changed) else None
+    def neighbours(self, critical: Sequence[float], axes: Sequence[int]) -> Iterator[Shares]:
+        """Shares a level away along some axes, those first that are nearer to a plan's.
+
+        Args:
+            critical: of all that the plan of these shares sends along an axis, the share that is on
+                its critical path.
+            axes: the axes of the mesh along which anything is sent.
+        """
+        differences = {axis: critical[axis] - self.assumed[axis] for axis in axes}
+        steps = {axis: 1 if more > 0 else -1 for axis, more in differences.items()}
+        order = sorted(axes, key=lambda axis: -abs(differences[axis]))
+        nearer = [{axis: steps[axis]} for axis in order]
+        for moved in (*nearer, steps, *({axis: -steps[axis]} for axis in order)):
+            levels = [level + moved.get(axis, 0) for axis, level in enumerate(self.levels)]
+            if all(0 <= level < len(SHARES) for level in levels):
+                yield Shares(tuple(levels), self.alone)
 
     def raised(self, critical: Mapping[TensorGroup, Sequence[float]]) -> Shares | None:
         """The shares after a plan in which more of single groups is; ``None`` if of none."""
@@ -197,7 +203,9 @@ class _Overlap:
         self.problem, self.candidates, self.options = problem, candidates, options
         self.solver, self.progress, self.programs = solver, progress, Programs()
         self.linear, self.baselines = options.linear, Baselines(problem)
-        self.start, self.bound = time.perf_counter(), -math.inf
+        self.start = time.perf_counter()
+        # Of the schedule, and of the sum.
+        self.bound = self.least_sum = -math.inf
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
@@ -205,44 +213,59 @@ class _Overlap:
             plain = self._plain(self.problem, self._solved(self.problem, self.solver.gap))
             return dataclasses.replace(plain, seconds=self._seconds())
         self.bound = _least_compute(self.problem, self.candidates)
-        best = self._corrected_until_stable()
+        best = self._best_of_shares()
         if best is None or not self._is_close(best):
             best = self._best_with_others(best)
         bound, seconds = min(self.bound, best.objective), self._seconds()
         return dataclasses.replace(best, bound=bound, seconds=seconds)
 
-    def _corrected_until_stable(self) -> SearchResult | None:
-        """The best plan of programs whose shares are corrected; none in time."""
-        first = best = last = self._hidden(Shares.of(len(self.problem.mesh.sizes)))
-        idle = 0  # corrections since the best plan
-        for _ in range(MOST_CORRECTIONS):
-            is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
-            if best is None or last is None or is_late or self._is_close(best.found):
-                break
-            are_axes_right = best is not first and idle == MOST_IDLE
-            shares = None if are_axes_right else self._corrected(last)
-            shares = shares or self._raised(best if are_axes_right else last)
-            if shares is None or idle > MOST_IDLE:
-                break
-            last, idle = self._hidden(shares), idle + 1
-            if last is not None and self._better(best.found, last.found) is last.found:
-                best, idle = last, 0
+    def _best_of_shares(self) -> SearchResult | None:
+        """The best plan of programs of shares; none in time."""
+        best = self._hidden(Shares((0,) * len(self.problem.mesh.sizes)))
         if best is None:
             return None
+        best = self._best_of_axes(best)
+        for _ in range(MOST_ALONE):
+            shares = self._raised(best)
+            if shares is None or self._is_last(best):
+                break
+            before, best = best, self._faster(best, shares)
+            if best is before:
+                break
         # With the costs of the program that found it, so that plain moves stay near its optimum.
         plain = self._plain(best.program, best.solved)
         return best.found if self._is_close(best.found) and not self._is_close(plain) else plain
 
+    def _best_of_axes(self, best: _Hidden) -> _Hidden:
+        """The best plan of shares of axes: from level to level while the schedule is shorter."""
+        axes = self.problem.mesh.long_axes
+        levels = range(len(self.problem.mesh.sizes))
+        second = Shares(tuple(SECOND * (axis in axes) for axis in levels))
+        tried = {best.shares.levels}
+        ahead = iter([second])
+        while len(tried) < MOST_OF_AXES and not self._is_last(best):
+            shares = next((each for each in ahead if each.levels not in tried), None)
+            if shares is None:
+                break
+            tried.add(shares.levels)
+            before, best = best, self._faster(best, shares)
+            if best is not before or len(tried) == 2:
+                ahead = best.shares.neighbours(self._critical_by_axis(best), axes)
+        return best
+
     def _best_with_others(self, best: SearchResult | None) -> SearchResult:
         """The best of a plan, that of "sum" and the named strategies."""
-        try:
-            sums = self._solved(self.problem, self.solver.gap)
-            self._note_bound(sums)
-            plain = self._plain(self.problem, sums)
-            best = plain if best is None else self._better(plain, best)
-        except PlanError:  # nothing in time
-            if best is None:
-                raise
+        if best is None or not (self._is_of_sum(best) or self._is_close(best, CLOSE)):
+            try:
+                sums = self._solved(self.problem, CLOSE * self.solver.gap)
+                self._note_bound(sums)
+                plain = self._plain(self.problem, sums)
+                best = plain if best is None else self._better(plain, best)
+            except PlanError:  # nothing in time
+                if best is None:
+                    raise
+        if self._is_of_sum(best) and not self._is_close(best):
+            self._note_bound_of_least()
         for name in NAMED if not self._is_close(best) else ():
             named = self._named(name, best.objective)
             if named is not None and named.cost.compute < best.objective:
@@ -260,10 +283,29 @@ class _Overlap:
         found = timed(self._undiscounted(solved), self.options)
         return _Hidden(shares, program, solved, found, *self._seconds_sent(found))
 
-    def _is_close(self, found: SearchResult) -> bool:
-        """Whether no plan takes less by more than two gaps: of a program, and of its schedule."""
+    def _faster(self, best: _Hidden, shares: Shares) -> _Hidden:
+        """The plan of other shares, if its schedule is shorter."""
+        found = self._hidden(shares)
+        if found is None or self._better(best.found, found.found) is best.found:
+            return best
+        return found
+
+    def _is_last(self, best: _Hidden) -> bool:
+        """Whether no other program may follow: the plan is close to the bound, or time is short."""
+        is_late = self._seconds() > BEGIN_UNTIL * self.solver.time_limit
+        return is_late or self._is_close(best.found) or self._is_of_sum(best.found)
+
+    def _is_close(self, found: SearchResult, gaps: float = 2) -> bool:
+        """Whether no plan takes less by more gaps: by default of a program, and of its schedule."""
         fits = found.cost.memory.fits(self.options.memory_limit)
-        return fits and found.objective <= self.bound * (1 + 2 * self.solver.gap)
+        return fits and found.objective <= self.bound * (1 + gaps * self.solver.gap)
+
+    def _is_of_sum(self, found: SearchResult) -> bool:
+        """Whether a plan is that of "sum", as one is that sends next to nothing.
+
+        Programs of shares bound the sum, so that this plan is that of any larger shares, too.
+        """
+        return self.linear.value(found.cost) * (1 - self.solver.gap) <= self.least_sum
 
     def _seconds(self) -> float:
         """Seconds since the search began."""
@@ -281,7 +323,25 @@ class _Overlap:
         return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult) -> None:
+        self.least_sum = max(self.least_sum, solved.bound)
         self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound))
+
+    def _note_bound_of_least(self) -> None:
+        """The bound of a program in which all that is sent costs the least share.
+
+        No schedule takes less than what computes, nor than what is sent over any links: so less
+        than this program over one and a share for each of the links. Where to send anything takes
+        far longer than to compute all of it, no other bound is near.
+        """
+        if any(strategies.ring is not None for strategies in self.problem.strategies):
+            return  # sends within operators have no share
+        least = (LEAST_SHARE,) * len(self.problem.mesh.sizes)
+        program = self.problem.discounted(dict.fromkeys(self.problem.tensor_groups, least))
+        try:
+            solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
+        except PlanError:  # nothing in time
+            return
+        self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound, LEAST_SHARE))
 
     def _undiscounted(self, result: SearchResult) -> SearchResult:
         """A result with the costs of the network as it is."""
@@ -329,14 +389,13 @@ class _Overlap:
                 return False
         return True
 
-    def _corrected(self, hidden: _Hidden) -> Shares | None:
-        """The shares of axes after a plan; ``None`` if all were right.
+    def _critical_by_axis(self, hidden: _Hidden) -> list[float]:
+        """Of what is sent along every axis, the share that is on the critical path.
 
-        A tensor whose share was raised alone is not counted for its axes.
+        A tensor whose share was raised alone is not counted.
         """
-        axes = range(len(self.problem.mesh.sizes))
         others = [group for group in self.hideable if group not in hidden.shares.alone]
-        return hidden.shares.corrected([self._share(hidden, others, axis) for axis in axes])
+        return [self._share(hidden, others, axis) for axis in range(len(self.problem.mesh.sizes))]
 
     def _raised(self, hidden: _Hidden) -> Shares | None:
         """The shares of single tensors after a plan; ``None`` if those of all were right."""
@@ -385,7 +444,7 @@ class _Overlap:
         if both is None or _least_compute(self.problem, both) >= most:
             return None
         limit = self.options.memory_limit
-        milp = Milp(gap=1e-3, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
+        milp = Milp(gap=self.solver.gap, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
         # As of the search itself the plan without the limit comes first, whose program is smaller.
         free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
         for options in (free,) if limit is None else (free, self.linear):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
-from tensorstate.ir.placements import SUM
+from tensorstate.ir.placements import SUM, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact
 from tensorstate.solver.base import Question
-from tensorstate.solver.exact import Milp
+from tensorstate.solver.exact import Milp, is_near
 from tensorstate.solver.linear_program import Solution
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import coordinate_descent, formulation_of, solve_milp
@@ -62,6 +62,43 @@ def test_no_strategies_are_better_in_a_large_program(data):
     _check(problem, found, "sum", least)
     assert near.bound <= least * (1 + 1e-6)
     assert near.objective <= least / (1 - 0.2)
+
+
+def test_likeliest_strategies_that_nothing_connects_are_no_plan():
+    """A relaxed solution has other shares beside the likeliest, which alone may be inconsistent."""
+    mesh = MeshShape.of({"data": 2, "model": 2})
+    problem = Problem(graph("chain"), AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9,) * 2), CPU)
+    candidates = [strategies.all for strategies in problem.strategies]
+    full = formulation_of(problem, candidates)
+    near = [
+        solution for solution in _of_strategies(full, candidates) if is_near(full, 0.9, solution)
+    ]
+    far = [
+        solution for solution in _of_strategies(full, candidates) if not _is_plan(full, solution)
+    ]
+    assert near
+    assert far
+    assert not any(is_near(full, 0.9, solution) for solution in far)
+
+
+def _of_strategies(full, candidates):
+    """Solutions in which a class has one strategy: of each class the first, or one other."""
+    for class_id, choices in enumerate(candidates):
+        for chosen in choices:
+            values = np.zeros(full.program.num_variables)
+            for other, variables in enumerate(full.choices.x):
+                strategy = chosen if other == class_id else candidates[other][0]
+                values[[v for (s, _), v in variables.items() if s == strategy]] = 1.0
+            bound = full.program.costs @ values
+            yield Solution("optimal", values, bound, bound)
+
+
+def _is_plan(full, solution) -> bool:
+    try:
+        full.result(solution, SearchOptions())
+    except PlanError:
+        return False
+    return True
 
 
 @given(st.data(), OBJECTIVES)
