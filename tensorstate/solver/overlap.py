@@ -329,9 +329,9 @@ class _Overlap:
     def _note_bound_of_least(self) -> None:
         """The bound of a program in which all that is sent costs the least share.
 
-        No schedule takes less than what computes, nor than what is sent over any links: so less
-        than this program over one and a share for each of the links. Where to send anything takes
-        far longer than to compute all of it, no other bound is near.
+        No schedule takes less than its compute, nor than what it sends over any links: so none less
+        than this program over one and a share for every group of links. Where it takes far longer
+        to send anything than to compute everything, no other bound is near.
         """
         if any(strategies.ring is not None for strategies in self.problem.strategies):
             return  # sends within operators have no share
