@@ -14,7 +14,7 @@ fast links may only come late after one over slow links. The shares are
    more than hides, and one of too large a share less than could hide;
 4. where the shares of the axes are right, those of single tensors: nothing computes behind the last
    gradient, however fast the links;
-5. all of it, which is the plan of "sum".
+5. all of it, which is the plan of "sum", unless the bound is near.
 
 The named strategies are timed beside them, and the plan of the least schedule is the answer; or the
 first that is within two gaps of the bound, which no other plan beats by more. The bound is the
@@ -329,9 +329,9 @@ class _Overlap:
     def _note_bound_of_least(self) -> None:
         """The bound of a program in which all that is sent costs the least share.
 
-        No schedule takes less than its compute, nor than what it sends over any links: so none less
-        than this program over one and a share for every group of links. Where it takes far longer
-        to send anything than to compute everything, no other bound is near.
+        Every schedule takes at least the seconds of its compute, and of the collectives on any
+        links: so at least this program over one and a share for every group of links. Where any
+        collective takes far longer than all compute, no other bound is near.
         """
         if any(strategies.ring is not None for strategies in self.problem.strategies):
             return  # sends within operators have no share
