@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from experiments.models import Model, load_model
+from experiments.models.scripts import unet
 from experiments.timing import cpu_timed, report
 from jaxcoll import topologies
 from tensorstate import (
@@ -149,6 +150,12 @@ def _columns(plan: Plan | PlanError, cpu_seconds: float) -> Mapping[str, Any]:
     }
 
 
+# Models whose free searches have a target: of a step on CPU devices, and of published sizes.
+MODELS = (
+    "mlp", "vgg", "gpt", "gpt_scan", "llama", "moe", "vit",
+    "vgg_19", "phi_2", "llama_3_1_8b", "yi_1_5_34b", "llama_3_405b",
+)  # fmt: skip
+
 # Layers of the decoder whose trace and free search have targets, and of a small one.
 LAYERS, SMALL = 32, 2
 
@@ -252,9 +259,11 @@ def _three_axes(_layers: int | None) -> Iterator[Row]:
 
 
 def _small_limits(_layers: int | None) -> Iterator[Row]:
-    for name in ("moe", "vgg"):
-        model = load_model(name)
-        graph = trace(model.step, model.abstract_args)
+    models = {name: load_model(name) for name in ("moe", "vgg")}
+    graphs = {name: trace(model.step, model.abstract_args) for name, model in models.items()}
+    script = unet()
+    graphs["unet"] = trace(script.step, script.init())
+    for name, graph in graphs.items():
         asked = {**_network("2x4"), "hardware": "CPU"}
         limit = 0.6 * search(graph, memory_limit=math.inf, **asked).cost.memory.peak
         solver = Auto(time_limit=20)
@@ -263,6 +272,30 @@ def _small_limits(_layers: int | None) -> Iterator[Row]:
             "20 CPU s",
         )
         yield {"model": name, **found}
+
+
+def _models(_layers: int | None) -> Iterator[Row]:
+    """Free searches of the models of ``configs``, beside the fastest named strategy."""
+    for name in MODELS:
+        model = load_model(name)
+        graph = trace(model.step, model.abstract_args)
+        asked = {**_on("2x4"), "memory_limit": math.inf}
+        plan, spent = cpu_timed(lambda: search(graph, **asked))  # noqa: B023
+        scheduled = _scheduled(plan)
+        named = {
+            baseline: solve_baseline(plan.problem, baseline).timeline.seconds
+            for baseline in ("fsdp", "ddp", "zero1", "megatron", "fsdp + megatron-sp")
+        }
+        best = min(named, key=lambda each: named[each])
+        yield {
+            "model": name,
+            "target": "4 CPU s",
+            "CPU s": spent,
+            **scheduled,
+            "lines": len(str(plan).splitlines()),
+            "named": best,
+            "ratio": 1e3 * named[best] / scheduled["step ms"],
+        }
 
 
 def _refused(layers: int | None) -> Iterator[Row]:
@@ -332,6 +365,7 @@ QUESTIONS: Mapping[str, Callable[[int | None], Iterator[Row]]] = {
     "recompute": _recompute,
     "three axes": _three_axes,
     "small limits": _small_limits,
+    "models": _models,
     "refused": _refused,
     "compare": _compared,
     "mesh": _mesh,

@@ -16,4 +16,8 @@ def test_every_question_has_a_target_and_a_figure(monkeypatch):
     below = next(iter(tensorstate.rows(["refused"], layers=1)))
     assert below["found"].startswith("no plan fits into")
     assert below["target"] == "at once"
+    monkeypatch.setattr(tensorstate, "MODELS", ("mlp",))
+    (row,) = tensorstate.rows(["models"])
+    assert row["model"] == "mlp"
+    assert row["ratio"] >= 1
     assert set(tensorstate.QUESTIONS) >= {"trace", "recompute", "three axes", "compare", "mesh"}
