@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +24,8 @@ from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
-from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.formulation import Formulation, OutOfTime
 from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
 from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
 
@@ -35,10 +33,6 @@ from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
-
-# Of the bits of all decisions: below it small programs are relaxed first. Those of named strategies
-# are a ninth to a half.
-NARROW = 0.6
 
 # Above it, shared costs stay split where that changes little: the bound of a ViT on 2x4 devices of
 # 85,000 variables took 21 CPU s to the end, and 7 within a twentieth of the gap.
@@ -84,15 +78,16 @@ def solve_by_size(
     the program is not very large, the remaining time goes to that of all strategies.
 
     A relaxation whose likeliest strategies are a plan within the gap needs no second program. Those
-    of most named strategies are. Branch and bound took two to ten times as long for them, since it
-    presolves and seeks plans of its own first; and to build a program takes as long as to solve it.
+    of baselines are, since they leave most classes one strategy. Branch and bound took ten times as
+    long for them, since it presolves and seeks plans of its own first; and to build a program again
+    takes as long as to solve it.
     """
     left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
-        every = [strategies.all for strategies in full.problem.strategies]
-        if bits(candidates) < NARROW * bits(every) and full.memory_constraints is None:
+        is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
+        if is_baseline and full.memory_constraints is None:
             full.program.accepts = functools.partial(is_near, full, gap)
             relaxed = full.program.solve(relax=True, presolve=False, time_limit=left())
             if full.is_decided(relaxed) or is_near(full, gap, relaxed):
@@ -128,11 +123,6 @@ def solve_by_size(
     bound = max(relaxed.bound, solution.bound)
     chosen = (full, solution) if solution.objective < best[1].objective else best
     return chosen[0], dataclasses.replace(chosen[1], bound=bound)
-
-
-def bits(candidates: Sequence[Sequence[Strategy]]) -> float:
-    """Bits of the decisions of all classes."""
-    return sum(math.log2(len(strategies)) for strategies in candidates)
 
 
 def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
@@ -208,6 +198,8 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
+# Seconds for its program, that of one axis, where no time is left.
+LEAST_BUILD_S = 1.0
 # Where nothing fits: seconds of the search for the least memory.
 REFUSAL_TIME_S = 5.0
 # Decisions that take more memory than the program says, and are excluded one after another.
@@ -239,12 +231,18 @@ def minimize_memory(
     def build(
         candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
     ) -> Formulation:
-        formulation = Formulation(problem, candidates, loose, prune_placements=prune_placements)
+        formulation = Formulation(
+            problem, candidates, loose, prune_placements=prune_placements, until=built_until
+        )
         formulation.minimize_memory()
         return formulation
 
     until = min(start + TIME_LIMIT_S, until)
-    formulation, solution = solve_by_size(build, candidates, GAP, until, None)
+    built_until = max(start + LEAST_BUILD_S, until)
+    try:
+        formulation, solution = solve_by_size(build, candidates, GAP, until, None)
+    except OutOfTime:
+        return None, -np.inf
     bound, least = formulation.nbytes(solution.bound), None
     for _ in range(MAX_LEAST_EXCLUDED):
         if not len(solution.values):

@@ -60,6 +60,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -92,6 +93,10 @@ EASIER_SHARE = 0.2
 TOLERANCE = 1e-6
 
 
+class OutOfTime(PlanError):
+    """A program that was not built in time: of three axes it may take half a minute."""
+
+
 class Formulation:
     """The program of a problem.
 
@@ -102,6 +107,10 @@ class Formulation:
         prune_placements: reshard only to placements that, on each mesh axis, a producer or consumer
             may use; the program is smaller and its optimum seldom worse.
         reserved: see ``MemoryConstraints.add_peak``.
+        until: time of ``time.perf_counter`` by which it must be built.
+
+    Raises:
+        OutOfTime: it was not.
     """
 
     def __init__(
@@ -112,6 +121,7 @@ class Formulation:
         *,
         prune_placements: bool = False,
         reserved: np.ndarray | None = None,
+        until: float = np.inf,
     ):
         options = options or SearchOptions()
         self.problem = problem
@@ -130,6 +140,8 @@ class Formulation:
         )
         self.groups: list[GroupVariables] = []
         for number in range(len(problem.tensor_groups)):
+            if time.perf_counter() > until:
+                raise OutOfTime("no plan was found in time; allow more time")
             self.groups.append(self.resharding.add_group(number))
             if self.memory_constraints is not None:
                 self.memory_constraints.add_group(self.groups[-1])

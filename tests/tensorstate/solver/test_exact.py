@@ -64,6 +64,17 @@ def test_no_strategies_are_better_in_a_large_program(data):
     assert near.objective <= least / (1 - 0.2)
 
 
+def test_a_program_that_is_not_built_in_time_has_no_least_memory(monkeypatch):
+    """Of three axes it may take half a minute; one axis is built though no time is left."""
+    problem = Problem(graph("chain"), AlphaBetaCosts(MESHES[0], (1e-6,), (1e9,)), CPU)
+    candidates = [strategies.all for strategies in problem.strategies]
+    asked = problem, candidates, SearchOptions()
+    least, _ = exact.minimize_memory(*asked, until=0.0)
+    assert least is not None
+    monkeypatch.setattr(exact, "LEAST_BUILD_S", 0.0)
+    assert exact.minimize_memory(*asked, until=0.0) == (None, -math.inf)
+
+
 def test_likeliest_strategies_that_nothing_connects_are_no_plan():
     """A relaxed solution has other shares beside the likeliest, which alone may be inconsistent."""
     mesh = MeshShape.of({"data": 2, "model": 2})
