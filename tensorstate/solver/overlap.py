@@ -266,7 +266,7 @@ class _Overlap:
         enough = 2.0
         if self._is_of_sum(best) and not self._is_close(best):
             self._note_bound_of_least()
-            enough = CLOSE  # and no named strategy has a lesser sum
+            enough = 2.0 * CLOSE  # and no named strategy has a lesser sum
         for name in NAMED if not self._is_close(best, enough) else ():
             named = self._named(name, best.objective)
             if named is not None and named.cost.compute < best.objective:
