@@ -287,8 +287,9 @@ def infeasible_message(
     none = f"{none} into {bytes_text(limit)} of a device's memory"
     least, nbytes = infeasible.least_memory, infeasible.least_bytes
     if least is None:
-        if nbytes is None:
-            until = min(until, time.perf_counter() + REFUSAL_TIME_S)
+        now, nbytes = time.perf_counter(), -np.inf if nbytes is None else nbytes
+        if infeasible.least_bytes is None and now < until:
+            until = min(until, now + REFUSAL_TIME_S)
             least, nbytes = minimize_memory(problem, question.candidates, options, until=until)
         if least is None:
             known = f", at least {bytes_text(nbytes)}" if limit < nbytes < np.inf else ""
