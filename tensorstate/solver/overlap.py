@@ -205,6 +205,7 @@ class _Overlap:
         self.start = time.perf_counter()
         # Of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
+        self.refusal: PlanError | None = None
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
@@ -254,6 +255,9 @@ class _Overlap:
 
     def _best_with_others(self, best: SearchResult | None) -> SearchResult:
         """The best of a plan, that of "sum" and the named strategies."""
+        is_late = self._seconds() > END_UNTIL * self.solver.time_limit
+        if best is None and is_late and self.refusal is not None:
+            raise self.refusal  # another program would take as long
         if best is None or not (self._is_of_sum(best) or self._is_close(best, CLOSE)):
             try:
                 sums = self._solved(self.problem, CLOSE * self.solver.gap)
@@ -278,7 +282,8 @@ class _Overlap:
         program = self.problem.discounted({g: shares.paid(g) for g in self.hideable})
         try:
             solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
-        except PlanError:
+        except PlanError as error:
+            self.refusal = error
             return None
         self._note_bound(solved)
         found = timed(self._undiscounted(solved), self.options)

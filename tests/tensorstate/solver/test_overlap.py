@@ -22,6 +22,7 @@ from tensorstate.hardware import HARDWARE
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 from tensorstate.report import units
+from tensorstate.solver import overlap
 from tensorstate.solver.overlap import (
     LEAST_SHARE,
     SAME_SHARE,
@@ -188,6 +189,28 @@ class Counted(Milp):
         """See ``Milp``."""
         self.programs.append(question.problem)
         return super().answer(question)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusing(Counted):
+    """Has no plan in time."""
+
+    def answer(self, question):
+        """See ``Milp``."""
+        self.programs.append(question.problem)
+        raise PlanError(f"none of program {len(self.programs)}")
+
+
+def test_without_a_plan_in_time_no_other_program_is_begun(graph, monkeypatch):
+    problem, asked = problem_of(graph), Refusing()
+    candidates = [strategies.all for strategies in problem.strategies]
+    with pytest.raises(PlanError, match="none of program 2"):
+        search_overlapped(problem, candidates, OPTIONS, asked)
+    monkeypatch.setattr(overlap, "END_UNTIL", 0.0)
+    late = Refusing(time_limit=60)
+    with pytest.raises(PlanError, match="none of program 1"):
+        search_overlapped(problem, candidates, OPTIONS, late)
+    assert len(late.programs) == 1
 
 
 def test_a_plan_within_two_gaps_of_the_bound_needs_no_other_program(graph, plan):
