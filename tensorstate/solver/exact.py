@@ -286,19 +286,19 @@ def infeasible_message(
     none = "no plan fits" if infeasible.proven else "no plan was found that fits"
     none = f"{none} into {bytes_text(limit)} of a device's memory"
     least, nbytes = infeasible.least_memory, infeasible.least_bytes
+    now = time.perf_counter()
+    if least is None and nbytes is None and now < until:
+        until = min(until, now + REFUSAL_TIME_S)
+        least, nbytes = minimize_memory(problem, question.candidates, options, until=until)
     if least is None:
-        now, nbytes = time.perf_counter(), -np.inf if nbytes is None else nbytes
-        if infeasible.least_bytes is None and now < until:
-            until = min(until, now + REFUSAL_TIME_S)
-            least, nbytes = minimize_memory(problem, question.candidates, options, until=until)
-        if least is None:
-            known = f", at least {bytes_text(nbytes)}" if limit < nbytes < np.inf else ""
-            peak = "" if free is None else bytes_text(free.cost.memory.peak)
-            other = peak and f". Without a limit a plan takes {peak}"
-            return (
-                f"{none}: the minimum memory could not be determined in time{known}{other}"
-                f"{less(problem, options)}"
-            )
+        bound = -np.inf if nbytes is None else nbytes
+        known = f", at least {bytes_text(bound)}" if limit < bound < np.inf else ""
+        peak = "" if free is None else bytes_text(free.cost.memory.peak)
+        other = peak and f". Without a limit a plan takes {peak}"
+        return (
+            f"{none}: the minimum memory could not be determined in time{known}{other}"
+            f"{less(problem, options)}"
+        )
     memory = least.cost.memory
     if memory.fits(limit):
         return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"

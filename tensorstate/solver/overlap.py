@@ -205,7 +205,6 @@ class _Overlap:
         self.start = time.perf_counter()
         # Of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
-        self.refusal: PlanError | None = None
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
@@ -221,43 +220,44 @@ class _Overlap:
 
     def _best_of_shares(self) -> SearchResult | None:
         """The best plan of programs of shares; none in time."""
-        best = self._hidden(Shares((0,) * len(self.problem.mesh.sizes)))
-        if best is None:
+        try:
+            best = self._hidden(Shares((0,) * len(self.problem.mesh.sizes)))
+        except PlanError:  # nothing in time
+            if self._seconds() > END_UNTIL * self.solver.time_limit:
+                raise  # another program would take as long
             return None
         best = self._best_of_axes(best)
         for _ in range(MOST_ALONE):
-            shares = self._raised(best)
-            if shares is None or self._is_last(best):
+            shares = None if self._is_last(best) else self._raised(best)
+            found = best if shares is None else self._faster(best, shares)
+            if found is best:
                 break
-            before, best = best, self._faster(best, shares)
-            if best is before:
-                break
+            best = found
         # With the costs of the program that found it, so that plain moves stay near its optimum.
         plain = self._plain(best.program, best.solved)
         return best.found if self._is_close(best.found) and not self._is_close(plain) else plain
 
     def _best_of_axes(self, best: _Hidden) -> _Hidden:
         """The best plan of shares of axes: from level to level while the schedule is shorter."""
+        if self._is_last(best):
+            return best
         axes = self.problem.mesh.long_axes
-        levels = range(len(self.problem.mesh.sizes))
-        second = Shares(tuple(SECOND * (axis in axes) for axis in levels))
-        tried = {best.shares.levels}
-        ahead = iter([second])
+        second = Shares(tuple(SECOND * (axis in axes) for axis in range(len(best.shares.levels))))
+        tried = {best.shares.levels, second.levels}
+        best = self._faster(best, second)
+        ahead = best.shares.neighbours(self._critical_by_axis(best), axes)
         while len(tried) < MOST_OF_AXES and not self._is_last(best):
             shares = next((each for each in ahead if each.levels not in tried), None)
             if shares is None:
                 break
             tried.add(shares.levels)
-            before, best = best, self._faster(best, shares)
-            if best is not before or len(tried) == 2:
-                ahead = best.shares.neighbours(self._critical_by_axis(best), axes)
+            found = self._faster(best, shares)
+            if found is not best:
+                best, ahead = found, found.shares.neighbours(self._critical_by_axis(found), axes)
         return best
 
     def _best_with_others(self, best: SearchResult | None) -> SearchResult:
         """The best of a plan, that of "sum" and the named strategies."""
-        is_late = self._seconds() > END_UNTIL * self.solver.time_limit
-        if best is None and is_late and self.refusal is not None:
-            raise self.refusal  # another program would take as long
         if best is None or not (self._is_of_sum(best) or self._is_close(best, CLOSE)):
             try:
                 sums = self._solved(self.problem, CLOSE * self.solver.gap)
@@ -267,34 +267,37 @@ class _Overlap:
             except PlanError:  # nothing in time
                 if best is None:
                     raise
-        enough = 2.0
-        if self._is_of_sum(best) and not self._is_close(best):
+        is_of_sum = self._is_of_sum(best)
+        if is_of_sum and not self._is_close(best):
             self._note_bound_of_least()
-            enough = 2.0 * CLOSE  # and no named strategy has a lesser sum
-        for name in NAMED if not self._is_close(best, enough) else ():
+        # No named strategy has a lesser sum.
+        if self._is_close(best, 2 * CLOSE if is_of_sum else 2):
+            return best
+        for name in NAMED:
             named = self._named(name, best.objective)
             if named is not None and named.cost.compute < best.objective:
                 best = self._better(best, timed(named, self.options))
         return best
 
-    def _hidden(self, shares: Shares) -> _Hidden | None:
-        """The plan of a program in which the shares of what may hide are assumed; none in time."""
+    def _hidden(self, shares: Shares) -> _Hidden:
+        """The plan of a program in which the shares of what may hide are assumed.
+
+        Raises:
+            PlanError: none in time.
+        """
         program = self.problem.discounted({g: shares.paid(g) for g in self.hideable})
-        try:
-            solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
-        except PlanError as error:
-            self.refusal = error
-            return None
+        solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
         self._note_bound(solved)
         found = timed(self._undiscounted(solved), self.options)
         return _Hidden(shares, program, solved, found, *self._seconds_sent(found))
 
     def _faster(self, best: _Hidden, shares: Shares) -> _Hidden:
-        """The plan of other shares, if its schedule is shorter."""
-        found = self._hidden(shares)
-        if found is None or self._better(best.found, found.found) is best.found:
+        """The plan of other shares, if it is found in time and its schedule is shorter."""
+        try:
+            found = self._hidden(shares)
+        except PlanError:
             return best
-        return found
+        return best if self._better(best.found, found.found) is best.found else found
 
     def _is_last(self, best: _Hidden) -> bool:
         """Whether no other program may follow: the plan is close to the bound, or time is short."""
@@ -328,9 +331,10 @@ class _Overlap:
         asked = problem, self.candidates, self.linear, self.progress, self.programs
         return solver.answer(Question(*asked))
 
-    def _note_bound(self, solved: SearchResult) -> None:
+    def _note_bound(self, solved: SearchResult, share: float = 1.0) -> None:
+        """The bounds that a program proves, which counts at most a share of every collective."""
         self.least_sum = max(self.least_sum, solved.bound)
-        self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound))
+        self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound, share))
 
     def _note_bound_of_least(self) -> None:
         """The bound of a program in which all that is sent costs the least share.
@@ -347,7 +351,7 @@ class _Overlap:
             solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
         except PlanError:  # nothing in time
             return
-        self.bound = max(self.bound, _bound_by_resources(self.problem, solved.bound, LEAST_SHARE))
+        self._note_bound(solved, LEAST_SHARE)
 
     def _undiscounted(self, result: SearchResult) -> SearchResult:
         """A result with the costs of the network as it is."""

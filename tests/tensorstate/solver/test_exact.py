@@ -81,15 +81,12 @@ def test_likeliest_strategies_that_nothing_connects_are_no_plan():
     problem = Problem(graph("chain"), AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9,) * 2), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
     full = formulation_of(problem, candidates)
-    near = [
-        solution for solution in _of_strategies(full, candidates) if is_near(full, 0.9, solution)
-    ]
-    far = [
-        solution for solution in _of_strategies(full, candidates) if not _is_plan(full, solution)
-    ]
+    solutions = [*_of_strategies(full, candidates)]
+    plans = [solution for solution in solutions if _is_plan(full, solution)]
+    near = [solution for solution in solutions if is_near(full, 0.9, solution)]
     assert near
-    assert far
-    assert not any(is_near(full, 0.9, solution) for solution in far)
+    assert len(plans) < len(solutions)
+    assert all(_is_plan(full, solution) for solution in near)
 
 
 def _of_strategies(full, candidates):
