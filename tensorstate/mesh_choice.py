@@ -30,7 +30,7 @@ from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan, reprice
 from tensorstate.problem.mesh_assignments import MeshAssignment, mesh_assignments
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies
+from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.coordinate_descent import lower_bound_on_axes
 
 # The slower axis, along which the batch is mostly sharded, and the faster one.
@@ -204,7 +204,7 @@ class MeshChoice:
                 if options.objective == "overlap":  # a schedule takes at least the larger
                     larger = "max" if self.device.overlaps else "sum"
                     options = dataclasses.replace(options, objective=larger)
-                bound = lower_bound_on_axes(problem, strategies, options, (axis,))
+                bound = lower_bound_on_axes(Question(problem, strategies, options), (axis,))
                 self._bounds[groups] = bound
         return max(self._bounds[groups] for groups in candidate.groups)
 

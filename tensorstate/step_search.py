@@ -18,6 +18,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, checked, reporting
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, SearchResult, result_order
+from tensorstate.deadline import LEAST_LIMIT_S, LEAST_SECONDS
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph, LoopForm
@@ -48,9 +49,6 @@ from tensorstate.solver.refusal import refuse_below_least
 from tensorstate.tracing.trace_step import graph_of
 
 log = logging.getLogger(__name__)
-
-# Least seconds of the search of one number of microbatches.
-MIN_TIME_S = 1.0
 
 
 def search(
@@ -249,8 +247,7 @@ class _Question:
         plans, refused = list[Plan](), list[PlanError]()
         for tried, axis in enumerate((None, *axes)):
             left = self.solver.time_limit - (time.perf_counter() - start)
-            share = max(MIN_TIME_S, left / (1 + len(axes) - tried))
-            solver = dataclasses.replace(self.solver, time_limit=share)
+            solver = self._within(left / (1 + len(axes) - tried))
             counts = 1 if axis is None else self.counts
             question = dataclasses.replace(self, stages=axis, counts=counts, solver=solver)
             try:
@@ -264,6 +261,10 @@ class _Question:
         result = dataclasses.replace(best.result, bound=bound, seconds=seconds)
         return Plan(best.problem, result, self.options)
 
+    def _within(self, seconds: float) -> Solver:
+        """The solver with a part of its time."""
+        return dataclasses.replace(self.solver, time_limit=max(LEAST_SECONDS, seconds))
+
     def _solve(
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> SearchResult:
@@ -275,7 +276,7 @@ class _Question:
         return simplify(problem, candidates, self.options, found, solver.gap)
 
     def _solve_in_order(
-        self, count: int, problem: Problem, candidates: CandidateStrategies, solver: Solver
+        self, count: int, problem: Problem, candidates: CandidateStrategies, until: float
     ) -> tuple[Problem, SearchResult]:
         """The best plan of a problem; of stages that of GPipe or of 1F1B.
 
@@ -283,14 +284,14 @@ class _Question:
         So it is searched only where the limit may have slowed GPipe. A plan that leaves half of
         the memory free was not slowed by it.
         """
-        limit = self.options.memory_limit
+        limit, seconds = self.options.memory_limit, until - time.perf_counter()
         if problem.pipeline is None or self.schedule is not None or limit is None:
-            return problem, self._solve(problem, candidates, solver)
-        solver = dataclasses.replace(solver, time_limit=max(MIN_TIME_S, solver.time_limit / 2))
+            return problem, self._solve(problem, candidates, self._within(seconds))
         found, refused = list[tuple[Problem, SearchResult]](), PlanError()
         try:
-            first = self._solve(problem, candidates, solver)
-            least = first.objective * (1 - solver.gap)
+            first = self._solve(problem, candidates, self._within(seconds / 2))
+            least = first.objective * (1 - self.solver.gap)
+            solver = self._within((until - time.perf_counter()) / 2)
             has_room = first.cost.memory.fits(limit / 2)
             if has_room or self._bound_without_limit(problem, candidates, solver) >= least:
                 return problem, first
@@ -299,6 +300,7 @@ class _Question:
             refused = error
         try:
             interleaved, candidates = self._problem(count, "1f1b")
+            solver = self._within(until - time.perf_counter())
             found.append((interleaved, self._solve(interleaved, candidates, solver)))
         except PlanError:  # GPipe's reason says more
             if not found:
@@ -312,14 +314,13 @@ class _Question:
         self, problem: Problem, candidates: CandidateStrategies, solver: Solver
     ) -> float:
         """What no plan is faster than, with whatever memory; 0 where none was found in time."""
-        options = dataclasses.replace(self.options, memory_limit=None, recompute=False)
+        options = self.options.free
         try:
             found = solver.solve(problem, candidates, options.linear)
         except PlanError:
             return 0.0
-        if options != options.linear:
-            found = retimed(problem, candidates, options, found)
-        return found.bound
+        is_linear = options == options.linear
+        return (found if is_linear else retimed(problem, candidates, options, found)).bound
 
     def _best_of(self, counts: tuple[int, ...] | None, while_better: bool = False) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
@@ -338,35 +339,35 @@ class _Question:
         """
         start, limit = time.perf_counter(), self.options.memory_limit
         best: tuple[Problem, SearchResult] | None = None
-        bound, reason = math.inf, ""
+        bound, refused = math.inf, None
         numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
         if counts is not None and limit is not None and not while_better:
             numbers = sorted(counts, reverse=True)
         for tried, count in enumerate(numbers):
             left = self.solver.time_limit - (time.perf_counter() - start)
-            if (best is not None or reason) and left <= 0:
+            if (best or refused) and left < LEAST_LIMIT_S:
                 break
-            # Powers of 2 end where the batch does not divide; a number that was given is refused.
-            try:
+            try:  # powers of 2 end where the batch does not divide; a given number is refused
                 problem, candidates = self._problem(count)
             except PlanError:
                 if counts is not None or count == 1:
                     raise
                 break
             share = left / (2 if counts is None else len(counts) - tried)
-            solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
+            until = time.perf_counter() + share
             # The bound is of a program of its own, but one without memory, which is solved fast.
-            if best is not None and limit is not None and counts is not None and not while_better:
-                least = self._bound_without_limit(problem, candidates, solver)
-                if least >= best[1].objective * (1 - solver.gap):
+            has_bound = counts is not None and not while_better and share > 2 * LEAST_LIMIT_S
+            if best is not None and limit is not None and has_bound:
+                least = self._bound_without_limit(problem, candidates, self._within(share / 2))
+                if least >= best[1].objective * (1 - self.solver.gap):
                     bound = min(bound, least)
                     continue
             try:
-                problem, candidate = self._solve_in_order(count, problem, candidates, solver)
+                problem, candidate = self._solve_in_order(count, problem, candidates, until)
             except PlanError as error:
                 if limit is None:
                     raise
-                reason = f"in {count} microbatches {error}" if count > 1 else str(error)
+                refused = type(error)(f"in {count} microbatches {error}") if count > 1 else error
                 continue
             # Of all numbers that were searched; of the others nothing is claimed.
             bound = min(bound, candidate.bound)
@@ -375,7 +376,7 @@ class _Question:
             elif while_better or counts is None:
                 break
         if best is None:
-            raise PlanError(reason or "no number of microbatches was given")
+            raise refused or PlanError("no number of microbatches was given")
         seconds = time.perf_counter() - start
         result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
         return Plan(best[0], result, self.options)
@@ -404,8 +405,7 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
 
     def solve(network: ScheduleCosts, meshes_left: int) -> Plan:
         left = question.solver.time_limit - (time.perf_counter() - start)
-        share = max(MIN_TIME_S, left / meshes_left)  # what one leaves, the next ones have
-        solver = dataclasses.replace(question.solver, time_limit=share)
+        solver = question._within(left / meshes_left)  # what one leaves, the next ones have
         return dataclasses.replace(question, network=network, solver=solver).plan()
 
     def problem(network: ScheduleCosts) -> tuple[Problem, CandidateStrategies]:

@@ -246,6 +246,11 @@ class SearchOptions:
         """The options of the programs that are solved: a schedule is timed, not minimized."""
         return dataclasses.replace(self, objective="sum") if self.objective == "overlap" else self
 
+    @property
+    def free(self) -> SearchOptions:
+        """The options without a memory limit: then nothing needs to be recomputed, either."""
+        return dataclasses.replace(self, memory_limit=None, recompute=False)
+
     def value(self, cost: Cost) -> float:
         """The seconds that are minimized."""
         if self.objective == "overlap":

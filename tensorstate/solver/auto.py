@@ -8,7 +8,8 @@
    is not within the gap. A plan within the gap is the answer.
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
    best plan so far. The best plan that fits is the answer, under the highest bound. On more than
-   two axes the named strategies come first, and the best of them is repaired.
+   two axes the named strategies come first, after the plan of 1 in which only saved copies and
+   recomputed operators change; and the best of these is repaired.
 4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
@@ -18,21 +19,17 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
+from tensorstate.deadline import LEAST_SECONDS, deadline_after
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
 from tensorstate.solver.coordinate_descent import MIN_VISIT_S, CoordinateDescent
-from tensorstate.solver.exact import (
-    Milp,
-    infeasible_message,
-    minimize_memory,
-    solve_within_limit,
-)
-from tensorstate.solver.linear_program import LEAST_SECONDS
+from tensorstate.solver.exact import Milp, minimize_memory, refusal, solve_within_limit
 from tensorstate.solver.named import best_among
-from tensorstate.solver.repair import repair
+from tensorstate.solver.repair import Repaired, repair
 
 # Meshes with at most this many axes longer than 1 are searched exactly.
 MAX_EXACT_AXES = 2
@@ -83,17 +80,15 @@ class _Search:
             return free
         # The bound without a limit is one under it, too: a limit only takes plans away.
         bound = free.bound
-        # On many axes a named strategy that fits is found in seconds, and a better start.
-        found = [] if self._is_exact else [*self._named(asked.options)]
-        repaired = repair(
-            asked.problem,
-            asked.candidates,
-            asked.options,
-            min(found, key=lambda result: result.objective, default=free),
-            bound=bound,
-            gap=self.solver.gap,
-            until=time.perf_counter() + self._seconds(REPAIR_UNTIL),
-        )
+        found = list[SearchResult]()
+        if not self._is_exact:
+            # Programs of many axes take seconds, even those of named strategies, which are better
+            # starts; one in which only saved copies change takes a tenth.
+            kept = self._repaired(free, bound, may_move=False).fitting
+            found += [] if kept is None else [kept]
+            found += [] if self._is_close(found, bound) else self._named(asked.options)
+        start = min(found, key=lambda result: result.objective, default=free)
+        repaired = self._repaired(start, bound)
         found += [] if repaired.fitting is None else [repaired.fitting]
         exact = None if self._is_close(found, bound) else self._exactly(free.seconds, found)
         if isinstance(exact, SearchResult):
@@ -114,6 +109,11 @@ class _Search:
         best = min(found, key=lambda result: result_order(result, limit))
         # Bounds are proved within the solver's tolerances: one may be a rounding above its plan.
         return dataclasses.replace(best, bound=min(bound, best.objective))
+
+    def _repaired(self, start: SearchResult, bound: float, may_move: bool = True) -> Repaired:
+        until = time.perf_counter() + self._seconds(REPAIR_UNTIL)
+        limits: dict[str, Any] = {"bound": bound, "gap": self.solver.gap, "until": until}
+        return repair(self.question, start, may_move=may_move, **limits)
 
     def _is_close(self, found: list[SearchResult], bound: float) -> bool:
         return any(bound >= result.objective * (1 - self.solver.gap) for result in found)
@@ -138,17 +138,21 @@ class _Search:
             memory_limit=None,
             recompute=self.question.options.recompute and not limited,
         )
-        asked = dataclasses.replace(self.question, options=options)
+        asked = self.question.under(options)
         share = FREE_UNTIL if limited else 1.0
         if self._is_exact:
             result = self._exactly_without_limit(asked, share * EXACT_SHARE)
             if isinstance(result, SearchResult):
                 return self._improved(result, options, share)
             if result.proven:
-                raise PlanError(infeasible_message(asked, result))
-        descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
+                raise refusal(asked, result)
+        seconds, begun = self._seconds(share), time.perf_counter()
+        asked = dataclasses.replace(
+            asked, deadline=min(self.question.deadline, deadline_after(seconds))
+        )
         try:
-            return descent.solve(asked.problem, asked.candidates, options, asked.progress)
+            found = CoordinateDescent(gap=self.solver.gap, time_limit=seconds).answer(asked)
+            return dataclasses.replace(found, seconds=time.perf_counter() - begun)
         except PlanError:  # nothing in time
             named = [*self._named(options)]
             if not named:
@@ -213,9 +217,8 @@ class _Search:
             if both is None:
                 continue
             seconds = self._seconds(NAMED_UNTIL, NAMED_CAP_S)
-            found = best_among(
-                problem, both, options, Milp(gap=self.solver.gap, time_limit=seconds)
-            )
+            asked = self.question.among(both).under(options)
+            found = best_among(asked, Milp(gap=self.solver.gap, time_limit=seconds))
             if found is not None:
                 # Its bound is that of the strategy's own plans.
                 yield dataclasses.replace(found, bound=-math.inf)
@@ -230,7 +233,7 @@ class _Search:
         solver = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
             # The relaxation of two axes is that of the exact search, which was tried already.
-            asked = dataclasses.replace(self.question, options=options)
+            asked = self.question.under(options)
             return solver.descend(asked, starts, bounded=not self._is_exact)
         except PlanError:
             return None
@@ -243,9 +246,7 @@ class _Search:
         """
         asked = self.question
         least, nbytes = minimize_memory(
-            asked.problem,
-            asked.candidates,
-            asked.options,
+            asked,
             prune_placements=not self._is_exact,
             until=self.start + self.solver.time_limit,
         )
@@ -260,4 +261,4 @@ class _Search:
 
     def _refusal(self, infeasible: Infeasible, free: SearchResult | None = None) -> PlanError:
         until = self.start + self.solver.time_limit
-        return PlanError(infeasible_message(self.question, infeasible, until, free))
+        return refusal(self.question, infeasible, until, free)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from jaxcoll.numerics import checks
 from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.deadline import deadline_after
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
@@ -30,6 +31,7 @@ class Question:
         options: objective and constraints.
         progress: called with elapsed seconds, best objective and bound.
         programs: of questions that differ in what collectives cost, the rows that they share.
+        deadline: see ``tensorstate.deadline``.
     """
 
     problem: Problem
@@ -37,6 +39,15 @@ class Question:
     options: SearchOptions
     progress: Progress | None = None
     programs: Programs | None = None
+    deadline: float = math.inf
+
+    def under(self, options: SearchOptions) -> Question:
+        """The same question under other options."""
+        return dataclasses.replace(self, options=options)
+
+    def among(self, candidates: CandidateStrategies) -> Question:
+        """The same question of other candidates."""
+        return dataclasses.replace(self, candidates=candidates)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,8 @@ class Solver(abc.ABC):
             PlanError: nothing fits into the memory limit, or nothing was found in time.
         """
         start = time.perf_counter()
-        question = Question(problem, candidates, options or SearchOptions(), progress)
+        asked = problem, candidates, options or SearchOptions(), progress
+        question = Question(*asked, deadline=deadline_after(self.time_limit))
         # Subclasses define ``answer``, so that the seconds of all are counted in one way.
         result = self.answer(question)
         return dataclasses.replace(result, seconds=time.perf_counter() - start)

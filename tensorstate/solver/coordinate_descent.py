@@ -25,6 +25,7 @@ from tensorstate.cost.cost import (
     seconds_by_collective,
 )
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
@@ -33,13 +34,12 @@ from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import (
     Milp,
-    infeasible_message,
     minimize_memory,
+    refusal,
     solve_relaxation,
     solve_within_limit,
 )
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import LEAST_SECONDS, remaining_time
 
 # Bytes of the all-gather by which axes are compared.
 PROBE_BYTES = 1 << 24
@@ -181,14 +181,12 @@ class CoordinateDescent(Solver):
         self, question: Question, merged: SearchResult | None, until: float, bounded: bool = True
     ) -> SearchResult:
         """The descent, and the bounds beside it."""
-        problem, candidates, options = question.problem, question.candidates, question.options
-        limit, fitting = options.memory_limit, None
+        problem, limit, fitting = question.problem, question.options.memory_limit, None
         if limit is not None and (merged is None or not merged.cost.memory.fits(limit)):
-            fitting = _least_memory(problem, candidates, merged, options, until)
+            fitting = _least_memory(question, merged, until)
             if fitting is None or not fitting.cost.memory.fits(limit):
-                infeasible = Infeasible(proven=False, least_memory=fitting)
-                raise PlanError(infeasible_message(question, infeasible, until))
-        bound = functools.partial(lower_bound_on_axes, problem, candidates, options, until=until)
+                raise refusal(question, Infeasible(proven=False, least_memory=fitting), until)
+        bound = functools.partial(lower_bound_on_axes, question, until=until)
         with ThreadPoolExecutor(1) as beside:
             first = busiest_axes(problem, merged) if bounded and merged is not None else None
             bounds = [] if first is None else [beside.submit(bound, first)]
@@ -247,7 +245,7 @@ class _Descent:
                 best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
         result = best or fitting
         if result is None:
-            raise PlanError(infeasible_message(asked, Infeasible(proven=contradictory)))
+            raise refusal(asked, Infeasible(proven=contradictory))
         return result
 
     def _visit(
@@ -256,9 +254,8 @@ class _Descent:
         """The best plan that differs along one axis only."""
         asked = self.question
         try:
-            candidates = _vary_one_axis(asked.candidates, axis, strategies)
             return solve_within_limit(
-                dataclasses.replace(asked, candidates=candidates),
+                asked.among(_vary_one_axis(asked.candidates, axis, strategies)),
                 Milp(gap=self.gap, time_limit=time_limit),
                 prune_placements=True,
                 fall_back=False,
@@ -268,23 +265,19 @@ class _Descent:
 
 
 def _least_memory(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    start: SearchResult | None,
-    options: SearchOptions,
-    until: float,
+    question: Question, start: SearchResult | None, until: float
 ) -> SearchResult | None:
     """A plan within the memory limit, or that with the least memory, one axis at a time."""
-    axes = problem.mesh.long_axes or (0,)
+    axes, limit = question.problem.mesh.long_axes or (0,), question.options.memory_limit
     strategies = None if start is None else start.decisions.strategies
     least, unimproved = None, 0
     for visit in range(MAX_SWEEPS * len(axes)):
-        if least is not None and least.cost.memory.fits(options.memory_limit):
+        if least is not None and least.cost.memory.fits(limit):
             break
         if unimproved >= len(axes) or (least is not None and time.perf_counter() > until):
             break
-        free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
-        result, _ = minimize_memory(problem, free, options, prune_placements=True, until=until)
+        free = _vary_one_axis(question.candidates, axes[visit % len(axes)], strategies)
+        result, _ = minimize_memory(question.among(free), prune_placements=True, until=until)
         unimproved += 1
         most = math.inf if least is None else least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
         if result is not None and result.cost.memory.peak < most:
@@ -334,7 +327,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
     # Nothing is recomputed and no limit holds: these are strategies to begin with.
     free = SearchOptions(objective=options.objective)
     try:
-        asked = Question(merged, candidates, free, question.progress)
+        asked = Question(merged, candidates, free, question.progress, deadline=question.deadline)
         result = solve_within_limit(asked, solver)
     except PlanError:
         return None
@@ -386,12 +379,7 @@ def _expand_merged(
 
 
 def lower_bound_on_axes(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    options: SearchOptions,
-    axes: tuple[int, ...],
-    *,
-    until: float = np.inf,
+    question: Question, axes: tuple[int, ...], *, until: float = np.inf
 ) -> float:
     """A lower bound in seconds over all plans; ``-inf`` if there is none in time.
 
@@ -400,6 +388,7 @@ def lower_bound_on_axes(
     """
     # Any plan on the whole mesh is one on these axes, which sends along them at least the bytes of
     # fully sharded tensors, and computes at least a device's share: so its cost there is no higher.
+    problem, options = question.problem, question.options
     network = SubmeshCosts(problem.network, axes)
     faster = network.num_other_devices
     hardware = Hardware(
@@ -410,12 +399,16 @@ def lower_bound_on_axes(
     )
     rest = problem.on(network, hardware)
     strategies = []
-    for known, choices in zip(rest.strategies, candidates, strict=True):
+    for known, choices in zip(rest.strategies, question.candidates, strict=True):
         kept = {tuple(choice[a] for a in axes) for choice in choices}
         strategies.append(tuple(strategy for strategy in known.all if strategy in kept))
     limit = options.memory_limit
     scaled = None if limit is None else limit * faster
-    formulation = Formulation(rest, strategies, dataclasses.replace(options, memory_limit=scaled))
+    options = dataclasses.replace(options, memory_limit=scaled)
+    try:
+        formulation = Formulation(rest, strategies, options, deadline=question.deadline)
+    except OutOfTime:
+        return -math.inf
     left = functools.partial(remaining_time, until)
     if limit is None:
         relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left())

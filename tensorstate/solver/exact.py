@@ -21,13 +21,14 @@ import numpy as np
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
-from tensorstate.cost.reshard_plan import ReshardPlan, find_recomputed_nodes
+from tensorstate.cost.reshard_plan import find_recomputed_nodes
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
-from tensorstate.solver.formulation import Formulation, OutOfTime
-from tensorstate.solver.linear_program import LEAST_SECONDS, Progress, Solution, remaining_time
-from tensorstate.solver.refusal import LARGEST, bytes_text, less, named
+from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.linear_program import Progress, Solution
+from tensorstate.solver.refusal import infeasible_message
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
@@ -77,10 +78,8 @@ def solve_by_size(
     Where its solution is farther than ``gap`` from the bound they pass through all, and then, if
     the program is not very large, the remaining time goes to that of all strategies.
 
-    A relaxation whose likeliest strategies are a plan within the gap needs no second program. Those
-    of baselines are, since they leave most classes one strategy. Branch and bound took ten times as
-    long for them, since it presolves and seeks plans of its own first; and to build a program again
-    takes as long as to solve it.
+    A relaxation whose likeliest strategies are a plan within the gap needs no second program, as of
+    baselines, which leave most classes one strategy. Branch and bound took ten times as long.
     """
     left = functools.partial(remaining_time, until)
     full = build(candidates)
@@ -108,13 +107,15 @@ def solve_by_size(
     if len(relaxed.values) and relaxed.bound >= 0:
         likely = full.choices.fractional_support(relaxed)
         for prune in (True, False):
-            support = build(likely, prune_placements=prune)
+            try:
+                support = build(likely, prune_placements=prune)
+            except OutOfTime:
+                return best
             solution = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
-            # Larger programs take longer than the relaxation, which did not end in its time.
-            is_last = relaxed.status == "limit" and len(best[1].values) > 0
+            is_last = relaxed.status == "limit" and len(best[1].values) > 0  # larger take longer
             if is_close or is_last or time.perf_counter() > until:
                 return best
     if time.perf_counter() > until or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
@@ -198,8 +199,6 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
 # Seconds and relative gap of the search for the least memory.
 TIME_LIMIT_S = 60
 GAP = 1e-2
-# Seconds for its program, that of one axis, where no time is left.
-LEAST_BUILD_S = 1.0
 # Where nothing fits: seconds of the search for the least memory.
 REFUSAL_TIME_S = 5.0
 # Decisions that take more memory than the program says, and are excluded one after another.
@@ -207,22 +206,18 @@ MAX_LEAST_EXCLUDED = 20
 
 
 def minimize_memory(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    options: SearchOptions,
-    prune_placements: bool = False,
-    until: float = np.inf,
+    question: Question, prune_placements: bool = False, until: float = np.inf
 ) -> tuple[SearchResult | None, float]:
     """Decisions with approximately the least memory, if any are found in a minute.
 
     Args:
-        options: the memory limit is ignored.
+        question: its memory limit is ignored.
         until: time of ``time.perf_counter`` at which to stop, if that is earlier.
 
     Returns:
         The decisions, and a lower bound in bytes of the memory of all decisions.
     """
-    start = time.perf_counter()
+    start, problem, options = time.perf_counter(), question.problem, question.options
     all_tensors = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
     # The program minimizes memory instead of its objective, so "sum" is as good as "max". It has
     # rows of memory only under a limit: one that the least memory is surely below.
@@ -232,15 +227,18 @@ def minimize_memory(
         candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
     ) -> Formulation:
         formulation = Formulation(
-            problem, candidates, loose, prune_placements=prune_placements, until=built_until
+            problem,
+            candidates,
+            loose,
+            prune_placements=prune_placements,
+            deadline=question.deadline,
         )
         formulation.minimize_memory()
         return formulation
 
     until = min(start + TIME_LIMIT_S, until)
-    built_until = max(start + LEAST_BUILD_S, until)
     try:
-        formulation, solution = solve_by_size(build, candidates, GAP, until, None)
+        formulation, solution = solve_by_size(build, question.candidates, GAP, until, None)
     except OutOfTime:
         return None, -np.inf
     bound, least = formulation.nbytes(solution.bound), None
@@ -257,73 +255,33 @@ def minimize_memory(
         if not formulation.exclude(solution, crowded):
             break
         solution = formulation.program.solve(gap=GAP, time_limit=remaining_time(until))
-        if formulation.covers(candidates):
+        if formulation.covers(question.candidates):
             bound = min(formulation.nbytes(solution.bound), least.cost.memory.peak)
     if least is None:
         return None, bound
     return dataclasses.replace(least, seconds=time.perf_counter() - start), bound
 
 
-def infeasible_message(
+def refusal(
     question: Question,
     infeasible: Infeasible,
     until: float = np.inf,
     free: SearchResult | None = None,
-) -> str:
-    """Why no plan fits: the least memory that was found, and the largest tensors in it.
+) -> PlanError:
+    """The error that says why no plan fits; ``OutOfTime`` unless that is proved.
 
     Args:
         infeasible: the answer of a search. If it searched the least memory, that is not repeated.
-        free: the best plan without a limit, named where the least memory is not found in time.
         until: time of ``time.perf_counter`` at which to stop searching the least memory.
+        free: the best plan without a limit, named where the least memory is not found in time.
     """
-    problem, options = question.problem, question.options
-    limit = options.memory_limit
-    if limit is None and not infeasible.proven:
-        return "no plan was found in time; allow more time"
-    if limit is None:
-        return "no consistent assignment of strategies exists; the pins may contradict each other"
-    none = "no plan fits" if infeasible.proven else "no plan was found that fits"
-    none = f"{none} into {bytes_text(limit)} of a device's memory"
-    least, nbytes = infeasible.least_memory, infeasible.least_bytes
-    now = time.perf_counter()
-    if least is None and nbytes is None and now < until:
-        until = min(until, now + REFUSAL_TIME_S)
-        least, nbytes = minimize_memory(problem, question.candidates, options, until=until)
-    if least is None:
-        bound = -np.inf if nbytes is None else nbytes
-        known = f", at least {bytes_text(bound)}" if limit < bound < np.inf else ""
-        peak = "" if free is None else bytes_text(free.cost.memory.peak)
-        other = peak and f". Without a limit a plan takes {peak}"
-        return (
-            f"{none}: the minimum memory could not be determined in time{known}{other}"
-            f"{less(problem, options)}"
-        )
-    memory = least.cost.memory
-    if memory.fits(limit):
-        return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
-
-    def persistent_bytes(reshard: ReshardPlan) -> int:
-        """Bytes per device of an input, and of saved and loop-resident copies."""
-        group = problem.tensor_groups[reshard.group]
-        copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
-        stored = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
-        held = sum(problem.local_bytes(group, copy) for copy in copies)
-        return reshard.multiplicity * (stored + held)
-
-    largest = sorted(least.cost.reshards, key=persistent_bytes, reverse=True)[:LARGEST]
-    names = ", ".join(
-        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: "
-        f"{bytes_text(persistent_bytes(reshard))}"
-        for reshard in largest
-    )
-    return (
-        f"{none}: the least is about "
-        f"{bytes_text(memory.peak)}, {bytes_text(memory.peak - limit)} more. Inputs take "
-        f"{bytes_text(memory.inputs)}, saved tensors "
-        f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
-        f"{bytes_text(memory.gradients)}; the largest are {names}{less(problem, options)}"
-    )
+    is_unknown = infeasible.least_memory is None and infeasible.least_bytes is None
+    now, until = time.perf_counter(), min(until, question.deadline)
+    if question.options.memory_limit is not None and is_unknown and now < until:
+        least = minimize_memory(question, until=min(until, now + REFUSAL_TIME_S))
+        infeasible = Infeasible(infeasible.proven, *least)
+    error = PlanError if infeasible.proven else OutOfTime
+    return error(infeasible_message(question.problem, question.options, infeasible, free))
 
 
 # ---------------------------------------------------------------------- the search
@@ -360,7 +318,7 @@ class Milp(Solver):
         until = time.perf_counter() + self.time_limit
         result = solve_within_limit(question, self)
         if isinstance(result, Infeasible):
-            raise PlanError(infeasible_message(question, result, until))
+            raise refusal(question, result, until)
         return result
 
 
@@ -382,15 +340,16 @@ def solve_within_limit(
         PlanError: nothing was found in time, without a memory limit.
     """
     problem, candidates, options = question.problem, question.candidates, question.options
-    start, limit = time.perf_counter(), options.memory_limit
+    start, limit, deadline = time.perf_counter(), options.memory_limit, question.deadline
 
     def build(
         candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
     ) -> Formulation:
         # Not under a limit, whose constraints hold on to the first program.
         if question.programs is None or prune_placements or limit is not None:
-            return Formulation(problem, candidates, options, prune_placements=prune_placements)
-        return question.programs.of(problem, candidates, options)
+            asked = problem, candidates, options
+            return Formulation(*asked, prune_placements=prune_placements, deadline=deadline)
+        return question.programs.of(problem, candidates, options, deadline)
 
     end = start + solver.time_limit
     share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
@@ -407,7 +366,7 @@ def solve_within_limit(
         return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
     if len(solution.values):
-        found = _find_fitting(formulation, solution, options, solver.gap, until)
+        found = _find_fitting(question, formulation, solution, solver.gap, until)
         covers = formulation.covers(candidates)
         if not isinstance(found, Infeasible):
             bound = max(bound, found.bound) if covers else bound
@@ -415,19 +374,18 @@ def solve_within_limit(
         if found.proven and covers:
             return found
     if limit is None:
-        seconds = solver.time_limit
-        raise PlanError(f"no plan was found within {seconds:g} s; allow more time")
+        raise OutOfTime(f"no plan was found within {solver.time_limit:g} s; allow more time")
     if not fall_back:
         return Infeasible(proven=False)
     end = max(end, time.perf_counter() + LEAST_MEMORY_TIME_S)
-    least, nbytes = minimize_memory(problem, candidates, options, prune_placements, end)
+    least, nbytes = minimize_memory(question, prune_placements, end)
     if least is None or not least.cost.memory.fits(limit):
         return Infeasible(least is not None and nbytes > limit, least, nbytes)
     return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
 
 
 def _find_fitting(
-    formulation: Formulation, solution: Solution, options: SearchOptions, gap: float, until: float
+    question: Question, formulation: Formulation, solution: Solution, gap: float, until: float
 ) -> SearchResult | Infeasible:
     """The best decisions that fit, beginning with those of a solution.
 
@@ -435,7 +393,7 @@ def _find_fitting(
     several, which takes less memory. So a solution of the program may exceed the limit; its
     decisions are excluded then, and the program is solved again.
     """
-    best, bound, is_proof = None, -np.inf, True
+    best, bound, is_proof, options = None, -np.inf, True, question.options
     for _ in range(MAX_EXCLUDED):
         bound = formulation.seconds(solution.bound) if is_proof else bound
         found = exceeding = formulation.result(solution, options)
@@ -443,7 +401,7 @@ def _find_fitting(
         # repaired one may be slower than the next best decisions.
         is_next_best = _fits(found, options)
         if not is_next_best:
-            found = _repair_rounding(formulation.problem, found, options, gap, until)
+            found = _repair_rounding(question, found, gap, until)
         if _fits(found, options) and (best is None or found.objective < best.objective):
             best = found
         is_close = best is not None and bound >= best.objective * (1 - gap)
@@ -471,24 +429,29 @@ def _fits(found: SearchResult, options: SearchOptions) -> bool:
 
 
 def _repair_rounding(
-    problem: Problem, found: SearchResult, options: SearchOptions, gap: float, until: float
+    question: Question, found: SearchResult, gap: float, until: float
 ) -> SearchResult:
     """Decisions that fit with shares of layers rounded up: the same strategies, a lower limit.
 
     Returns the decisions themselves, which exceed the limit, if no lower limit helps.
     """
-    limit, margin, attempt = options.memory_limit or 0.0, 0.0, found
+    options, margin, attempt = question.options, 0.0, found
+    limit = options.memory_limit or 0.0
     for _ in range(MAX_REPAIRS):
         # The limit falls by the bytes that the last attempt was above the real one.
         margin += attempt.cost.memory.peak - limit
         if margin >= limit or time.perf_counter() > until:
             break
-        formulation = Formulation(
-            problem,
-            [[strategy] for strategy in found.decisions.strategies],
-            dataclasses.replace(options, memory_limit=limit - margin),
-            prune_placements=True,
-        )
+        try:
+            formulation = Formulation(
+                question.problem,
+                [[strategy] for strategy in found.decisions.strategies],
+                dataclasses.replace(options, memory_limit=limit - margin),
+                prune_placements=True,
+                deadline=question.deadline,
+            )
+        except OutOfTime:
+            break
         seconds = min(REPAIR_TIME_S, remaining_time(until))
         solution = formulation.program.solve(gap=gap, time_limit=seconds)
         if not len(solution.values):

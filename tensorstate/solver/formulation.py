@@ -60,7 +60,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -68,6 +67,7 @@ import numpy as np
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.deadline import check
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
@@ -93,10 +93,6 @@ EASIER_SHARE = 0.2
 TOLERANCE = 1e-6
 
 
-class OutOfTime(PlanError):
-    """A program that was not built in time: of three axes it may take half a minute."""
-
-
 class Formulation:
     """The program of a problem.
 
@@ -107,10 +103,11 @@ class Formulation:
         prune_placements: reshard only to placements that, on each mesh axis, a producer or consumer
             may use; the program is smaller and its optimum seldom worse.
         reserved: see ``MemoryConstraints.add_peak``.
-        until: time of ``time.perf_counter`` by which it must be built.
+        deadline: time of ``time.perf_counter`` after which it is not solved, nor built to its end:
+            of three axes that may take half a minute.
 
     Raises:
-        OutOfTime: it was not.
+        OutOfTime: it was not built in time.
     """
 
     def __init__(
@@ -121,12 +118,12 @@ class Formulation:
         *,
         prune_placements: bool = False,
         reserved: np.ndarray | None = None,
-        until: float = np.inf,
+        deadline: float = np.inf,
     ):
         options = options or SearchOptions()
         self.problem = problem
         self.objective, self.is_of_memory = options.objective, False
-        self.program = LinearProgram()
+        self.program = LinearProgram(deadline)
         self.choices = StrategyVariables(self.program, problem, candidates, options.recompute)
         limited = options.memory_limit is not None
         # With "max" seconds stand in rows, and not in the objective, where alone they can be split;
@@ -140,8 +137,7 @@ class Formulation:
         )
         self.groups: list[GroupVariables] = []
         for number in range(len(problem.tensor_groups)):
-            if time.perf_counter() > until:
-                raise OutOfTime("no plan was found in time; allow more time")
+            check(deadline)
             self.groups.append(self.resharding.add_group(number))
             if self.memory_constraints is not None:
                 self.memory_constraints.add_group(self.groups[-1])
@@ -369,15 +365,20 @@ class Programs:
         self._last: LinearProgram | None = None
 
     def of(
-        self, problem: Problem, candidates: Sequence[Sequence[Strategy]], options: SearchOptions
+        self,
+        problem: Problem,
+        candidates: Sequence[Sequence[Strategy]],
+        options: SearchOptions,
+        deadline: float,
     ) -> Formulation:
         """The program of a problem, on the rows of the first where it asks for the same ones."""
+        asked_for = problem, candidates, options
         if self._first is None:
-            self._first = candidates, options, Formulation(problem, candidates, options)
+            self._first = candidates, options, Formulation(*asked_for, deadline=deadline)
         of_first, asked, first = self._first
         # Candidates by identity: to compare all strategies of all classes would take as long.
         if of_first is not candidates or asked != options:
-            return Formulation(problem, candidates, options)
+            return Formulation(*asked_for, deadline=deadline)
         found = first.discounted(problem)
         if self._last is not None:
             found.program.start_from(self._last)

@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from jaxcoll import progress as progress_of_calls
 from jaxcoll.numerics import highs
 from jaxcoll.progress import Report
+from tensorstate.deadline import is_over, remaining_time
 from tensorstate.solver.shared_costs import SharedCosts, most_lacking
 
 # Largest cost after scaling for the interior-point method.
@@ -55,14 +56,6 @@ BRANCHING: dict[str, float | str | bool] = {
     "mip_allow_restart": False,
 }
 
-# Seconds of a solver that has no time left, so that it can run at all.
-LEAST_SECONDS = 0.1
-
-
-def remaining_time(until: float) -> float:
-    """Seconds until a time of ``time.perf_counter``; at least ``LEAST_SECONDS``."""
-    return max(LEAST_SECONDS, until - time.perf_counter())
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
@@ -81,6 +74,9 @@ class Solution:
     bound: float
 
 
+NOT_BEGUN = Solution("limit", np.zeros(0), np.inf, -np.inf)
+
+
 class LinearProgram:
     """A program built step by step: minimize costs subject to ``low <= terms <= high``.
 
@@ -89,12 +85,13 @@ class LinearProgram:
             good solutions, its basis is near, and found in a fraction of the time.
         accepts: whether a relaxed solution will do though shared costs are still split.
         allowed: what these may lack at the end of a relaxation, relative to the objective.
+        deadline: time of ``time.perf_counter`` after which it is not solved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = np.inf) -> None:
+        self.deadline, self.allowed = deadline, 0.0
         self.easier: np.ndarray | None = None
         self.accepts: Callable[[Solution], bool] = lambda _: False
-        self.allowed = 0.0
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
         self._implied_upper = array("d")
         self._integer = array("b")
@@ -289,7 +286,9 @@ class LinearProgram:
         """
         options = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0, **BRANCHING}
         options["presolve"] = "choose" if presolve else "off"
-        until = time.perf_counter() + time_limit
+        if is_over(self.deadline):
+            return NOT_BEGUN
+        until = min(time.perf_counter() + time_limit, self.deadline)
         if not relax:  # while costs are split, plans seem cheaper than they are
             self._share(range(len(self._shared)))
         if self._is_lazy.any():
@@ -408,11 +407,12 @@ class LinearProgram:
             time_limit: seconds.
             tolerance: relative gap to stop at.
         """
-        until = time.perf_counter() + time_limit
+        if is_over(self.deadline):
+            return NOT_BEGUN
+        until = min(time.perf_counter() + time_limit, self.deadline)
         self._share(range(len(self._shared)))  # from no basis several solves take longer than one
         while True:
-            left = remaining_time(until)
-            solution = self._solve_ipm(left, tolerance)
+            solution = self._solve_ipm(remaining_time(until), tolerance)
             is_last = time.perf_counter() > until or not len(solution.values)
             if is_last or not self._add_exceeded(solution.values):
                 return solution

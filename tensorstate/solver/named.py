@@ -8,6 +8,7 @@ is taken.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
@@ -19,18 +20,39 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.plain import plainer, simplify
+from tensorstate.solver.repair import repair
 
 Solve = Callable[[CandidateStrategies, SearchOptions], SearchResult]
 """Solves the linear program of some strategies."""
 
 
-def best_among(
-    problem: Problem, candidates: CandidateStrategies, options: SearchOptions, milp: Milp
-) -> SearchResult | None:
-    """The best plan of a strategy's candidates that fits; ``None`` if none is found in time."""
+def best_among(question: Question, milp: Milp, at_once: bool = False) -> SearchResult | None:
+    """The best plan of a strategy's candidates that fits; ``None`` if none is found in time.
+
+    The plan without the limit comes first: its program is a fraction of the size, and where it fits
+    it is the answer. Otherwise other copies are saved or recomputed, so that it fits; and a better
+    plan may be found by the program under the limit, which takes seconds on three axes.
+
+    Args:
+        question: the problem, with the candidates of the strategy.
+        milp: solves each program in its time.
+        at_once: whether that last program is left out.
+    """
+    limit = question.options.memory_limit
+    asked = question.under(question.options.free)
+    free = _solved(asked, milp)
+    if free is None or free.cost.memory.fits(limit):
+        return free
+    until = time.perf_counter() + milp.time_limit
+    kept = repair(question, free, until=until, may_move=False).fitting
+    best = None if at_once else _solved(question, milp)
+    found = [each for each in (kept, best) if each is not None]
+    return min(found, key=lambda result: result.objective, default=None)
+
+
+def _solved(question: Question, milp: Milp) -> SearchResult | None:
     try:
-        asked = Question(problem, candidates, options)
-        found = solve_within_limit(asked, milp, prune_placements=True, fall_back=False)
+        found = solve_within_limit(question, milp, prune_placements=True, fall_back=False)
     except PlanError:
         return None
     return found if isinstance(found, SearchResult) else None
@@ -72,7 +94,7 @@ def best_baseline(
         return plainer(first, second, options, gap)
 
     # A strategy without the limit is what its name stands for: where it fits it is the answer.
-    free = best(dataclasses.replace(options, memory_limit=None, recompute=False))
+    free = best(options.free)
     if free.cost.memory.fits(options.memory_limit):
         return strategies, free
     try:

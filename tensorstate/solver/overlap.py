@@ -33,14 +33,14 @@ from typing import NamedTuple
 
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost, result_order
 from tensorstate.cost.memory import is_gradient
-from tensorstate.errors import PlanError
+from tensorstate.deadline import OutOfTime, check, deadline_after, is_over, remaining_time
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.exact import Milp
 from tensorstate.solver.formulation import Programs
-from tensorstate.solver.linear_program import LEAST_SECONDS, Progress
+from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.named import best_among
 from tensorstate.solver.plain import plainer, simplify, timed
 
@@ -63,8 +63,10 @@ COARSE_GAP = 0.1
 # VGG. It is not solved where the bound is as near; where it was, plans took 0.5 % less at most.
 CLOSE = 10
 # Parts of the time limit: of each program, until when a corrected one may begin, and until when all
-# must end; the rest is for named strategies. And seconds of one of these.
-PROGRAM_SHARE, BEGIN_UNTIL, END_UNTIL, NAMED_CAP_S = 0.4, 0.3, 0.8, 5.0
+# must end, and after them the named strategies. And seconds of one of these; and the part of the
+# time in which a first one is sought.
+PROGRAM_SHARE, BEGIN_UNTIL, END_UNTIL, NAMED_UNTIL, NAMED_CAP_S = 0.4, 0.3, 0.8, 0.9, 5.0
+FIRST_UNTIL = 0.2
 # Of the named strategies those that send at different times; zero2 sends as zero1 does.
 NAMED = ("fsdp", "zero1", "ddp", "megatron", "megatron-sp", "fsdp + megatron-sp")
 
@@ -203,28 +205,54 @@ class _Overlap:
         self.solver, self.progress, self.programs = solver, progress, Programs()
         self.linear, self.baselines = options.linear, Baselines(problem)
         self.start = time.perf_counter()
+        limit, self.overlaps = solver.time_limit, problem.hardware.overlaps
+        self.deadline = deadline_after(END_UNTIL * limit if self.overlaps else limit)
+        self.last_deadline = deadline_after(NAMED_UNTIL * limit)
+        # Why the first program had no plan in time.
+        self.refused: OutOfTime | None = None
         # Of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
-        if not self.problem.hardware.overlaps:
-            plain = self._plain(self.problem, self._solved(self.problem, self.solver.gap))
-            return dataclasses.replace(plain, seconds=self._seconds())
-        self.bound = _least_compute(self.problem, self.candidates)
-        best = self._best_of_shares()
-        if best is None or not self._is_close(best):
-            best = self._best_with_others(best)
+        first = self._first_named() if math.isfinite(self.solver.time_limit) else None
+        plans = [] if first is None else [first]
+        try:
+            plans.insert(0, self._best())
+        except OutOfTime:
+            if not plans:
+                raise
+        best = functools.reduce(self._better, plans)
         bound, seconds = min(self.bound, best.objective), self._seconds()
         return dataclasses.replace(best, bound=bound, seconds=seconds)
 
+    def _first_named(self) -> SearchResult | None:
+        """A named strategy in tenths of a second, lest a short search ends without any plan."""
+        until = self.start + FIRST_UNTIL * self.solver.time_limit
+        found = (self._named(name, math.inf, at_once=True) for name in NAMED if not is_over(until))
+        first = next((each for each in found if each is not None), None)
+        return None if first is None else timed(first, self.options)
+
+    def _best(self) -> SearchResult:
+        """The best of all plans, or the first that is close to the bound.
+
+        Raises:
+            PlanError: there is none, or none in time.
+        """
+        if not self.overlaps:
+            plain = self._plain(self.problem, self._solved(self.problem, self.solver.gap))
+            self.bound = plain.bound
+            return plain
+        self.bound = _least_compute(self.problem, self.candidates)
+        best = self._best_of_shares()
+        return best if best and self._is_close(best) else self._best_with_others(best)
+
     def _best_of_shares(self) -> SearchResult | None:
-        """The best plan of programs of shares; none in time."""
+        """The best plan of programs of shares; ``None`` if they have none in time."""
         try:
             best = self._hidden(Shares((0,) * len(self.problem.mesh.sizes)))
-        except PlanError:  # nothing in time
-            if self._seconds() > END_UNTIL * self.solver.time_limit:
-                raise  # another program would take as long
+        except OutOfTime as error:
+            self.refused = error
             return None
         best = self._best_of_axes(best)
         for _ in range(MOST_ALONE):
@@ -257,33 +285,39 @@ class _Overlap:
         return best
 
     def _best_with_others(self, best: SearchResult | None) -> SearchResult:
-        """The best of a plan, that of "sum" and the named strategies."""
+        """The best of a plan, that of "sum" and the named strategies.
+
+        Raises:
+            OutOfTime: none of them was found in time, either.
+        """
         if best is None or not (self._is_of_sum(best) or self._is_close(best, CLOSE)):
             try:
                 sums = self._solved(self.problem, CLOSE * self.solver.gap)
                 self._note_bound(sums)
-                plain = self._plain(self.problem, sums)
-                best = plain if best is None else self._better(plain, best)
-            except PlanError:  # nothing in time
-                if best is None:
-                    raise
-        is_of_sum = self._is_of_sum(best)
-        if is_of_sum and not self._is_close(best):
-            self._note_bound_of_least()
-        # No named strategy has a lesser sum.
-        if self._is_close(best, 2 * CLOSE if is_of_sum else 2):
-            return best
+                best = self._better(best, self._plain(self.problem, sums))
+            except OutOfTime as error:
+                self.refused = self.refused or error
+        if best is not None:
+            is_of_sum = self._is_of_sum(best)
+            if is_of_sum and not self._is_close(best):
+                self._note_bound_of_least()
+            # No named strategy has a lesser sum.
+            if self._is_close(best, 2 * CLOSE if is_of_sum else 2):
+                return best
         for name in NAMED:
-            named = self._named(name, best.objective)
-            if named is not None and named.cost.compute < best.objective:
+            most = math.inf if best is None else best.objective
+            named = self._named(name, most)
+            if named is not None and named.cost.compute < most:
                 best = self._better(best, timed(named, self.options))
+        if best is None:
+            raise self.refused or OutOfTime()
         return best
 
     def _hidden(self, shares: Shares) -> _Hidden:
         """The plan of a program in which the shares of what may hide are assumed.
 
         Raises:
-            PlanError: none in time.
+            PlanError: none, or none in time.
         """
         program = self.problem.discounted({g: shares.paid(g) for g in self.hideable})
         solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
@@ -295,7 +329,7 @@ class _Overlap:
         """The plan of other shares, if it is found in time and its schedule is shorter."""
         try:
             found = self._hidden(shares)
-        except PlanError:
+        except OutOfTime:
             return best
         return best if self._better(best.found, found.found) is best.found else found
 
@@ -321,14 +355,17 @@ class _Overlap:
         return time.perf_counter() - self.start
 
     def _solved(self, problem: Problem, gap: float) -> SearchResult:
-        """The best plan of a linear program, in its part of the time; alone, in all of it."""
+        """The best plan of a linear program, in its part of the time; alone, in all of it.
+
+        Raises:
+            PlanError: none, or none in time.
+        """
+        check(self.deadline)
         seconds = limit = self.solver.time_limit
-        if self.problem.hardware.overlaps:
-            seconds = max(
-                LEAST_SECONDS, min(END_UNTIL * limit - self._seconds(), PROGRAM_SHARE * limit)
-            )
+        if self.overlaps:
+            seconds = min(remaining_time(self.deadline), PROGRAM_SHARE * limit)
         solver = dataclasses.replace(self.solver, time_limit=seconds, gap=gap)
-        asked = problem, self.candidates, self.linear, self.progress, self.programs
+        asked = problem, self.candidates, self.linear, self.progress, self.programs, self.deadline
         return solver.answer(Question(*asked))
 
     def _note_bound(self, solved: SearchResult, share: float = 1.0) -> None:
@@ -349,7 +386,7 @@ class _Overlap:
         program = self.problem.discounted(dict.fromkeys(self.problem.tensor_groups, least))
         try:
             solved = self._solved(program, max(self.solver.gap, COARSE_GAP))
-        except PlanError:  # nothing in time
+        except OutOfTime:
             return
         self._note_bound(solved, LEAST_SHARE)
 
@@ -366,9 +403,11 @@ class _Overlap:
             solved, plain = found, found if plain is solved else self._undiscounted(plain)
         return plainer(solved, plain, self.options, gap)
 
-    def _better(self, best: SearchResult, found: SearchResult) -> SearchResult:
+    def _better(self, best: SearchResult | None, found: SearchResult) -> SearchResult:
         """The plan of the shorter schedule, of those that fit."""
         limit = self.options.memory_limit
+        if best is None:
+            return found
         return found if result_order(found, limit) < result_order(best, limit) else best
 
     # ------------------------------------------------------------------ shares that are critical
@@ -443,22 +482,19 @@ class _Overlap:
 
     # ------------------------------------------------------------------ named strategies
 
-    def _named(self, name: str, most: float) -> SearchResult | None:
+    def _named(self, name: str, most: float, at_once: bool = False) -> SearchResult | None:
         """A named strategy, if the candidates allow it, it fits, and may take less than ``most``.
 
         No schedule takes less than what computes; of most strategies that is more than the best
         plan takes, so that their programs need not be solved.
         """
-        left = self.solver.time_limit - self._seconds()
-        both = self.baselines.among(name, self.candidates) if left > 0 else None
+        is_late = is_over(self.last_deadline)
+        both = None if is_late else self.baselines.among(name, self.candidates)
         if both is None or _least_compute(self.problem, both) >= most:
             return None
-        limit = self.options.memory_limit
-        milp = Milp(gap=self.solver.gap, time_limit=max(LEAST_SECONDS, min(left, NAMED_CAP_S)))
-        # As of the search itself the plan without the limit comes first, whose program is smaller.
-        free = dataclasses.replace(self.linear, memory_limit=None, recompute=False)
-        for options in (free,) if limit is None else (free, self.linear):
-            found = best_among(self.problem, both, options, milp)
-            if found is None or found.cost.memory.fits(limit):
-                return found
-        return None
+        asked = Question(self.problem, both, self.linear, deadline=self.last_deadline)
+        seconds = min(remaining_time(self.last_deadline), NAMED_CAP_S)
+        milp = Milp(gap=self.solver.gap, time_limit=seconds)
+        found = best_among(asked, milp, at_once)
+        # Its bound is that of the strategy's own plans.
+        return None if found is None else dataclasses.replace(found, bound=-math.inf)

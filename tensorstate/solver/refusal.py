@@ -1,8 +1,8 @@
-"""Limits into which no plan fits, known before a search; and how tensors and bytes are called.
+"""Limits into which no plan fits: those known before a search, and why a search found nothing.
 
-Two lower bounds of the memory of all plans, in milliseconds: the arguments alone, each as small as
-its strategies allow; and at every program point, beside the arguments, the tensors that are live
-whatever is decided.
+Before it there are two lower bounds of the memory of all plans, in milliseconds: the arguments
+alone, each as small as its strategies allow; and at every program point, beside the arguments, the
+tensors that are live whatever is decided.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tensorstate.cost.cost import SearchOptions
+from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import least_bytes_by_point
+from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
 from tensorstate.problem.problem import Problem
@@ -87,6 +88,65 @@ def _largest(problem: Problem, nbytes: Iterable[tuple[int, int]]) -> str:
         f"{named(problem, groups[number].tensors[0], groups[number].multiplicity)}: "
         f"{bytes_text(each)}"
         for number, each in largest
+    )
+
+
+def infeasible_message(
+    problem: Problem,
+    options: SearchOptions,
+    infeasible: Infeasible,
+    free: SearchResult | None = None,
+) -> str:
+    """Why no plan fits: the least memory that was found, and the largest tensors in it.
+
+    Args:
+        infeasible: the answer of a search.
+        free: the best plan without a limit, named where the least memory is not known.
+    """
+    limit = options.memory_limit
+    if limit is None and not infeasible.proven:
+        return "no plan was found in time; allow more time"
+    if limit is None:
+        return "no consistent assignment of strategies exists; the pins may contradict each other"
+    none = "no plan fits" if infeasible.proven else "no plan was found that fits"
+    none = f"{none} into {bytes_text(limit)} of a device's memory"
+    more_time = "" if infeasible.proven else ". A search of more time may find one"
+    least, nbytes = infeasible.least_memory, infeasible.least_bytes
+    if least is None:
+        bound = -math.inf if nbytes is None else nbytes
+        known = f", at least {bytes_text(bound)}" if limit < bound < math.inf else ""
+        peak = "" if free is None else bytes_text(free.cost.memory.peak)
+        other = peak and f". Without a limit a plan takes {peak}"
+        return (
+            f"{none}: the minimum memory could not be determined in time{known}{other}"
+            f"{less(problem, options)}{more_time}"
+        )
+    memory = least.cost.memory
+    if memory.fits(limit):
+        return f"{none} in time, but one takes {bytes_text(memory.peak)}: allow more time"
+
+    def persistent_bytes(reshard: ReshardPlan) -> int:
+        """Bytes per device of an input, and of saved and loop-resident copies."""
+        group = problem.tensor_groups[reshard.group]
+        copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
+        stored = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
+        held = sum(problem.local_bytes(group, copy) for copy in copies)
+        return reshard.multiplicity * (stored + held)
+
+    largest = sorted(least.cost.reshards, key=persistent_bytes, reverse=True)[:LARGEST]
+    names = ", ".join(
+        f"{named(problem, reshard.tensors[0], reshard.multiplicity)}: "
+        f"{bytes_text(persistent_bytes(reshard))}"
+        for reshard in largest
+    )
+    known = "the least" if infeasible.proven else "the least that was found"
+    return (
+        f"{none}: {known} is about {bytes_text(memory.peak)}, "
+        f"{bytes_text(memory.peak - limit)} more. Inputs take "
+        f"{bytes_text(memory.inputs)}, saved tensors "
+        f"{bytes_text(memory.saved + memory.loop_resident)}, gradients "
+        f"{bytes_text(memory.gradients)}; the largest are {names}"
+        f"{less(problem, options)}{more_time}"
     )
 
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tensorstate.cost.cost import SearchOptions, SearchResult
+from tensorstate.cost.cost import SearchResult
 from tensorstate.cost.memory import bytes_by_group
+from tensorstate.deadline import OutOfTime, remaining_time
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
-from tensorstate.solver.base import CandidateStrategies
+from tensorstate.solver.base import CandidateStrategies, Question
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import remaining_time
 
 # Further strategies in a neighbourhood: 80 classes of a model with mixture-of-experts layers, whose
 # program takes 4 to 5 CPU s. Where no neighbourhood of a sweep helps, there are twice as many.
@@ -66,38 +66,38 @@ class Repaired:
 
 
 def repair(
-    problem: Problem,
-    candidates: CandidateStrategies,
-    options: SearchOptions,
+    question: Question,
     start: SearchResult,
     *,
     bound: float = -np.inf,
     gap: float = 0.0,
     until: float = np.inf,
+    may_move: bool = True,
 ) -> Repaired:
     """Plans within the memory limit near a plan that exceeds it.
 
     Args:
-        options: with a memory limit.
+        question: with a memory limit.
         start: the plan.
         bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
         until: time of ``time.perf_counter`` at which to stop.
+        may_move: whether strategies may change, and not saved copies and recomputed operators only.
     """
-    limit = options.memory_limit or np.inf
-    axes = problem.mesh.long_axes or (0,)
+    problem, until = question.problem, min(until, question.deadline)
+    limit, axes = question.options.memory_limit or np.inf, problem.mesh.long_axes or (0,)
     now, most, largest = start, MOST_STRATEGIES, LARGEST_NEIGHBOURHOOD
     reserved: np.ndarray | None = None
     found = Repaired(None, start)
     visit = again = unimproved = 0
     is_whole = False
-    while 0 < most <= largest and time.perf_counter() < until:
+    while 0 < most <= largest and (may_move or not visit) and time.perf_counter() < until:
         choices: Sequence[Sequence[Strategy]] = [[w] for w in now.decisions.strategies]
         if visit:
             axis = axes[visit % len(axes)]
-            choices, is_whole = _neighbourhood(problem, candidates, now, axis, most)
+            choices, is_whole = _neighbourhood(problem, question.candidates, now, axis, most)
         near = FIRST_GAP if found.fitting is None else GAP
         price = PRICE * start.objective
-        solved = _solve(problem, choices, options, reserved, price, near, until)
+        solved = _solve(question.among(choices), reserved, price, near, until)
         is_better = is_missed = False
         if solved is None:  # too large for its time: none of this size is tried again
             most, largest = most // 2, most - 1
@@ -178,9 +178,7 @@ def _neighbourhood(
 
 
 def _solve(
-    problem: Problem,
-    choices: Sequence[Sequence[Strategy]],
-    options: SearchOptions,
+    question: Question,
     reserved: np.ndarray | None,
     price: float,
     gap: float,
@@ -190,7 +188,18 @@ def _solve(
 
     Also, of a plan that does not fit, the bytes at every program point beyond its program.
     """
-    formulation = Formulation(problem, choices, options, prune_placements=True, reserved=reserved)
+    problem, options = question.problem, question.options
+    try:
+        formulation = Formulation(
+            problem,
+            question.candidates,
+            options,
+            prune_placements=True,
+            reserved=reserved,
+            deadline=question.deadline,
+        )
+    except OutOfTime:
+        return None
     excess = formulation.make_limit_elastic(price)
     left = remaining_time(until)
     seconds = min(left, max(LEAST_TIME_S, min(MOST_TIME_S, TIME_SHARE * left)))

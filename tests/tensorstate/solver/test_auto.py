@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
+from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
@@ -47,7 +48,7 @@ def candidates(problem):
 def limit(problem, candidates):
     """Bytes between those of the fastest plan and the least."""
     fastest = solve_milp(problem, candidates, gap=1e-7).cost.memory.peak
-    least, _ = minimize_memory(problem, candidates, SearchOptions(recompute=True))
+    least, _ = minimize_memory(Question(problem, candidates, SearchOptions(recompute=True)))
     assert least is not None
     assert least.cost.memory.peak < fastest
     return (least.cost.memory.peak + fastest) / 2
@@ -154,12 +155,12 @@ def test_named_strategies_are_taken_where_no_search_has_a_plan_in_time(
 ):
     def solve(*_args, prune_placements=False, **_options):
         if not prune_placements:
-            raise PlanError("none in time")
+            raise OutOfTime
         return next(named)
 
     named = iter([dataclasses.replace(free, objective=k * free.objective) for k in (3, 2, 4, 5)])
     replace_exact_search(monkeypatch, solve)
-    monkeypatch.setattr(CoordinateDescent, "solve", solve)
+    monkeypatch.setattr(CoordinateDescent, "answer", solve)
     found = solve_auto(problem, candidates)
     assert (found.objective, found.bound) == (2 * free.objective, -math.inf)
 
@@ -215,7 +216,8 @@ def test_the_seconds_of_a_descent_from_known_plans_are_those_of_all_its_visits(
 def test_what_is_proved_is_not_tried_again(problem, candidates):
     with pytest.raises(PlanError, match=r"no plan fits into 1 bytes .* the least is about"):
         solve_auto(problem, candidates, recompute=True, memory_limit=1.0)
-    with pytest.raises(PlanError, match=r"no plan was found that fits .* the least is about"):
+    unproved = r"no plan was found that fits .* the least that was found is"
+    with pytest.raises(PlanError, match=unproved):
         coordinate_descent(problem, candidates, recompute=True, memory_limit=1.0)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, estimate_cost
+from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM, MeshShape
@@ -62,17 +63,6 @@ def test_no_strategies_are_better_in_a_large_program(data):
     _check(problem, found, "sum", least)
     assert near.bound <= least * (1 + 1e-6)
     assert near.objective <= least / (1 - 0.2)
-
-
-def test_a_program_that_is_not_built_in_time_has_no_least_memory(monkeypatch):
-    """Of three axes it may take half a minute; one axis is built though no time is left."""
-    problem = Problem(graph("chain"), AlphaBetaCosts(MESHES[0], (1e-6,), (1e9,)), CPU)
-    candidates = [strategies.all for strategies in problem.strategies]
-    asked = problem, candidates, SearchOptions()
-    least, _ = exact.minimize_memory(*asked, until=0.0)
-    assert least is not None
-    monkeypatch.setattr(exact, "LEAST_BUILD_S", 0.0)
-    assert exact.minimize_memory(*asked, until=0.0) == (None, -math.inf)
 
 
 def test_likeliest_strategies_that_nothing_connects_are_no_plan():
@@ -250,8 +240,9 @@ def test_the_least_memory_is_not_searched_again_for_the_message(monkeypatch):
     assert isinstance(searched, Infeasible)
     assert (searched.proven, searched.least_memory, searched.least_bytes) == (False, None, 120.0)
     monkeypatch.delattr(exact, "minimize_memory")
-    told = exact.infeasible_message(question, searched)
-    assert "could not be determined in time, at least 120 bytes" in told
+    told = exact.refusal(question, searched)
+    assert isinstance(told, OutOfTime)
+    assert "could not be determined in time, at least 120 bytes" in str(told)
 
 
 def test_a_plan_that_the_message_finds_is_not_called_more_than_the_limit():
@@ -259,7 +250,7 @@ def test_a_plan_that_the_message_finds_is_not_called_more_than_the_limit():
     candidates = [strategies.all for strategies in problem.strategies]
     limit = solve_milp(problem, candidates).cost.memory.peak
     question = Question(problem, candidates, SearchOptions(memory_limit=limit))
-    told = exact.infeasible_message(question, Infeasible(proven=False))
+    told = str(exact.refusal(question, Infeasible(proven=False)))
     assert told.startswith("no plan was found that fits")
     assert told.endswith("allow more time")
 

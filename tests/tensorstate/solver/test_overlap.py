@@ -18,6 +18,7 @@ from experiments.models import load_model
 from tensorstate import AlphaBetaCosts, Auto, MeshShape, Milp, PlanError, search, solve_baseline
 from tensorstate.cost.cost import SearchOptions, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.deadline import OutOfTime
 from tensorstate.hardware import HARDWARE
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
@@ -197,19 +198,25 @@ class Refusing(Counted):
     def answer(self, question):
         """See ``Milp``."""
         self.programs.append(question.problem)
-        raise PlanError(f"none of program {len(self.programs)}")
+        raise OutOfTime(f"none of program {len(self.programs)}")
 
 
 def test_without_a_plan_in_time_no_other_program_is_begun(graph, monkeypatch):
+    """A named strategy is the answer; where there is none, the reason is that of the first."""
     problem, asked = problem_of(graph), Refusing()
     candidates = [strategies.all for strategies in problem.strategies]
-    with pytest.raises(PlanError, match="none of program 2"):
-        search_overlapped(problem, candidates, OPTIONS, asked)
-    monkeypatch.setattr(overlap, "END_UNTIL", 0.0)
+    found = search_overlapped(problem, candidates, OPTIONS, asked)
+    assert len(asked.programs) == 2
+    fsdp = solve_baseline(problem, "fsdp", memory_limit=math.inf)
+    assert found.objective <= fsdp.result.objective * (1 + 1e-6)
+    monkeypatch.setattr(overlap, "NAMED", ())
+    with pytest.raises(OutOfTime, match="none of program 1"):
+        search_overlapped(problem, candidates, OPTIONS, Refusing())
+    monkeypatch.setattr(overlap, "deadline_after", lambda _: 0.0)
     late = Refusing(time_limit=60)
-    with pytest.raises(PlanError, match="none of program 1"):
+    with pytest.raises(OutOfTime, match="no plan was found in time"):
         search_overlapped(problem, candidates, OPTIONS, late)
-    assert len(late.programs) == 1
+    assert not late.programs
 
 
 def test_a_plan_within_two_gaps_of_the_bound_needs_no_other_program(graph, plan):

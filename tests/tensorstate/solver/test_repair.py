@@ -15,6 +15,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
+from tensorstate.solver.base import Question
 from tensorstate.solver.exact import minimize_memory
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.repair import MAX_AGAIN, repair
@@ -30,7 +31,7 @@ def searched(request):
     candidates = [strategies.all for strategies in problem.strategies]
     options = SearchOptions(recompute=request.param)
     free = solve_milp(problem, candidates, gap=1e-7)
-    least, nbytes = minimize_memory(problem, candidates, options)
+    least, nbytes = minimize_memory(Question(problem, candidates, options))
     assert least is not None
     assert least.cost.memory.peak < free.cost.memory.peak
     return problem, candidates, options, free, nbytes
@@ -41,7 +42,7 @@ def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
     problem, candidates, options, free, least = searched
     limit = least + share * (free.cost.memory.peak - least)
     options = dataclasses.replace(options, memory_limit=limit)
-    found = repair(problem, candidates, options, free).fitting
+    found = repair(Question(problem, candidates, options), free).fitting
     best = solve_milp(problem, candidates, gap=1e-7, **dataclasses.asdict(options))
     assert found is not None
     assert found.cost.memory.peak <= limit
@@ -86,7 +87,7 @@ def test_what_a_plan_takes_beyond_its_program_is_reserved():
 def test_below_the_least_memory_nothing_fits_and_the_least_is_found(searched):
     problem, candidates, options, free, least = searched
     options = dataclasses.replace(options, memory_limit=0.9 * least)
-    found = repair(problem, candidates, options, free)
+    found = repair(Question(problem, candidates, options), free)
     assert found.fitting is None
     assert least * (1 - 1e-6) <= found.least_memory.cost.memory.peak < free.cost.memory.peak
 
@@ -96,12 +97,12 @@ def test_a_repair_ends_within_the_gap_of_the_bound(searched):
     problem, candidates, options, free, least = searched
     limit = (free.cost.memory.peak + least) / 2
     options = dataclasses.replace(options, memory_limit=limit)
-    first = repair(problem, candidates, options, free, bound=0.0, gap=1.0)
+    first = repair(Question(problem, candidates, options), free, bound=0.0, gap=1.0)
     assert first.fitting is not None
-    last = repair(problem, candidates, options, free)
+    last = repair(Question(problem, candidates, options), free)
     assert last.fitting is not None
     assert last.fitting.objective <= first.fitting.objective
-    late = repair(problem, candidates, options, free, until=0.0)
+    late = repair(Question(problem, candidates, options), free, until=0.0)
     assert (late.fitting, late.least_memory) == (None, free)
 
 

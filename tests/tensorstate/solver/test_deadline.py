@@ -1,0 +1,175 @@
+"""The deadline of a search, by a clock that runs only where programs are built and solved."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from tensorstate import Auto, PlanError, search
+from tensorstate.cost.cost import SearchOptions
+from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.ir.placements import MeshShape
+from tensorstate.problem.problem import Problem
+from tensorstate.solver import exact
+from tensorstate.solver.base import Question
+from tensorstate.solver.coordinate_descent import lower_bound_on_axes
+from tensorstate.solver.exact import Milp, minimize_memory
+from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.linear_program import NOT_BEGUN, LinearProgram
+from tensorstate.solver.named import best_among
+from tensorstate.solver.repair import repair
+from tensorstate.solver.reshard_constraints import ReshardConstraints
+from tests.tensorstate.tiny import graph
+
+AXES = {"a": 2, "b": 2, "c": 2}
+MESHES = [dict([*AXES.items()][:count]) for count in (1, 2, 3)]
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds that pass by being added; and how many programs began after the deadline."""
+
+    now: float = 0.0
+    late: int = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A tenth of a second for each tensor group of a program, and a second for its solve.
+
+    A program that has less time left is late by a tenth, as large ones are.
+    """
+    clock, add_group, solve = Clock(), ReshardConstraints.add_group, LinearProgram.solve
+
+    def add_group_in_time(self, number):
+        clock.now += 0.1
+        return add_group(self, number)
+
+    def solve_in_time(self, *, time_limit=math.inf, **options):
+        found = solve(self, **options)
+        if found is NOT_BEGUN:
+            return found
+        clock.now += min(1.0, time_limit + 0.1)
+        return dataclasses.replace(found, status="limit") if time_limit < 1.0 else found
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(ReshardConstraints, "add_group", add_group_in_time)
+    monkeypatch.setattr(LinearProgram, "solve", solve_in_time)
+    return clock
+
+
+def question_of(name="tanh", mesh=MESHES[-1], **options) -> Question:
+    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
+    problem = Problem(graph(name), network, HARDWARE["CPU"])
+    candidates = [strategies.all for strategies in problem.strategies]
+    return Question(problem, candidates, SearchOptions(**options))
+
+
+@functools.cache
+def peak_without_limit(name) -> float:
+    asked = question_of(name, MESHES[0])
+    return Milp().solve(asked.problem, asked.candidates).cost.memory.peak
+
+
+@pytest.mark.parametrize("seconds", [2, 5, 20])
+@pytest.mark.parametrize("mesh", MESHES, ids=len)
+@pytest.mark.parametrize("hardware", ["CPU", "H100"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_limit": math.inf},
+        {"memory_limit": 0.8},
+        {"memory_limit": 0.8, "recompute": True},
+        {"memory_limit": 0.6, "microbatches": (1, 2, 4)},
+        {"memory_limit": 0.01, "microbatches": "auto"},
+        {"memory_limit": 0.8, "objective": "max"},
+    ],
+    ids=str,
+)
+def test_a_time_limit_is_kept(clock, seconds, mesh, hardware, options):
+    """Within a tenth, and a program that began before the deadline."""
+    name = "twice"
+    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
+    limit = options["memory_limit"] * peak_without_limit(name)
+    options = {**options, "memory_limit": limit, "solver": Auto(time_limit=seconds)}
+    start = clock.now
+    try:
+        found = search(graph(name), mesh=mesh, network=network, hardware=hardware, **options)
+    except PlanError as error:
+        assert "no plan" in str(error)  # noqa: PT017
+    else:
+        assert found.cost.memory.peak <= limit
+    assert clock.now - start <= 1.1 * seconds + 0.2
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=len)
+@pytest.mark.parametrize("memory_limit", [math.inf, 0.8])
+def test_however_short_a_search_a_named_strategy_is_found(clock, mesh, memory_limit):
+    """Programs of all strategies take longer than there is time; that of a name takes less."""
+    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
+    limit = memory_limit * peak_without_limit("twice")
+    options = {"memory_limit": limit, "solver": Auto(time_limit=3.0)}
+    found = search(graph("twice"), mesh=mesh, network=network, hardware="H100", **options)
+    assert found.cost.memory.peak <= limit
+
+
+def test_after_the_deadline_nothing_is_built_and_nothing_solved(monkeypatch):
+    """By no part of a search: each ends with the plan that it was given, or without any."""
+    asked = question_of(memory_limit=1.0)
+    free = Milp().solve(asked.problem, asked.candidates)
+    late = dataclasses.replace(asked, deadline=time.perf_counter() - 1)
+    monkeypatch.setattr(exact, "solve_relaxation", None)
+    with pytest.raises(OutOfTime, match="no plan was found in time; allow more time"):
+        Formulation(asked.problem, asked.candidates, deadline=late.deadline)
+    program = LinearProgram(late.deadline)
+    program.add_variable(cost=1.0)
+    for found in (program.solve(), program.solve(relax=True), program.solve_ipm_relaxation()):
+        assert (found.status, len(found.values), found.bound) == ("limit", 0, -math.inf)
+    with pytest.raises(OutOfTime):
+        exact.solve_within_limit(late, Milp())
+    assert minimize_memory(late) == (None, -math.inf)
+    assert lower_bound_on_axes(late, (0, 1)) == -math.inf
+    assert best_among(late, Milp()) is None
+    assert repair(late, free).fitting is None
+    assert repair(dataclasses.replace(late, deadline=np.inf), free, until=0.0).fitting is None
+
+
+def test_a_program_loses_nothing_where_a_second_one_is_not_built_in_time(monkeypatch):
+    """Of the likeliest strategies; the plan of those with few placements is the answer."""
+    asked, built = question_of(mesh=MESHES[1]), []
+    free = Milp(gap=1e-6).solve(asked.problem, asked.candidates)
+
+    def build(candidates, *, prune_placements=False):
+        built.append(prune_placements)
+        if built == [False, True, False]:
+            raise OutOfTime
+        return Formulation(
+            asked.problem, candidates, asked.options, prune_placements=prune_placements
+        )
+
+    monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
+    monkeypatch.setattr(exact, "is_near", lambda *_args: False)
+    monkeypatch.setattr(Formulation, "is_decided", lambda *_args: False)
+    formulation, solution = exact.solve_by_size(build, asked.candidates, -1.0, math.inf, None)
+    found = formulation.result(solution, asked.options)
+    assert built == [False, True, False]
+    assert found.objective >= free.objective * (1 - 1e-6)
+    assert len(solution.values)
+
+
+def test_a_deadline_is_half_a_second_away_at_least():
+    now = time.perf_counter()
+    assert deadline_after(1e-9) >= now + LEAST_LIMIT_S
+    assert deadline_after(math.inf) == math.inf
+    check(math.inf)
+    with pytest.raises(OutOfTime):
+        check(now - 1)
