@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments.models import Model, load_model
 from experiments.models.scripts import unet
@@ -34,6 +36,7 @@ from tensorstate import (
     solve_baseline,
     trace,
 )
+from tensorstate.ir.graph import LoopForm
 from tensorstate.report.text import parallelism_name
 from tensorstate.solver.base import Solver
 
@@ -49,7 +52,8 @@ ALPHA = 5e-6
 # Of the memory that the plan without a limit takes.
 LIMIT = 0.6
 
-# To take less memory.
+# To take less memory; and the forms of the loops of a trace, the latter for what is recomputed.
+FORMS: tuple[LoopForm, ...] = ("keep", "pair")
 WAYS: dict[str, dict[str, Any]] = {
     "recompute": {"recompute": True},
     "microbatches": {"microbatches": "auto"},
@@ -359,12 +363,49 @@ def _scheduled(plan: Plan, name: str | None = None) -> Row:
     }
 
 
+# Seconds of short searches, and the axes of their meshes.
+SHORT, AXES = (2, 5, 10), {"a": 2, "b": 2, "c": 2}
+SHORT_WAYS: Sequence[dict[str, Any]] = ({}, *WAYS.values(), {"microbatches": (1, 2, 4)})
+
+
+def _time_limits(_layers: int | None) -> Iterator[Row]:
+    """Short searches on one to three axes, under a limit in several ways: the longest of them."""
+    for name in ("gpt", "llama", "vgg"):
+        model = load_model(name)
+        # The time limit does not include the trace.
+        graphs = {loops: trace(model.step, model.abstract_args, loops=loops) for loops in FORMS}
+        for count in range(1, len(AXES) + 1):
+            sizes = dict([*AXES.items()][:count])
+            costs = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * count, (25e9,) * count)
+            asked: dict[str, Any] = {"mesh": sizes, "network": costs, "hardware": "H100"}
+            free = search(
+                graphs["keep"], memory_limit=math.inf, solver=Auto(time_limit=20), **asked
+            )
+            asked["memory_limit"] = LIMIT * free.cost.memory.peak
+            for seconds in SHORT:
+                asked["solver"] = Auto(time_limit=seconds)
+                ends, plans = [time.perf_counter()], 0
+                for way in SHORT_WAYS:
+                    graph = graphs["pair" if "recompute" in way else "keep"]
+                    plans += isinstance(_found(lambda: search(graph, **asked, **way)), Plan)  # noqa: B023
+                    ends.append(time.perf_counter())
+                yield {
+                    "model": name,
+                    "axes": count,
+                    "limit s": seconds,
+                    "target": "1.1 x the limit",
+                    "ratio": float(np.diff(ends).max()) / seconds,
+                    "found": f"{plans} of {len(SHORT_WAYS)} plans",
+                }
+
+
 QUESTIONS: Mapping[str, Callable[[int | None], Iterator[Row]]] = {
     "trace": _traced,
     "free": _free,
     "recompute": _recompute,
     "three axes": _three_axes,
     "small limits": _small_limits,
+    "time limits": _time_limits,
     "models": _models,
     "refused": _refused,
     "compare": _compared,

@@ -136,8 +136,7 @@ class Problem:
         checks.instance(hardware, Hardware, "hardware", PlanError)
         checks.integer(microbatches, "microbatches", PlanError, least=1, most=MOST_DEVICES)
         checks.optional(batch, checks.text, "batch", PlanError)
-        self.traced, self.network, self.hardware = graph, network, hardware
-        self.batch = batch
+        self.traced, self.network, self.hardware, self.batch = graph, network, hardware, batch
         self.pipeline = self._pipeline(stages, num_stages, microbatches, schedule)
         # A stream of one stage is not cut.
         self.microbatches = microbatches = 1 if stages is not None else microbatches
@@ -163,6 +162,10 @@ class Problem:
         self._live_ranges: dict[int, LiveRanges] = {}
         self.group_costs: dict[int, object] = {}
         self.undiscounted: Problem | None = None
+        # Kept by the problem and those discounted from it: a cached method would keep the problem.
+        self.seconds = functools.cache(self._seconds)
+        self.ring_sends = functools.cache(self._ring_sends)
+        self.memory_traffic = functools.cache(self._memory_traffic)
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The problem of the same step on another network, or on other devices."""
@@ -366,8 +369,7 @@ class Problem:
             self.microbatches if group.batch_placement >= 0 else 1
         )
 
-    @functools.cache  # noqa: B019 - a problem lives as long as its search
-    def seconds(self, class_id: int, strategy: Strategy) -> float:
+    def _seconds(self, class_id: int, strategy: Strategy) -> float:
         """Compute seconds of a node of a class, in all microbatches together.
 
         A microbatch takes the maximum of its arithmetic time and its memory time (roofline model).
@@ -398,8 +400,7 @@ class Problem:
         per_repeat = max(arithmetic / shards, traffic / self.hardware.memory_bandwidth)
         return self.num_repeats(class_id) * per_repeat
 
-    @functools.cache  # noqa: B019
-    def ring_sends(self, class_id: int, strategy: Strategy) -> tuple[RingSend, ...]:
+    def _ring_sends(self, class_id: int, strategy: Strategy) -> tuple[RingSend, ...]:
         """The sends within a node of a class, none unless its strategy is that of a ring.
 
         Blocks go round every axis in full before they go on along the one before it. The last send
@@ -464,8 +465,7 @@ class Problem:
             if ring is not None and placement == ring.label
         )
 
-    @functools.cache  # noqa: B019
-    def memory_traffic(self, class_id: int, strategy: Strategy) -> int:
+    def _memory_traffic(self, class_id: int, strategy: Strategy) -> int:
         """Bytes per device that a node of a class reads and writes, each tensor once.
 
         Tensors that only the node itself reads stay in registers.

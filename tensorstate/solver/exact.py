@@ -27,13 +27,17 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import Progress, Solution
+from tensorstate.solver.linear_program import NOT_BEGUN, Progress, Solution
 from tensorstate.solver.refusal import infeasible_message
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
 # RELAX_ONLY_MIN_VARS, the relaxation is solved by the interior-point method and the preselection is
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
+
+# Variables per second of branch and bound, which no option stops while HiGHS computes an analytic
+# centre: of 97,000 variables it ended 2.1 s after a limit of 3.3 s, of 380,000 3.8 s after 2 s.
+BRANCHED_PER_S = 15_000
 
 # Above it, shared costs stay split where that changes little: the bound of a ViT on 2x4 devices of
 # 85,000 variables took 21 CPU s to the end, and 7 within a twentieth of the gap.
@@ -53,9 +57,7 @@ FEASIBILITY_TIME_S = 3.0
 class Build(Protocol):
     """Makes the program of some candidate strategies."""
 
-    def __call__(
-        self, candidates: CandidateStrategies, *, prune_placements: bool = ...
-    ) -> Formulation:
+    def __call__(self, candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
         """See ``Formulation``."""
         ...
 
@@ -69,20 +71,20 @@ def solve_by_size(
     candidates: CandidateStrategies,
     gap: float,
     until: float,
-    progress: Progress | None,
+    progress: Progress | None = None,
+    prune_placements: bool = False,
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; unless it is small, among preselected strategies.
 
     The bound is valid for all strategies. Reshards of the preselected ones pass through few
-    placements first: such a program is a fiftieth of the size, and solved in a tenth of a second.
-    Where its solution is farther than ``gap`` from the bound they pass through all, and then, if
-    the program is not very large, the remaining time goes to that of all strategies.
+    placements first: such a program is a fiftieth of the size. Where its solution is farther than
+    ``gap`` from the bound they pass through all, and then, if the program is not very large, the
+    remaining time goes to that of all strategies.
 
     A relaxation whose likeliest strategies are a plan within the gap needs no second program, as of
     baselines, which leave most classes one strategy. Branch and bound took ten times as long.
     """
-    left = functools.partial(remaining_time, until)
-    full = build(candidates)
+    left, full = functools.partial(remaining_time, until), build(candidates, prune_placements)
     size = full.program.num_variables
     if size <= DIRECT_SOLVE_MAX_VARS:
         is_baseline = 2 * sum(len(strategies) > 1 for strategies in candidates) < len(candidates)
@@ -106,12 +108,12 @@ def solve_by_size(
     # A negative bound says nothing about a time, and its values select poorly.
     if len(relaxed.values) and relaxed.bound >= 0:
         likely = full.choices.fractional_support(relaxed)
-        for prune in (True, False):
+        for prune in (True,) if prune_placements else (True, False):
             try:
-                support = build(likely, prune_placements=prune)
+                support = build(likely, prune)
             except OutOfTime:
                 return best
-            solution = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
+            solution = _branched(support, gap / 2, left(), progress)
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
@@ -120,10 +122,20 @@ def solve_by_size(
                 return best
     if time.perf_counter() > until or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
         return best
-    solution = full.program.solve(gap=gap, time_limit=left(), progress=progress)
+    solution = _branched(full, gap, left(), progress)
     bound = max(relaxed.bound, solution.bound)
     chosen = (full, solution) if solution.objective < best[1].objective else best
     return chosen[0], dataclasses.replace(chosen[1], bound=bound)
+
+
+def _branched(
+    formulation: Formulation, gap: float, seconds: float, progress: Progress | None
+) -> Solution:
+    """Branch and bound, where there is time for a program of this size."""
+    size = formulation.program.num_variables
+    if size > max(DIRECT_SOLVE_MAX_VARS, BRANCHED_PER_S * seconds):
+        return NOT_BEGUN
+    return formulation.program.solve(gap=gap, time_limit=seconds, progress=progress)
 
 
 def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
@@ -223,9 +235,7 @@ def minimize_memory(
     # rows of memory only under a limit: one that the least memory is surely below.
     loose = SearchOptions(recompute=options.recompute, memory_limit=2 * all_tensors)
 
-    def build(
-        candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
-    ) -> Formulation:
+    def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
         formulation = Formulation(
             problem,
             candidates,
@@ -238,7 +248,8 @@ def minimize_memory(
 
     until = min(start + TIME_LIMIT_S, until)
     try:
-        formulation, solution = solve_by_size(build, question.candidates, GAP, until, None)
+        asked = build, question.candidates, GAP, until, None, prune_placements
+        formulation, solution = solve_by_size(*asked)
     except OutOfTime:
         return None, -np.inf
     bound, least = formulation.nbytes(solution.bound), None
@@ -342,9 +353,7 @@ def solve_within_limit(
     problem, candidates, options = question.problem, question.candidates, question.options
     start, limit, deadline = time.perf_counter(), options.memory_limit, question.deadline
 
-    def build(
-        candidates: CandidateStrategies, *, prune_placements: bool = prune_placements
-    ) -> Formulation:
+    def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
         # Not under a limit, whose constraints hold on to the first program.
         if question.programs is None or prune_placements or limit is not None:
             asked = problem, candidates, options
@@ -354,7 +363,8 @@ def solve_within_limit(
     end = start + solver.time_limit
     share = SHARE_BEFORE_LEAST if fall_back and limit is not None else 1.0
     until = start + share * solver.time_limit
-    formulation, solution = solve_by_size(build, candidates, solver.gap, until, question.progress)
+    asked = build, candidates, solver.gap, until, question.progress, prune_placements
+    formulation, solution = solve_by_size(*asked)
     is_proof = refused = solution.status == "infeasible"
     if refused and limit is not None:
         # Where costs differ by many orders of magnitude, HiGHS may call a program infeasible that

@@ -494,7 +494,7 @@ class _Overlap:
             return None
         asked = Question(self.problem, both, self.linear, deadline=self.last_deadline)
         seconds = min(remaining_time(self.last_deadline), NAMED_CAP_S)
-        milp = Milp(gap=self.solver.gap, time_limit=seconds)
+        milp = Milp(gap=1.0 if at_once else self.solver.gap, time_limit=seconds)
         found = best_among(asked, milp, at_once)
         # Its bound is that of the strategy's own plans.
         return None if found is None else dataclasses.replace(found, bound=-math.inf)

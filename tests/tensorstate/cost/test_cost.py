@@ -421,7 +421,7 @@ def test_sends_within_nodes_are_counted_in_each_of_their_runs(monkeypatch):
     )
     number = problem.graph.nodes[nodes[0]].class_id
     sends = {number: (RingSend(0, 128, 3, "float32"),)}
-    monkeypatch.setattr(Problem, "ring_sends", lambda _, class_id, _of: sends.get(class_id, ()))
+    monkeypatch.setattr(problem, "ring_sends", lambda class_id, _of: sends.get(class_id, ()))
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     cost = estimate_cost(problem, Decisions(strategies, frozenset(nodes[:2])))
     assert cost.recomputed_nodes == frozenset(nodes[:2])

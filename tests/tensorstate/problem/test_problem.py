@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from experiments.models import load_model
+from tensorstate import Auto, SearchOptions
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import find_tensor_groups
+from tensorstate.solver.overlap import search_overlapped
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import STEPS
 from tests.tensorstate.tiny import TINY, graph
@@ -79,6 +84,23 @@ def test_memory_traffic_is_sharded(name):
             assert full / 2 <= problem.memory_traffic(class_id, strategy) <= full
             assert seconds / 2 <= problem.seconds(class_id, strategy) * (1 + 1e-12)
             assert problem.seconds(class_id, strategy) <= seconds
+
+
+def test_a_problem_is_freed_after_its_search():
+    """Programs keep what strategies cost, and those of discounted collectives keep the same."""
+    mesh = MeshShape.of({"data": 2, "model": 2})
+    problem = Problem(
+        graph("tanh"), AlphaBetaCosts(mesh, (1e-6,) * 2, (1e9,) * 2), HARDWARE["H100"]
+    )
+    discounted = problem.discounted({problem.tensor_groups[0]: (0.5, 0.5)})
+    assert discounted.seconds is problem.seconds
+    candidates = [strategies.all for strategies in problem.strategies]
+    found = search_overlapped(problem, candidates, SearchOptions(objective="overlap"), Auto())
+    assert found.cost.timeline().seconds > 0
+    kept = weakref.ref(problem)
+    del problem, discounted, found
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_slice_reads_only_its_own_bytes():

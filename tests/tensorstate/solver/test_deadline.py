@@ -148,7 +148,7 @@ def test_a_program_loses_nothing_where_a_second_one_is_not_built_in_time(monkeyp
     asked, built = question_of(mesh=MESHES[1]), []
     free = Milp(gap=1e-6).solve(asked.problem, asked.candidates)
 
-    def build(candidates, *, prune_placements=False):
+    def build(candidates, prune_placements):
         built.append(prune_placements)
         if built == [False, True, False]:
             raise OutOfTime
@@ -173,3 +173,42 @@ def test_a_deadline_is_half_a_second_away_at_least():
     check(math.inf)
     with pytest.raises(OutOfTime):
         check(now - 1)
+
+
+def test_no_large_branch_and_bound_is_begun_in_too_little_time(monkeypatch):
+    """HiGHS computes an analytic centre past its limit; the program of likely strategies is small.
+
+    So the plan is that of the small program, and of a pruned one no larger program is built.
+    """
+    monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
+    monkeypatch.setattr(exact, "is_near", lambda *_args: False)
+    monkeypatch.setattr(Formulation, "is_decided", lambda *_args: False)
+    asked, sizes, built, solve = question_of(mesh=MESHES[1]), [], [], LinearProgram.solve
+
+    def counted(self, *, relax=False, **options):
+        sizes.extend([] if relax else [self.num_variables])
+        return dataclasses.replace(solve(self, relax=relax, **options), bound=0.0)
+
+    def build(candidates, prune_placements):
+        built.append(prune_placements)
+        return Formulation(
+            asked.problem, candidates, asked.options, prune_placements=prune_placements
+        )
+
+    def searched(prune_placements):
+        until = time.perf_counter() + 100
+        args = build, asked.candidates, 0.01, until, None, prune_placements
+        return exact.solve_by_size(*args)[1]
+
+    monkeypatch.setattr(LinearProgram, "solve", counted)
+    assert len(searched(False).values)
+    assert len(sizes) == 3
+    assert sizes[0] < min(sizes[1:])
+    monkeypatch.setattr(exact, "BRANCHED_PER_S", (sizes[0] + 1) / 99)
+    smallest = sizes[0]
+    sizes.clear()
+    assert len(searched(False).values) == smallest
+    assert sizes == [smallest]
+    built.clear()
+    assert len(searched(True).values) == smallest
+    assert built == [True, True]
