@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,7 @@ import numpy as np
 from jaxcoll.synth import Bucket, Direct, Ring
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import SearchOptions, result_order
+from tensorstate.deadline import is_over
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, Hardware, ScheduleCosts
 from tensorstate.ir.placements import MeshShape
@@ -46,6 +48,9 @@ NEAR = 0.05
 
 # Meshes that are searched with the best schedules.
 FINALISTS = 2
+
+# Parts of the time limit: until when bounds are computed, and until when another mesh is begun.
+BOUNDS_UNTIL, MESHES_UNTIL = 0.2, 0.7
 
 Groups = frozenset[frozenset[int]]
 
@@ -73,6 +78,7 @@ class MeshChoice:
         problem: the problem on a network and the candidate strategies, for bounds.
         has_bounds: whether the bounds of this problem hold: those of one number of microbatches do
             not hold for others.
+        time_limit: seconds of all searches together.
         searched: meshes that were searched.
     """
 
@@ -83,7 +89,9 @@ class MeshChoice:
     solve: Callable[[ScheduleCosts, int], Plan]
     problem: Callable[[ScheduleCosts], tuple[Problem, CandidateStrategies]]
     has_bounds: bool = True
+    time_limit: float = math.inf
     searched: int = 0
+    _start: float = dataclasses.field(default_factory=time.perf_counter)
     _probed: dict[Groups, float] = dataclasses.field(default_factory=dict)
     _bounds: dict[Groups, float] = dataclasses.field(default_factory=dict)
 
@@ -101,7 +109,7 @@ class MeshChoice:
         for number, candidate in enumerate(order):
             best = min(ranked)[0][1] if ranked else math.inf
             # In the order of bounds: none of the others can be better, either.
-            if ranked and self._bound(candidate) >= best:
+            if ranked and (self._bound(candidate) >= best or is_over(self._after(MESHES_UNTIL))):
                 break
             before = of_sizes.get(candidate.network.mesh.sizes)
             if before is not None:
@@ -126,6 +134,10 @@ class MeshChoice:
                 f"no mesh of {self.topology.num_ranks} devices has a plan: {reasons[-1]}"
             )
         return min(plans, key=lambda plan: result_order(plan.result, plan.memory_limit))
+
+    def _after(self, share: float) -> float:
+        """The time of ``time.perf_counter`` after a part of the time limit."""
+        return self._start + share * self.time_limit
 
     def _solved(self, network: ScheduleCosts, left: int, reasons: list[str]) -> Plan | None:
         """The best plan on a network, one of so many that are left; ``None`` with a reason."""
@@ -204,7 +216,10 @@ class MeshChoice:
                 if options.objective == "overlap":  # a schedule takes at least the larger
                     larger = "max" if self.device.overlaps else "sum"
                     options = dataclasses.replace(options, objective=larger)
-                bound = lower_bound_on_axes(Question(problem, strategies, options), (axis,))
+                # Without bounds more meshes are searched, each in less time.
+                until = self._after(BOUNDS_UNTIL)
+                asked = Question(problem, strategies, options, deadline=until)
+                bound = lower_bound_on_axes(asked, (axis,), until=until)
                 self._bounds[groups] = bound
         return max(self._bounds[groups] for groups in candidate.groups)
 

@@ -356,7 +356,7 @@ class _Question:
             share = left / (2 if counts is None else len(counts) - tried)
             until = time.perf_counter() + share
             # The bound is of a program of its own, but one without memory, which is solved fast.
-            has_bound = counts is not None and not while_better and share > 2 * LEAST_LIMIT_S
+            has_bound = counts is not None and not while_better and share > 4 * LEAST_LIMIT_S
             if best is not None and limit is not None and has_bound:
                 least = self._bound_without_limit(problem, candidates, self._within(share / 2))
                 if least >= best[1].objective * (1 - self.solver.gap):
@@ -412,7 +412,7 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
         count = question.counts if isinstance(question.counts, int) else 1
         return dataclasses.replace(question, network=network)._problem(count)
 
-    choice = MeshChoice(
+    return MeshChoice(
         topology,
         question.hardware,
         question.options,
@@ -420,8 +420,8 @@ def _on_best_mesh(ask: Callable[..., _Question], graph: Graph, topology: Topolog
         solve,
         problem,
         has_bounds=isinstance(question.counts, int),
-    )
-    return choice.best()
+        time_limit=question.solver.time_limit,
+    ).best()
 
 
 def _check_devices(
