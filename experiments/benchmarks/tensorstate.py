@@ -52,7 +52,7 @@ ALPHA = 5e-6
 # Of the memory that the plan without a limit takes.
 LIMIT = 0.6
 
-# To take less memory; and the forms of the loops of a trace, the latter for what is recomputed.
+# To take less memory; and how loops are traced: in pairs where operators are recomputed.
 FORMS: tuple[LoopForm, ...] = ("keep", "pair")
 WAYS: dict[str, dict[str, Any]] = {
     "recompute": {"recompute": True},
