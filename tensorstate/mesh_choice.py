@@ -219,8 +219,7 @@ class MeshChoice:
                 # Without bounds more meshes are searched, each in less time.
                 until = self._after(BOUNDS_UNTIL)
                 asked = Question(problem, strategies, options, deadline=until)
-                bound = lower_bound_on_axes(asked, (axis,), until=until)
-                self._bounds[groups] = bound
+                self._bounds[groups] = lower_bound_on_axes(asked, (axis,))
         return max(self._bounds[groups] for groups in candidate.groups)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, result_order
-from tensorstate.deadline import LEAST_SECONDS, deadline_after
+from tensorstate.deadline import LEAST_SECONDS
 from tensorstate.errors import PlanError
 from tensorstate.problem.baselines import Baselines
 from tensorstate.solver.base import Question, Solver
@@ -133,11 +133,7 @@ class _Search:
         If there is one it recomputes nothing: until a plan has to fit, copies are saved at no cost.
         """
         limited = self.question.options.memory_limit is not None
-        options = dataclasses.replace(
-            self.question.options,
-            memory_limit=None,
-            recompute=self.question.options.recompute and not limited,
-        )
+        options = self.question.options.free if limited else self.question.options
         asked = self.question.under(options)
         share = FREE_UNTIL if limited else 1.0
         if self._is_exact:
@@ -146,13 +142,9 @@ class _Search:
                 return self._improved(result, options, share)
             if result.proven:
                 raise refusal(asked, result)
-        seconds, begun = self._seconds(share), time.perf_counter()
-        asked = dataclasses.replace(
-            asked, deadline=min(self.question.deadline, deadline_after(seconds))
-        )
+        descent = CoordinateDescent(gap=self.solver.gap, time_limit=self._seconds(share))
         try:
-            found = CoordinateDescent(gap=self.solver.gap, time_limit=seconds).answer(asked)
-            return dataclasses.replace(found, seconds=time.perf_counter() - begun)
+            return descent.answer_in_time(asked)
         except PlanError:  # nothing in time
             named = [*self._named(options)]
             if not named:

@@ -89,11 +89,16 @@ class Solver(abc.ABC):
         Raises:
             PlanError: nothing fits into the memory limit, or nothing was found in time.
         """
-        start = time.perf_counter()
-        asked = problem, candidates, options or SearchOptions(), progress
-        question = Question(*asked, deadline=deadline_after(self.time_limit))
+        return self.answer_in_time(
+            Question(problem, candidates, options or SearchOptions(), progress)
+        )
+
+    def answer_in_time(self, question: Question) -> SearchResult:
+        """What ``solve`` returns, by the deadline of the question or of this solver."""
         # Subclasses define ``answer``, so that the seconds of all are counted in one way.
-        result = self.answer(question)
+        start = time.perf_counter()
+        deadline = min(question.deadline, deadline_after(self.time_limit))
+        result = self.answer(dataclasses.replace(question, deadline=deadline))
         return dataclasses.replace(result, seconds=time.perf_counter() - start)
 
     @abc.abstractmethod

@@ -25,7 +25,7 @@ from tensorstate.cost.cost import (
     seconds_by_collective,
 )
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.deadline import LEAST_SECONDS, OutOfTime, remaining_time
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime, is_over, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
@@ -274,7 +274,7 @@ def _least_memory(
     for visit in range(MAX_SWEEPS * len(axes)):
         if least is not None and least.cost.memory.fits(limit):
             break
-        if unimproved >= len(axes) or (least is not None and time.perf_counter() > until):
+        if unimproved >= len(axes) or (least is not None and is_over(until)):
             break
         free = _vary_one_axis(question.candidates, axes[visit % len(axes)], strategies)
         result, _ = minimize_memory(question.among(free), prune_placements=True, until=until)

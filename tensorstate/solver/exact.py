@@ -22,7 +22,7 @@ import numpy as np
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import find_recomputed_nodes
-from tensorstate.deadline import LEAST_SECONDS, OutOfTime, remaining_time
+from tensorstate.deadline import LEAST_SECONDS, OutOfTime, is_over, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
@@ -118,9 +118,9 @@ def solve_by_size(
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
             is_last = relaxed.status == "limit" and len(best[1].values) > 0  # larger take longer
-            if is_close or is_last or time.perf_counter() > until:
+            if is_close or is_last or is_over(until):
                 return best
-    if time.perf_counter() > until or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
+    if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
         return best
     solution = _branched(full, gap, left(), progress)
     bound = max(relaxed.bound, solution.bound)
@@ -260,7 +260,7 @@ def minimize_memory(
         if least is None or found.cost.memory.peak < least.cost.memory.peak:
             least = found
         # Decisions may take more memory than the program says: see ``exact``.
-        if bound >= (1 - GAP) * least.cost.memory.peak or time.perf_counter() > until:
+        if bound >= (1 - GAP) * least.cost.memory.peak or is_over(until):
             break
         crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
         if not formulation.exclude(solution, crowded):
@@ -415,7 +415,7 @@ def _find_fitting(
         if _fits(found, options) and (best is None or found.objective < best.objective):
             best = found
         is_close = best is not None and bound >= best.objective * (1 - gap)
-        if is_next_best or is_close or time.perf_counter() > until:
+        if is_next_best or is_close or is_over(until):
             break
         crowded = crowded_groups(formulation.problem, exceeding, options.memory_limit or 0.0)
         # Once decisions were excluded that might fit, bounds are no longer those of all.
@@ -450,7 +450,7 @@ def _repair_rounding(
     for _ in range(MAX_REPAIRS):
         # The limit falls by the bytes that the last attempt was above the real one.
         margin += attempt.cost.memory.peak - limit
-        if margin >= limit or time.perf_counter() > until:
+        if margin >= limit or is_over(until):
             break
         try:
             formulation = Formulation(

@@ -349,7 +349,7 @@ class LinearProgram:
                 not relax or self.accepts(solution) or not self._add_lacking(solution)
             ):
                 return solution
-            if time.perf_counter() > until:
+            if is_over(until):
                 return dataclasses.replace(solution, status="limit")
             values = solution.values if relax else values
             basis = solver.getBasis() if relax else None  # branch and bound has none to give
@@ -413,7 +413,7 @@ class LinearProgram:
         self._share(range(len(self._shared)))  # from no basis several solves take longer than one
         while True:
             solution = self._solve_ipm(remaining_time(until), tolerance)
-            is_last = time.perf_counter() > until or not len(solution.values)
+            is_last = is_over(until) or not len(solution.values)
             if is_last or not self._add_exceeded(solution.values):
                 return solution
 

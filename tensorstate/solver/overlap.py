@@ -208,21 +208,20 @@ class _Overlap:
         limit, self.overlaps = solver.time_limit, problem.hardware.overlaps
         self.deadline = deadline_after(END_UNTIL * limit if self.overlaps else limit)
         self.last_deadline = deadline_after(NAMED_UNTIL * limit)
-        # Why the first program had no plan in time.
-        self.refused: OutOfTime | None = None
+        self.refused: OutOfTime | None = None  # why the first program had no plan in time
         # Of the schedule, and of the sum.
         self.bound = self.least_sum = -math.inf
 
     def run(self) -> SearchResult:
         """The best of all plans, or the first that is close to the bound."""
         first = self._first_named() if math.isfinite(self.solver.time_limit) else None
-        plans = [] if first is None else [first]
         try:
-            plans.insert(0, self._best())
+            best = self._best()
         except OutOfTime:
-            if not plans:
+            if first is None:
                 raise
-        best = functools.reduce(self._better, plans)
+            best = first
+        best = best if first is None else self._better(best, first)
         bound, seconds = min(self.bound, best.objective), self._seconds()
         return dataclasses.replace(best, bound=bound, seconds=seconds)
 

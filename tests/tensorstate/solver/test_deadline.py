@@ -33,10 +33,9 @@ MESHES = [dict([*AXES.items()][:count]) for count in (1, 2, 3)]
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds that pass by being added; and how many programs began after the deadline."""
+    """Seconds that pass by being added."""
 
     now: float = 0.0
-    late: int = 0
 
     def __call__(self) -> float:
         return self.now
@@ -67,9 +66,12 @@ def clock(monkeypatch):
     return clock
 
 
+def network_of(mesh) -> AlphaBetaCosts:
+    return AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
+
+
 def question_of(name="tanh", mesh=MESHES[-1], **options) -> Question:
-    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
-    problem = Problem(graph(name), network, HARDWARE["CPU"])
+    problem = Problem(graph(name), network_of(mesh), HARDWARE["CPU"])
     candidates = [strategies.all for strategies in problem.strategies]
     return Question(problem, candidates, SearchOptions(**options))
 
@@ -98,12 +100,13 @@ def peak_without_limit(name) -> float:
 def test_a_time_limit_is_kept(clock, seconds, mesh, hardware, options):
     """Within a tenth, and a program that began before the deadline."""
     name = "twice"
-    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
     limit = options["memory_limit"] * peak_without_limit(name)
     options = {**options, "memory_limit": limit, "solver": Auto(time_limit=seconds)}
     start = clock.now
     try:
-        found = search(graph(name), mesh=mesh, network=network, hardware=hardware, **options)
+        found = search(
+            graph(name), mesh=mesh, network=network_of(mesh), hardware=hardware, **options
+        )
     except PlanError as error:
         assert "no plan" in str(error)  # noqa: PT017
     else:
@@ -115,10 +118,9 @@ def test_a_time_limit_is_kept(clock, seconds, mesh, hardware, options):
 @pytest.mark.parametrize("memory_limit", [math.inf, 0.8])
 def test_however_short_a_search_a_named_strategy_is_found(clock, mesh, memory_limit):
     """Programs of all strategies take longer than there is time; that of a name takes less."""
-    network = AlphaBetaCosts(MeshShape.of(mesh), (1e-6,) * len(mesh), (1e9,) * len(mesh))
     limit = memory_limit * peak_without_limit("twice")
     options = {"memory_limit": limit, "solver": Auto(time_limit=3.0)}
-    found = search(graph("twice"), mesh=mesh, network=network, hardware="H100", **options)
+    found = search(graph("twice"), mesh=mesh, network=network_of(mesh), hardware="H100", **options)
     assert found.cost.memory.peak <= limit
 
 
