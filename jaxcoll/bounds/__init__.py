@@ -5,6 +5,7 @@
 - ``cuts``: sets of vertices that a network is narrow around, the data that crosses them, and the
   share of a buffer that goes from rank to rank;
 - ``throughput``: the bottleneck cut, exactly (dissertation, Sec. 4.4 and 4.5.2);
+- ``partitions``: the parts of a network that are narrowest together;
 - ``distances``: sums of shortest distances over the capacity of the links, by lengths that show the
   narrow ones; steps, and the TACOS paper's Ideal;
 - ``all_reduce_times``: data on its way to one rank, and cuts over time that bound it; an

@@ -242,7 +242,10 @@ def departures(
     and that from m to the farthest rank. If k parts have a D(m) of at least D, whichever rank m
     is, then every byte crosses k times before T - D, so that
 
-        k x nbytes  <=  (T - D) x bandwidth of all links out of parts.
+        k x nbytes  <=  (T - D) x bandwidth of all links out of parts with contributions.
+
+    D is the least over all m: where ranks differ, sums meet in the middle. The largest over all m
+    is the same where no rank differs from another, and false elsewhere.
 
     Bytes of several groups add up. Backwards in time the copies say the same. For k = 1 this is
     the meeting place's latency and, on top of it, one crossing of every byte. On a torus, between
@@ -258,7 +261,8 @@ def departures(
     for each in (latencies, latencies.transpose()):
         topology, between = each.topology, each.between
         ranks = part[: topology.num_ranks]
-        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], ranks)
+        sending = ranks[[member for group in what.groups for member in group]]
+        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], sending)
         order = np.argsort(part, kind="stable")
         _, first = np.unique(part[order], return_index=True)
         onward = np.minimum.reduceat(each.to_ranks[order], first, axis=0)  # parts are 0, 1, ...
@@ -271,7 +275,7 @@ def departures(
             # For every meeting place the parts that need longest come first. The least time of the
             # k-th over all places is needed by k parts wherever sums meet. The part of the place
             # itself needs none, hence one fewer.
-            moments.append(-np.sort(-to_go, axis=0).min(axis=1)[: len(with_members) - 1])
+            moments.append((-np.sort(-to_go, axis=0)).min(axis=1)[: len(with_members) - 1])
         least = -np.sort(-np.concatenate(moments))
         if least.size:
             crossings = np.arange(1, least.size + 1)
