@@ -102,7 +102,8 @@ class Schedule:
     A send with ``reduce`` moves the sender's partial sum: the receiver adds it to its own, and the
     sender's copy no longer counts. A send without ``reduce`` copies a complete chunk.
 
-    Equality and hash are by content (topology, collective, edges and sends), not provenance.
+    Equality and hash are by content (collective, edges, sends and the topology's links, not what
+    its switches do besides forwarding), not provenance.
 
     Attributes:
         topology: the network.
