@@ -101,6 +101,9 @@ class InNetwork:
                     )
 
 
+NOTHING = InNetwork()
+
+
 def chosen(given: object, names: Sequence[str], num_ranks: int, num_vertices: int) -> list[int]:
     """The switches that are meant: True for all, or numbers and names of some.
 
@@ -115,9 +118,7 @@ def chosen(given: object, names: Sequence[str], num_ranks: int, num_vertices: in
             found.append(checks.integer(each, "a switch", TopologyError, least=0))
             continue
         if each not in names[num_ranks:]:
-            some = ", ".join(map(repr, names[num_ranks : num_ranks + 4]))
-            raise TopologyError(
-                f"no switch is called {shown(each)}; {f'there are {some}' if some else 'none has a name'}"
-            )
+            known = ", ".join(map(repr, names[num_ranks : num_ranks + 4])) or "no names"
+            raise TopologyError(f"no switch is called {shown(each)}; there are {known}")
         found.append(num_ranks + list(names[num_ranks:]).index(each))
     return found

@@ -323,6 +323,7 @@ class Links:
 
     def has_links_of(self, other: Links) -> bool:
         """Whether schedules of one are schedules of the other, whatever else switches do."""
+        checks.instance(other, Links, "other", TopologyError)
         return self.links_digest == other.links_digest
 
 

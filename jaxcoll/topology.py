@@ -17,7 +17,7 @@ from jaxcoll.devices import describe_devices, describe_graph, make_graph
 from jaxcoll.errors import TopologyError
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
-from jaxcoll.in_network import InNetwork, chosen
+from jaxcoll.in_network import NOTHING, InNetwork, chosen
 from jaxcoll.links import (
     MAX_VERTICES,
     Links,
@@ -90,7 +90,7 @@ class Topology(Links):
     placement: Placement | None = None
     generators: tuple[tuple[int, ...], ...] = ()
     allow_unreachable: bool = False
-    in_network: InNetwork = InNetwork()
+    in_network: InNetwork = NOTHING
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
     _whole: tuple[Topology, np.ndarray] | None = dataclasses.field(default=None, init=False)
 
@@ -257,6 +257,7 @@ class Topology(Links):
         """
         known = (self.vertex_names, self.num_ranks, self.num_vertices)
         does = InNetwork(*(chosen(each, *known) for each in (copying, adding)))
+        does.check(self.num_ranks, self.num_vertices)
         if does == self.in_network:
             return self
         kept = tuple(itertools.compress(self.generators, does.kept_by(self.generators)))
@@ -363,7 +364,8 @@ class Topology(Links):
         links = zip(self.src.tolist(), self.dst.tolist(), self.alpha.tolist(), speeds, strict=True)
         kinds = ["rank"] * self.num_ranks + ["switch"] * (self.num_vertices - self.num_ranks)
         graph = make_graph(self.name, kinds, self.vertex_names, links, self.has_parallel_links)
-        for what, switches in (("copies", self.in_network.copying), ("adds", self.in_network.adding)):
+        does = {"copies": self.in_network.copying, "adds": self.in_network.adding}
+        for what, switches in does.items():
             for v in switches:
                 graph.nodes[v][what] = True
         return graph

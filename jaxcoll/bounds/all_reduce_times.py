@@ -261,10 +261,10 @@ def departures(
 ) -> tuple[float, int]:
     """When parts of the network must have let go of bytes, over all links out of parts together.
 
-    The contributions to a byte that meets in m, a rank or a switch that adds, leave every other part that has some, and
-    begin to no later than T - D(m), where D(m) is the least latency from a vertex of the part to m
-    and that from m to the farthest rank. If k parts have a D(m) of at least D, whichever m is,
-    then every byte crosses k times before T - D, so that
+    The contributions to a byte that meets in m, a rank or a switch that adds, leave every other
+    part that has some, and begin to no later than T - D(m), where D(m) is the least latency from a
+    vertex of the part to m and that from m to the farthest rank. If k parts have a D(m) of at least
+    D, whichever m is, then every byte crosses k times before T - D, so that
 
         k x nbytes  <=  (T - D) x bandwidth of all links out of parts.
 
@@ -314,11 +314,15 @@ def traffic(
     """Every byte crosses from part to part at least 2(p-1) times, if p parts have ranks of a group.
 
     Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts the sums
-    and copies that each byte needs, and also holds for ranks taken together: p - 1 parts are left by
-    a sum that is not complete yet, and p - 1 are entered by a complete one, which was alone on its
-    way since it left the part of a rank, of a switch that copies or of one that adds. The last data
-    to leave a part still has to arrive, and if only one group sums, to spread in the part; the
-    first data to leave has to be summed before (``rests``).
+    and copies that each byte needs, and also holds for ranks taken together: p - 1 parts are left
+    by a sum that is not complete yet, and p - 1 are entered by a complete one, which was alone on
+    its way since it left the part of a rank or of a switch that copies. Where it comes from a
+    switch apart from all these, which adds and sends it once, one part fewer is entered so, but all
+    p were left. The last data to leave a part still has to arrive, and if only one group sums, to
+    spread in the part; the first data to leave has to be summed before (``rests``).
+
+    Backwards in time the crossings are those of links into parts with ranks, or with switches that
+    add: the same on the reversed network, and another bound where switches copy or add.
 
     Args:
         part: the part of each vertex, int64 of shape (vertices,).
@@ -333,7 +337,7 @@ def traffic(
     if not crossings:
         return 0.0, 0
     together = [np.asarray(group) for group in what.groups if len(group) > 1]
-    makers = np.append(ranks, part[list(topology.in_network.either)])
+    makers = np.append(ranks, part[list(topology.in_network.copying)])
     leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], makers)
     if len(together) == 1 and len(np.unique(ranks)) < len(ranks):
         rest = rests(topology, together[0], part, leaves, known)
@@ -406,7 +410,7 @@ def rests(
       weight N(s), the share of the part's members that are near enough: over all cut traffic of the
       byte out of the part the weights add up to 1 or more.
     - Every member gets a copy that came into the part, from the part of a rank or of a switch that
-      copies or adds, out of which it is counted. One whose last bit crosses on link l at s
+      copies, out of which it is counted. One whose last bit crosses on link l at s
       comes too late for ranks v with alpha(l) + d(dst l, v) > T - s. Give it the weight M(T - s),
       the largest share of any part's members that it does not miss. Those add up to 1 or more, too.
 
@@ -422,7 +426,7 @@ def rests(
     Args:
         members: ranks of the only group, int64.
         part: the part of each vertex, int64 of shape (vertices,).
-        leaves: links out of parts that contain ranks, or switches that copy or add, bool (links,).
+        leaves: links out of parts that contain ranks, or switches that copy, bool (links,).
         known: a time in seconds that no run beats. The two times of little use are cut short where
             they would not fit in it, so that they never overlap.
     """

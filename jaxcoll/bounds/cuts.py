@@ -250,9 +250,11 @@ def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
     Switches that only forward copy nothing (``jaxcoll.paths``), so every part that needs a byte
     needs a rank, or a switch that copies, that sends it there, over a link out of that vertex's
     part: followed back from where it enters, a copy was alone until it left there. All links out of
-    parts with ranks or such switches together carry those copies. A link is of use from when the first data can have come to it until it is
-    too late for all ranks in need. Of a broadcast those in need may be the ranks from some distance
-    on only: what reaches them in time before ranks near them have it to pass on is the root's work.
+    parts with ranks or such switches together carry those copies.
+
+    A link is of use from when the first data can have come to it until it is too late for all
+    ranks in need. Of a broadcast those in need may be the ranks from some distance on only: what
+    reaches them in time before ranks near them have it to pass on is the root's work.
 
     Args:
         nbytes: bytes that rank v needs of rank u at [u, v], the same for all v; float64.

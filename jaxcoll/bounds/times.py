@@ -349,11 +349,14 @@ def _bounds_of_sums(latencies: Latencies, what: Collective, size: float) -> tupl
     known = max(farthest.time, *(b.time for b in found))
     # Ranks one by one, and hosts as wholes: inside a host links are fast, and counting them would
     # hide how narrow the network between hosts is.
+    # Sums and copies leave parts, and enter them: as many, but for switches that copy or add.
+    ways = (latencies, back) if topology.in_network else (latencies,)
     for part in parts(topology):
         ranks = len(np.unique(part[: topology.num_ranks]))
         where = "ranks" if ranks == topology.num_ranks else f"{ranks} parts of the network"
+        moved = [("traffic", sums.traffic(way, what, size, part, known)) for way in ways]
         for name, (time, crossings) in (
-            ("traffic", sums.traffic(latencies, what, size, part, known)),
+            *moved,
             ("meeting", sums.departures(latencies, what, size, part)),
         ):
             reason = f"each byte crosses {crossings} links out of {where}, over all of them"

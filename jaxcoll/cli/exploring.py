@@ -25,6 +25,7 @@ from jaxcoll.cli.networks import (
 )
 from jaxcoll.cli.quantities import (
     BANDWIDTH_LIST,
+    FAILURES,
     SIZE,
     SIZES,
     TIMES,
@@ -131,7 +132,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
         obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
         if any(of_network.values()):
             if hasattr(obj, "collective"):
-                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+                raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
             obj = after_failures(obj, **of_network)
     if output is not None:
         with working("drawing"):
@@ -209,7 +210,7 @@ def _network_lines(topology, facts: dict[str, Any]) -> list[str]:
         f"{facts['links']} links"
     ]
     if topology.in_network:
-        lines.append(f"in the network: {topology.in_network}")
+        lines.append(f"of the switches {topology.in_network}")
     lines += facts["missing"]
     if facts["grid"]:
         sides = zip(facts["grid"], facts["wraps"], strict=True)

@@ -30,6 +30,7 @@ from jaxcoll.cli.networks import (
     network_options,
 )
 from jaxcoll.cli.quantities import (
+    FAILURES,
     SIZE,
     SIZES,
     Table,
@@ -337,10 +338,10 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
             )
         else:
             obj = _source(source, network_name, size, ranks)
-        # --without and --slow, which all that has no wires refuses.
+        # Of networks, which all that has no wires refuses.
         if any(options.values()):
             if kind_of(obj) != "network":
-                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+                raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
             obj = after_failures(obj, **options)
         write(target, obj, form, size)
     if target == "-":

@@ -12,7 +12,8 @@ Either may also count the heads of packets, or one head per message (``Framing``
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
 first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
 ``simulate_in_network`` times collectives whose switches copy and add (NVLS, SHARP), which no
-schedule can hold. ``sum_orders`` replays additions instead of time. It knows the core types only, no synthesizer.
+schedule can hold. ``sum_orders`` replays additions instead of time. It knows the core types only,
+no synthesizer.
 """
 
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost

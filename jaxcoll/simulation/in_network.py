@@ -29,11 +29,12 @@ from jaxcoll.trees import TreeFlow
 # Of forests, whose trees are rooted at all ranks alike; and of any trees.
 FOREST_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 KINDS = (*FOREST_KINDS, "broadcast", "reduce")
+_MOST_MESSAGES = 2**22  # some gigabytes, and a minute or two
 COPYING = ("all_gather", "broadcast", "all_reduce")
 ADDING = ("reduce_scatter", "reduce", "all_reduce")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class NetworkTree:
     """A tree over ranks and switches.
 
@@ -107,6 +108,10 @@ class NetworkTree:
                 routes.remove(route)
         return cls(root, tuple(routes), weight)
 
+    def __repr__(self) -> str:
+        more = "" if self.weight == 1 else f", weight {self.weight}"
+        return f"NetworkTree({len(self.routes)} routes from vertex {self.root}{more})"
+
     def legs(self) -> list[Leg]:
         """The routes as messages of a segment, in this order."""
         brought = {self.root: -1} | {route[-1]: i for i, route in enumerate(self.routes)}
@@ -170,12 +175,17 @@ def simulate_in_network(
     """
     connected(topology)
     checks.choice(kind, KINDS, "kind", ScheduleError)
-    counts = {"error": ScheduleError, "least": 1}
-    pieces = checks.integer(pieces, "pieces", **counts)
-    in_flight = checks.integer(in_flight, "in_flight", **counts)
+    pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
+    in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     down = _checked(topology, kind, trees, "trees")
     up = down if sums is None else _checked(topology, kind, sums, "sums")
+    count = pieces * sum(len(tree.routes) for tree in (*up, *down))
+    if count > _MOST_MESSAGES:
+        raise ScheduleError(
+            f"{pieces} pieces of every tree would be {count} messages; at most {_MOST_MESSAGES} "
+            "are timed"
+        )
     alike = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
     if not alike or (sums is not None and kind != "all_reduce"):
         raise ScheduleError("sums= is for an all_reduce: a tree of the same root and weight each")

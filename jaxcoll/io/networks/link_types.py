@@ -25,8 +25,8 @@ COLUMNS = ("nominal", "nccl")
 ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
 
 
-# The first compute capability whose NVSwitches copy and add (NVLS): Hopper's, NVIDIA's documentation
-# of NCCL, ``NCCL_NVLS_ENABLE``.
+# The first compute capability whose NVSwitches copy and add (NVLS): Hopper's, by NVIDIA's
+# documentation of NCCL, ``NCCL_NVLS_ENABLE``.
 NVLS = 90
 
 

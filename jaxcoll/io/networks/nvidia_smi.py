@@ -160,8 +160,9 @@ def topology(
 
     Equal NVLinks between all GPUs, as many as a GPU has, end in a switch; others join two GPUs.
     Where NVLink does not reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
-    that are PIX, PXB, PHB and NODE from one another. NVSwitches copy and add from Hopper on. Of several hosts every NIC is a vertex between
-    the GPUs that it is nearest to and the network's switch.
+    that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
+    the GPUs that it is nearest to and the network's switch. NVSwitches copy and add for GPUs of
+    compute capability 9.0 and newer.
 
     Args:
         table: what ``load`` read.

@@ -149,7 +149,8 @@ class Blink(Synthesizer):
         # Sums flow over the reversed links, so that where links differ by direction they need trees
         # of their own.
         back = topology.transpose()
-        up = (down if back.has_links_of(topology) else self._broadcast(back, root, simple, hops)).reverse()
+        is_same = back.has_links_of(topology)
+        up = (down if is_same else self._broadcast(back, root, simple, hops)).reverse()
         return _one_after_another(up, down, collective)
 
     def _broadcast(
