@@ -102,7 +102,8 @@ class Schedule:
     A send with ``reduce`` moves the sender's partial sum: the receiver adds it to its own, and the
     sender's copy no longer counts. A send without ``reduce`` copies a complete chunk.
 
-    Equality and hash are by content (topology, collective, edges and sends), not provenance.
+    Equality and hash are by content (collective, edges, sends and the topology's links, not what
+    its switches do besides forwarding), not provenance.
 
     Attributes:
         topology: the network.
@@ -268,7 +269,7 @@ class Schedule:
         # a schedule that was read from a file narrower than it was made is the same schedule.
         fields = dataclasses.fields(self.collective)
         collective = [getattr(self.collective, field.name) for field in fields]
-        state = hashlib.sha256(f"schedule {self.topology.digest} {collective}".encode())
+        state = hashlib.sha256(f"schedule {self.topology.links_digest} {collective}".encode())
         for column in (
             self.edges.src,
             self.edges.dst,
@@ -389,7 +390,7 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     kinds = (first.collective.kind, second.collective.kind)
     if kinds != ("reduce_scatter", "all_gather"):
         raise ScheduleError(f"concatenate joins a reduce_scatter and an all_gather, got {kinds}")
-    if first.topology != second.topology:
+    if not first.topology.has_links_of(second.topology):
         raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
     if first.collective.with_kind("all_gather") != second.collective:
         raise ScheduleError("the schedules have different groups or chunks per shard")

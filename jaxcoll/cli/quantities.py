@@ -158,9 +158,16 @@ Ends = tuple[int | str, int | str]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+FAILURES = "--without, --slow and --in-network"
+
+
 def failure_options(command: Command) -> Command:
-    """The options --without and --slow; the command gets ``without`` and ``slow``."""
+    """The options --without, --slow and --in-network; the command gets them by these names."""
     for decorate in (
+        click.option(
+            "--in-network", metavar="SWITCHES",
+            help="That copy and add: all, none, or 'network,host 0 switch'.",
+        ),
         click.option(
             "--slow", multiple=True, metavar="WHAT=FACTOR",
             help="Other speeds: 0-1=0.5, 'rail 2=1/2'.",
@@ -174,13 +181,21 @@ def failure_options(command: Command) -> Command:
     return command
 
 
-def after_failures(network, without: Sequence[str], slow: Sequence[str]):
-    """The network that is left.
+def after_failures(
+    network, without: Sequence[str], slow: Sequence[str], in_network: str | None = None
+):
+    """The network that is left, its switches copying and adding as said.
 
     Raises:
         click.UsageError: words that say neither a wire nor a rank, or no factor.
         TopologyError: the library's refusal.
     """
+    if in_network is not None:
+        known = {"all": True, "none": False}
+        able = known.get(in_network)
+        if able is None:
+            able = [_vertex(text) for text in _parts([in_network])]
+        network = network.with_in_network(able, able)
     # Several words may be of one link, as of a host and its switch: their factors multiply.
     factors: dict[Any, Fraction] = {}
     for text in _parts(slow):

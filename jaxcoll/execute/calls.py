@@ -256,7 +256,7 @@ class Call:
             x.dtype.name,
             size,
             ranks // size,
-            default_topology(ranks).digest,
+            default_topology(ranks).links_digest,
         )
 
 

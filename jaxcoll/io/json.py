@@ -22,6 +22,7 @@ from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
+from jaxcoll.in_network import InNetwork
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
@@ -116,7 +117,7 @@ def _write_topology(topology: Topology) -> dict:
     # exactly would differ after reading. Few rates are distinct, so each is asked once.
     fits = {exact: fits_float(exact) for exact in set(topology.exact_bandwidth)}
     rates = zip(topology.bandwidth.tolist(), topology.exact_bandwidth, strict=True)
-    return {
+    said = {
         "format": TOPOLOGY,
         "name": str(topology.name),
         "num_ranks": topology.num_ranks,
@@ -129,6 +130,10 @@ def _write_topology(topology: Topology) -> dict:
         "grid": grid,
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
+    # Only where there is something to say: other files stay what they were.
+    does = topology.in_network
+    more = {"in_network": {"copying": list(does.copying), "adding": list(does.adding)}}
+    return said | more if does else said
 
 
 def _read_topology(value: object, where: str = "topology") -> Topology:
@@ -144,6 +149,7 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
         "name": fields.take("name", readers.text, ""),
         "vertex_names": fields.take("vertex_names", readers.list_of(readers.text), ()),
         "generators": fields.take("generators", readers.list_of(_read_generator), ()),
+        "in_network": fields.take("in_network", _read_in_network, InNetwork()),
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
@@ -157,6 +163,13 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
     ]
     fields.end()
     return Topology(num_ranks, *columns, **described)
+
+
+def _read_in_network(value: object, where: str) -> InNetwork:
+    fields = readers.Fields(value, where)
+    does = [fields.take(name, _read_generator, ()) for name in ("copying", "adding")]
+    fields.end()
+    return InNetwork(*does)
 
 
 def _read_generator(value: object, name: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
+from jaxcoll.in_network import InNetwork
 from jaxcoll.links import (
     check_size,
     count,
@@ -162,6 +163,13 @@ def product(*factors: Topology, name: str = "") -> Topology:
         for dimension, factor in enumerate(factors)
         for generator in factor.generators
     ]
+    # A switch of a factor stands in every line of its dimension, and does there what it did.
+    in_network = InNetwork().joined(
+        factor.in_network.moved(line)
+        for dimension, factor in enumerate(factors)
+        if factor.in_network
+        for line in _lines(ranks, dimension, factor, first_switch[dimension])
+    )
     return Topology(
         ranks.size,
         np.concatenate(src),
@@ -172,6 +180,7 @@ def product(*factors: Topology, name: str = "") -> Topology:
         name=name or " x ".join(factor.name or "network" for factor in factors),
         grid=_grid(factors),
         generators=tuple(generators),
+        in_network=in_network,
     )
 
 

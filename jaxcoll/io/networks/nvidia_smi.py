@@ -161,7 +161,8 @@ def topology(
     Equal NVLinks between all GPUs, as many as a GPU has, end in a switch; others join two GPUs.
     Where NVLink does not reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
     that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
-    the GPUs that it is nearest to and the network's switch.
+    the GPUs that it is nearest to and the network's switch. NVSwitches copy and add for GPUs of
+    compute capability 9.0 and newer.
 
     Args:
         table: what ``load`` read.
@@ -218,6 +219,12 @@ class _Host:
         self.lane = link_types.nvlink(sm).by(speeds) if inside is None else float(inside)
         self.pcie = 16 * link_types.PCIE_LANE[link_types.slot(sm)].by(speeds)
         self.names = [f"gpu {g}" for g in range(table.gpus)]
+        self.sm = sm
+
+    @property
+    def is_able(self) -> bool:
+        """Whether there is an NVSwitch that copies and adds; asked after ``wires``."""
+        return "NVSwitch" in self.names and self.sm >= link_types.NVLS
 
     def wires(self) -> Iterator[Wire]:
         """Pairs of vertices, with seconds and bytes per second each way."""
@@ -301,4 +308,5 @@ def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> T
             found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
                       for g, name in near]  # fmt: skip
     count = f"{hosts} hosts of " if hosts > 1 else ""
-    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi")
+    able = [names.index(f"host {h} NVSwitch") for h in range(hosts)] if host.is_able else []
+    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi", able)

@@ -62,6 +62,8 @@ def derive(
         if kind == "all_reduce":
             is_last = given == "all_gather"
             found = concatenate(*((found, schedule) if is_last else (schedule, found)))
+            if found.topology != schedule.topology:  # switches that add copy on the transposed one
+                found = dataclasses.replace(found, topology=schedule.topology)
     claims = schedule.provenance.certificate
     certificate = {given: claims} if claims else {}
     return found.with_provenance(dataclasses.replace(schedule.provenance, certificate=certificate))
