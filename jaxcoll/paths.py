@@ -106,6 +106,7 @@ class Edges:
         self._refuse(self.path_ptr[1:] <= self.path_ptr[:-1], "has no links")
         ends = np.stack([self.src, self.dst])
         self._refuse(((ends < 0) | (ends >= topology.num_ranks)).any(axis=0), "does not join ranks")
+        self._refuse(self.src == self.dst, "joins a rank to itself")
         bad = _first_broken(
             self.src, self.dst, self.path_ptr, self.path_link, topology.src, topology.dst
         )

@@ -7,7 +7,8 @@ collective asks for, every contribution once; nothing stops, however few message
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
-- ``native``: schedules of ``jaxcoll.schedule/1``;
+- ``fields``: JSON that is not trusted;
+- ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
 - ``plans``: execution plans of MSCCL++ 0.8 and later;
 - ``hlo``: compiled HLO text: ``hlo_order``, all its collectives over all groups in one order, and
@@ -19,7 +20,7 @@ from __future__ import annotations
 import os
 import stat
 
-from jaxcoll.prove import hlo, hlo_order, hlo_replay, msccl, native, plans
+from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
 from jaxcoll.prove.contents import KINDS, Asked, NotProved, NotRead, Proof
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
@@ -73,8 +74,8 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
     if start.startswith("<"):
         return msccl.prove(text, asked)
     if start.startswith("{"):
-        fields = native.parsed(text)
-        return plans.prove(fields, asked) if "gpus" in fields else native.prove(fields, asked)
+        said = fields.parsed(text)
+        return plans.prove(said, asked) if "gpus" in said else native.prove(said, asked)
     if start.startswith("HloModule"):
         return _prove_hlo(text[text.index("HloModule") :], asked)
     raise NotRead("neither XML nor a JSON object nor HLO; give a schedule, an MSCCL program, a "

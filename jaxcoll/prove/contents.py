@@ -9,6 +9,17 @@ KINDS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter"
 MOST_RANKS = 2**16
 
 
+_MOST_QUOTED = 60
+
+
+def quoted(value: object) -> str:
+    """A part of a file as a message shows it: at most 60 characters, and no line break."""
+    if isinstance(value, (list, dict)):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    text = repr(value[:_MOST_QUOTED] if isinstance(value, str) else value)
+    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED - 3]}..."
+
+
 class NotRead(ValueError):
     """The file is not of its format, is cut short, of another version, or too large."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxcoll.prove.contents import Asked, Buffers, Cell, NotProved, NotRead, Proof, Value, summed
-from jaxcoll.prove.native import column, whole
+from jaxcoll.prove.fields import column, whole
 from jaxcoll.prove.order import Clock, Order
 
 COLLECTIVES = {
