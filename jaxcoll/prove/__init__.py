@@ -6,11 +6,13 @@ file as its runtime does, replays it and believes nothing of ours: a mistake of 
 collective asks for, every contribution once; nothing stops, however few messages a connection
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
+- ``answers``: what is asked, proofs and refusals;
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
 - ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
-- ``plans``: execution plans of MSCCL++ 0.8 and later;
+- ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``, what such a file says, and
+  ``plan_order``, which threads run apart;
 - ``hlo``: compiled HLO text: ``hlo_order``, all its collectives over all groups in one order, and
   ``hlo_replay``, a program of one collective with contributions for numbers.
 """
@@ -21,7 +23,8 @@ import os
 import stat
 
 from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
-from jaxcoll.prove.contents import KINDS, Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.contents import KINDS
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxcoll.prove.contents import NotRead, quoted
+from jaxcoll.prove.answers import NotRead, quoted
 
 Reader = Callable[[object, str], Any]
 
@@ -32,9 +32,7 @@ def parsed(text: str) -> dict:
     try:
         # Python takes the last of repeated keys, NaN, and numbers of any length; other parsers do
         # not, and a proof of one reading says nothing of another.
-        fields = json.loads(
-            text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite
-        )
+        fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
     except RecursionError:
         raise NotRead("nested too deeply") from None
     except json.JSONDecodeError as error:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import REDUCING, Asked, NotProved, NotRead, Proof, Value, check_value, summed
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.contents import REDUCING, Value, check_value, summed
 from jaxcoll.prove.schedule_file import File, What, read
 
 # A rank that has sent its partial sum holds nothing of the chunk: were it to keep the sum, what

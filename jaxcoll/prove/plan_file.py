@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import Buffers, Cell, NotProved, NotRead, quoted
+from jaxcoll.prove.answers import NotProved, NotRead, quoted
+from jaxcoll.prove.contents import Buffers, Cell
 from jaxcoll.prove.fields import column, whole
 
 _MOST_OPS, _MOST_CHANNELS, _MOST_IDS, _MOST_SEMAPHORES, _MOST_ENDS = 64, 16, 8, 16, 10
@@ -148,7 +149,9 @@ class Gpu:
         name = said.get("name") if isinstance(said, dict) else None
         known = (*_ENDS, *_MEETS, *_SEMAPHORES, "nop", "barrier")
         if not isinstance(name, str) or name not in known or "tbg_info" in said:
-            raise NotRead(f"{place}: {quoted(name)} is not replayed (no pipeline, switch or groups)")
+            raise NotRead(
+                f"{place}: {quoted(name)} is not replayed (no pipeline, switch or groups)"
+            )
         kind = "none"
         if name in (*_ON_PORTS, *_ON_MEMORY):
             kind = word(said, "channel_type", ("memory", "port"))

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import NotProved
+from jaxcoll.prove.answers import NotProved
 
 Lane = Hashable  # of a block: a thread, or all threads that move one place of an operation's chunks
 Place = tuple[int, str, int]  # a cell; or what else threads may not use at the same time
@@ -37,7 +37,9 @@ class Clock(NamedTuple):
 
     def join(self, other: Clock) -> Clock:
         """What either knows."""
-        return Clock(tuple(map(max, self.done, other.done)), tuple(map(max, self.begun, other.begun)))
+        return Clock(
+            tuple(map(max, self.done, other.done)), tuple(map(max, self.begun, other.begun))
+        )
 
     def relaxed(self, other: Clock) -> Clock:
         """With what the other knows of ranks that have begun."""
@@ -122,7 +124,9 @@ class PlanOrder:
             for use, verb in ((self.written.get(place), "has arrived"),
                               *((use, "was read") for use in self.read[place].values())):  # fmt: skip
                 if use is not None and not self._ended(use, self.ended[rank]):
-                    text = f"rank {rank} may end before chunk {place[2]} of buffer {place[1]!r} {verb}"
+                    text = (
+                        f"rank {rank} may end before chunk {place[2]} of buffer {place[1]!r} {verb}"
+                    )
                     raise Race(text, rank, place[2])
             self.written[place] = caller
             self.read[place] = {}
@@ -170,7 +174,9 @@ class PlanOrder:
             if other == name:
                 other = "threads"
             what = f"chunk {at} of buffer {buffer!r}" if len(buffer) < 3 else f"{buffer} {at}"
-            raise Race(f"{other} and {name} use {what} of rank {rank} in no certain order", rank, at)
+            raise Race(
+                f"{other} and {name} use {what} of rank {rank} in no certain order", rank, at
+            )
         if writes:
             self.written[place] = use
             self.read[place] = {}

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 
-from jaxcoll.prove.contents import Asked, Buffers, Cell, NotProved, NotRead, Proof, Value, summed
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.contents import Buffers, Cell, Value, summed
 from jaxcoll.prove.fields import whole
 from jaxcoll.prove.plan_file import MOST_CHUNKS, MOST_GPUS, PUTS, End, Gpu, Layout, Op, listed, word
 from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
@@ -68,7 +69,9 @@ def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:
                        ("use_double_scratch_buffer", "reuse_resources"))  # fmt: skip
     if not isinstance(doubled, bool) or not isinstance(reuses, bool):
         raise NotRead('"use_double_scratch_buffer" and "reuse_resources" must be true or false')
-    aligned = whole({"buffer_alignment": fields.get("buffer_alignment", 16)}, "buffer_alignment", 1, 2**20)
+    aligned = whole(
+        {"buffer_alignment": fields.get("buffer_alignment", 16)}, "buffer_alignment", 1, 2**20
+    )
     if aligned % 16:
         raise NotProved(f"the kernel moves 16 bytes at a time, and chunks begin at any {aligned}")
     longest = whole({"max_message_size": fields.get("max_message_size", 2**64 - 1)},
@@ -225,7 +228,7 @@ class _Run:
         op, threads = self.left[block][0]
         if threads:
             moved = False
-            for thread, queue in enumerate(threads):
+            for queue in threads:
                 while queue and self._meets(block, *queue[0]):
                     queue.popleft()
                     moved = True
@@ -256,7 +259,7 @@ class _Run:
         return True
 
     def _meets(self, block: int, op: Op, i: int) -> bool:
-        """Thread i of a block does its part of an operation on channels or semaphores, if it can."""
+        """Thread i of a block does its part at channels or semaphores, if it can."""
         lane, rank, order = ("thread", i), self.rank[block], self.order
         if op.name.startswith("sem"):
             semaphore = self.semaphores[rank, op.numbers[i]]

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxcoll.prove import fields
-from jaxcoll.prove.contents import KINDS, MOST_RANKS, NotProved, NotRead, quoted
+from jaxcoll.prove.answers import NotProved, NotRead, quoted
+from jaxcoll.prove.contents import KINDS, MOST_RANKS
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")

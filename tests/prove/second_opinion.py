@@ -23,7 +23,7 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import io
 from jaxcoll.prove import NotProved, NotRead, fields, native, prove_text
-from jaxcoll.prove.contents import Asked
+from jaxcoll.prove.answers import Asked
 from tests.io.mutations import VALUES, mutated_json
 
 ANYTHING = Asked(None, None, 0, None)
