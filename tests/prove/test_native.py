@@ -78,6 +78,9 @@ def edited(**changes: object) -> str:
     return json.dumps({**json.loads(text), **changes})
 
 
+TOPOLOGY, COLLECTIVE = (json.loads(edited())[key] for key in ("topology", "collective"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -94,11 +97,15 @@ def edited(**changes: object) -> str:
         (edited(chunk="x"), "must be a list"),
         (edited(chunk=[True]), "must be an integer"),
         (edited(step_ptr=[0, 5, 2]), "must rise"),
-        (edited(collective=None), "num_ranks"),
-        (edited(collective={"kind": "sum", "num_ranks": 4}), "kind"),
-        (edited(collective={"kind": "all_to_all", "num_ranks": 60_000, "chunks_per_shard": 1}),
-         "shards"),
-        (edited(topology=[]), "num_vertices"),
+        (edited(collective=None), "must be an object"),
+        (edited(collective={**COLLECTIVE, "kind": "sum"}), "kind"),
+        (edited(collective={**COLLECTIVE, "kind": "all_to_all", "num_ranks": 60_000}), "chunks"),
+        (edited(topology=[]), "must be an object"),
+        (edited(topology={**TOPOLOGY, "alpha": [-1.0] * 8}), "with an alpha of 0 or"),
+        (edited(topology={**TOPOLOGY, "bandwidth": ["1/0"] * 8}), "must be a number or"),
+        (edited(topology={**TOPOLOGY, "more": 1}), "has no field 'more'"),
+        (edited(topology={**TOPOLOGY, "generators": [[1, 0, 2, 3]]}), "a generator must map"),
+        (edited(provenance={"seconds": "1"}), "must be a finite number"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_refused(text: str, message: str):
