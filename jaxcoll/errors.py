@@ -25,6 +25,11 @@ def shown(value: object) -> str:
     return " ".join(text.split()) if "\n" in text else text  # an array's repr has several lines
 
 
+def named(text: str) -> str:
+    """A name as an error shows it: whole if it is short, and in one line."""
+    return shown(text)[1:-1]
+
+
 class JaxcollError(ValueError):
     """Base of every error that refuses an input."""
 

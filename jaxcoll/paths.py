@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.errors import ScheduleError
+from jaxcoll.errors import ScheduleError, shown
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
@@ -116,7 +116,7 @@ class Edges:
         if min(path) < 0 or max(path) >= topology.num_links:
             raise ScheduleError(f"edge {bad} uses a link that {topology} does not have")
         names = [topology.link_name(link) for link in path[:8]]
-        self._refuse(np.arange(count) == bad, f"has a broken path {names}")
+        self._refuse(np.arange(count) == bad, f"has a broken path {shown(names)}")
 
     def _refuse(self, bad, text: str) -> None:
         if bad.any():

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcoll import failures
 from jaxcoll.devices import describe_devices, describe_graph, make_graph
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import TopologyError, named
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
@@ -366,7 +366,7 @@ class Topology:
 
     def __repr__(self) -> str:
         switches = "" if self.is_direct else f", {self.num_vertices - self.num_ranks} switches"
-        label = f"{self.name}: " if self.name else ""
+        label = f"{named(self.name)}: " if self.name else ""
         return f"Topology({label}{self.num_ranks} ranks{switches}, {self.num_links} links)"
 
     def _repr_html_(self) -> str:

@@ -96,7 +96,7 @@ def application(ctx: click.Context) -> None:
 
     A network is a name (torus:4x4, dgx-h100:4, v5p:4x4x8; jaxcoll show --names lists them) or a
     file. Sizes are 256KiB or 25MB, latencies 0.5us, bandwidths 50GB/s. Every command takes --json.
-    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input.
+    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 70 a fault of jaxcoll.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -23,7 +23,7 @@ import os
 import stat
 
 from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
-from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
 from jaxcoll.prove.contents import KINDS
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
@@ -71,7 +71,7 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
             wrong.
     """
     if kind is not None and kind not in KINDS:
-        raise NotRead(f"no collective is called {kind!r:.40}; known: {', '.join(KINDS)}")
+        raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")
     asked = Asked(kind, ranks, root, runtime)
     start = text[:4096].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):

@@ -69,8 +69,8 @@ def integer(least: int, most: int) -> Reader:
 
     def read(value: object, name: str) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise NotRead(f'"{name}" must be an integer from {least} to {most}, got '
-                          f"{quoted(value)}")  # fmt: skip
+            limits = f"{quoted(least)} to {quoted(most)}"
+            raise NotRead(f'"{name}" must be an integer from {limits}, got {quoted(value)}')
         return value
 
     return read

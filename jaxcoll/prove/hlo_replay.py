@@ -312,8 +312,9 @@ class _Local:
     def _concatenate(self) -> Array:
         axis = self.each.numbers("dimensions")[0]
         first = self.dims[0]
-        self._fits([*first[:axis], sum(dims[axis] for dims in self.dims), *first[axis + 1 :]],
-                   inside=len({dims[:axis] + dims[axis + 1 :] for dims in self.dims}) == 1)  # fmt: skip
+        others = {dims[:axis] + dims[axis + 1 :] for dims in self.dims}
+        along = sum(dims[axis] for dims in self.dims)
+        self._fits([*first[:axis], along, *first[axis + 1 :]], inside=len(others) == 1)
         inner = [math.prod(dims[axis:]) for dims in self.dims]
         outer = math.prod(self.shape.dims[:axis])
         return [e for o in range(outer) for row, n in zip(self.rows, inner, strict=True)

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
 from jaxcoll.prove.contents import Buffers, Value, summed
 from jaxcoll.prove.order import Clock, Order, Race
 
@@ -74,7 +74,7 @@ class _Element(NamedTuple):
         text = self.text(key)
         if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
             raise NotRead(f"line {self.line}: {key} of <{self.tag}> must be an integer from "
-                          f"{least} to {most}, got {text!r:.40}")  # fmt: skip
+                          f"{least} to {most}, got {quoted(text)}")  # fmt: skip
         return int(text)
 
 
@@ -137,12 +137,12 @@ def _parsed(text: str) -> _Element:
 def _step(each: _Element) -> Step:
     kind = each.text("type")
     if kind not in _TYPES:
-        raise NotRead(f"line {each.line}: no kernel runs steps of type {kind!r:.20}")
+        raise NotRead(f"line {each.line}: no kernel runs steps of type {quoted(kind)}")
     idle, places = kind == "nop", list[tuple[str, int]]()
     for end in ("src", "dst"):
         buffer = each.text(f"{end}buf")
         if buffer not in ("i", "o", "s"):
-            raise NotRead(f"line {each.line}: a buffer is i, o or s, got {buffer!r:.20}")
+            raise NotRead(f"line {each.line}: a buffer is i, o or s, got {quoted(buffer)}")
         places.append((buffer, each.number(f"{end}off", -1 if idle else 0, OFFSETS)))
     count = each.number("cnt", 0 if idle else 1, _MOST_COUNT) * (not idle)
     block, step = each.number("depid", -1, _MOST_AWAITED), each.number("deps", -1, 2**15)
@@ -216,8 +216,8 @@ def prove(text: str, asked: Asked) -> Proof:
     chunks = root.number("nchunksperloop", 1, OFFSETS)
     proto, coll = root.text("proto"), root.text("coll")
     if proto not in SLOTS or coll not in COLLECTIVES:
-        raise NotRead(f"line {root.line}: proto {proto!r:.20} or coll {coll!r:.20} is not replayed;"
-                      f" known: {', '.join((*SLOTS, *COLLECTIVES))}")  # fmt: skip
+        raise NotRead(f"line {root.line}: proto {quoted(proto)} or coll {quoted(coll)} is not "
+                      f"replayed; known: {', '.join((*SLOTS, *COLLECTIVES))}")  # fmt: skip
     kind = asked.agreed(COLLECTIVES[coll], ranks)
     gpus = {gpu.number("id", 0, ranks - 1): gpu for gpu in root.children}
     if len(gpus) < len(root.children) or len(gpus) < ranks:

@@ -121,13 +121,12 @@ class PlanOrder:
         caller = Use(-1, 0, None, rank, self.run[rank])
         used = {**self.written, **self.read}
         for place in [p for p in used if p[0] == rank and p[1] in _CALLERS]:
-            for use, verb in ((self.written.get(place), "has arrived"),
-                              *((use, "was read") for use in self.read[place].values())):  # fmt: skip
+            before = [(self.written.get(place), "has arrived")]
+            before += [(use, "was read") for use in self.read[place].values()]
+            for use, verb in before:
                 if use is not None and not self._ended(use, self.ended[rank]):
-                    text = (
-                        f"rank {rank} may end before chunk {place[2]} of buffer {place[1]!r} {verb}"
-                    )
-                    raise Race(text, rank, place[2])
+                    what = f"chunk {place[2]} of buffer {place[1]!r}"
+                    raise Race(f"rank {rank} may end before {what} {verb}", rank, place[2])
             self.written[place] = caller
             self.read[place] = {}
 
@@ -169,8 +168,10 @@ class PlanOrder:
                 continue
             if last.by == use.by and self._in_turn(last, use, known):
                 continue
-            other = f"the caller of rank {rank}" if last.by < 0 else (
-                self.names[last.by] if last.by < len(self.names) else "a put that is not done")  # fmt: skip
+            other = f"the caller of rank {rank}"
+            if last.by >= 0:
+                is_block = last.by < len(self.names)
+                other = self.names[last.by] if is_block else "a put that is not done"
             if other == name:
                 other = "threads"
             what = f"chunk {at} of buffer {buffer!r}" if len(buffer) < 3 else f"{buffer} {at}"
@@ -218,7 +219,7 @@ class PlanOrder:
                      known.begun)  # fmt: skip
 
     def ordered(self, block: int, lane: Lane, place: Place) -> bool:
-        """Whether the last use of a place by another lane has ended for certain; then it is ours."""
+        """Whether the last use of a place has ended for certain; then a lane uses it."""
         try:
             self.use(block, lane, place, writes=True)
         except Race:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
 from jaxcoll.prove.contents import Buffers, Cell, Value, summed
-from jaxcoll.prove.fields import whole
+from jaxcoll.prove.fields import integer, whole
 from jaxcoll.prove.plan_file import MOST_CHUNKS, MOST_GPUS, PUTS, End, Gpu, Layout, Op, listed, word
 from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
 
@@ -51,8 +51,9 @@ def prove(fields: dict, asked: Asked) -> Proof:
         raise NotRead(f"a chunk of input and one of output must be as long: {chunks} of {least} "
                       f"are {chunks // most} of the other")  # fmt: skip
     doubled = _checked(fields, sizes)
-    layout = Layout(sizes, Buffers(kind, ranks, chunks, inside, asked.root), protocol == "LL",
-                    doubled, whole({"n": fields.get("num_threads_per_block", 1024)}, "n", 1, 1024))  # fmt: skip
+    threads = integer(1, 1024)(fields.get("num_threads_per_block", 1024), "num_threads_per_block")
+    buffers = Buffers(kind, ranks, chunks, inside, asked.root)
+    layout = Layout(sizes, buffers, protocol == "LL", doubled, threads)
     run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
     for _ in range(3 if doubled else 2):
         run.to_end()
@@ -69,13 +70,11 @@ def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:
                        ("use_double_scratch_buffer", "reuse_resources"))  # fmt: skip
     if not isinstance(doubled, bool) or not isinstance(reuses, bool):
         raise NotRead('"use_double_scratch_buffer" and "reuse_resources" must be true or false')
-    aligned = whole(
-        {"buffer_alignment": fields.get("buffer_alignment", 16)}, "buffer_alignment", 1, 2**20
-    )
+    aligned = integer(1, 2**20)(fields.get("buffer_alignment", 16), "buffer_alignment")
     if aligned % 16:
         raise NotProved(f"the kernel moves 16 bytes at a time, and chunks begin at any {aligned}")
-    longest = whole({"max_message_size": fields.get("max_message_size", 2**64 - 1)},
-                    "max_message_size", 0, 2**64 - 1)  # fmt: skip
+    most = 2**64 - 1
+    longest = integer(0, most)(fields.get("max_message_size", most), "max_message_size")
     for rank, size in enumerate(sizes):
         room = 2**26 // (1 + doubled) // max(1, size["s"])  # of the scratch that plans share
         if reuses and size["s"] and longest > room * max(size["i"], size["o"]):
@@ -172,7 +171,7 @@ class _Run:
         plain = {(rank, at) for end in ends for rank, buffer, at in end.cells if buffer == "s"}
         for rank, buffer, at in (cell for end in ends for cell in end.cells):
             if buffer == "p" and {(rank, 2 * at), (rank, 2 * at + 1)} & plain:
-                raise NotProved(f"packets of chunk {at} lie over other chunks in the scratch of rank "
+                raise NotProved(f"packets of chunk {at} lie over other chunks in scratch of rank "
                                 f"{rank}", rank, at)  # fmt: skip
 
     def to_end(self) -> None:

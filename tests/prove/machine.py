@@ -70,7 +70,9 @@ class Machine:
     def address(self, rank: int, buffer: str, half: int) -> Address:
         if not self.inside or buffer not in "io":
             return rank, buffer, half
-        share = 2 * ELEMENTS * min(self.gpus[rank]["input_chunks"], self.gpus[rank]["output_chunks"])
+        share = (
+            2 * ELEMENTS * min(self.gpus[rank]["input_chunks"], self.gpus[rank]["output_chunks"])
+        )
         if (self.kind, buffer) in (("all_gather", "i"), ("reduce_scatter", "o")):
             half += rank * share
         return rank, "b", half
@@ -153,7 +155,7 @@ class Machine:
                 yield from self.move(rank, block, op, t)
 
     def barrier(self, rank: int, number: int, op: dict, t: int) -> Step:
-        """``nop``, or ``barrier``: all threads of a block, then of all blocks, then of the block."""
+        """``nop``; a ``barrier`` is one, a meeting of the first threads of blocks, and another."""
         for stage in range(1 + 2 * (op["name"] == "barrier" and op["num_threadblocks"] > 1)):
             if stage == 1:
                 if t == 0:
@@ -165,8 +167,8 @@ class Machine:
             here = (rank, number, t)
             self.at[here] += 1
             mine = self.at[here]
-            everyone = [(rank, number, each) for each in range(self.threads(rank, number))]
-            yield Next(lambda mine=mine: all(self.at[each] >= mine for each in everyone))
+            all_ = [(rank, number, each) for each in range(self.threads(rank, number))]
+            yield Next(lambda mine=mine, all_=all_: all(self.at[each] >= mine for each in all_))
 
     def channel(self, rank: int, block: dict, place: int, port: bool) -> tuple:
         """(port, from, to, which) of a block's channel."""
@@ -222,7 +224,11 @@ class Machine:
                for i in r["remote_buffer_ids"]]  # fmt: skip
         there = self.gpus[rank]["remote_buffers"][ids[end["buffer_id"]]]
         buffer = "p" if packed else there["type"]
-        return there["rank"], buffer, first + (self.scratch(rank, not packed) if buffer in "sp" else 0)
+        return (
+            there["rank"],
+            buffer,
+            first + (self.scratch(rank, not packed) if buffer in "sp" else 0),
+        )
 
     def move(self, rank: int, block: dict, op: dict, t: int) -> Step:
         """A thread's part of an operation that all threads share."""

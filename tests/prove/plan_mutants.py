@@ -27,9 +27,10 @@ Plan = dict[str, Any]
 # Refused by a rule of the kernel, of its loader or of its memory model, which no order of threads
 # on a machine without caches shows.
 RULES = re.compile(
-    "must|is not replayed|more than|uses another number|takes a buffer|sources? (for|and)|only equal"
-    "|takes all its sources|uses no|needs a channel|lie in scratch|lie over|of two scratch|uses chunk"
-    "|does not count the blocks|which one goes on|has .* threads|slot twice|is not accessed"
+    "must|is not replayed|more than|uses another number|takes a buffer|sources? (for|and)"
+    "|only equal|takes all its sources|uses no|needs a channel|lie in scratch|lie over"
+    "|of two scratch|uses chunk|does not count the blocks|which one goes on|has .* threads"
+    "|slot twice|is not accessed"
 )
 
 
@@ -94,8 +95,8 @@ def mutated(text: str, dice: random.Random) -> str:
                 if "type" in end and dice.random() < 0.3:
                     end["type"] = dice.choice("ios")
         elif how == 8 and "channel_ids" in op:
-            op["channel_ids"] = dice.choice((op["channel_ids"][::-1], op["channel_ids"][:-1],
-                                             op["channel_ids"] + op["channel_ids"][:1]))  # fmt: skip
+            ids = op["channel_ids"]
+            op["channel_ids"] = dice.choice((ids[::-1], ids[:-1], ids + ids[:1]))
         else:
             kind = dice.choice(sorted({row[i]["name"] for row, i in every}))
             for each in {id(row): row for row, _ in every}.values():

@@ -13,8 +13,9 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import io
 from jaxcoll.prove import NotProved, NotRead, prove_file, prove_text
-from tests.prove.second_opinion import MANY, VERY_MANY, differences, sound
+from tests.prove.second_opinion import MANY, VERY_MANY, differences, file_differences, sound
 
+MANY_FILES = 400
 ROOT = Path(__file__).parents[2]
 CHECKER = sorted((ROOT / "jaxcoll/prove").glob("*.py"))
 
@@ -28,6 +29,12 @@ def test_sound_schedules_of_all_kinds_are_proved():
 
 def test_no_mutant_is_refused_by_one_and_taken_by_the_other():
     *found, (_, counts) = differences(MANY)
+    assert found == []
+    assert not counts.startswith("0 of")
+
+
+def test_no_mutant_of_a_file_is_refused_by_the_loader_and_proved_or_the_reverse():
+    *found, (_, counts) = file_differences(MANY_FILES)
     assert found == []
     assert not counts.startswith("0 of")
 
