@@ -6,7 +6,7 @@ file as its runtime does, replays it and believes nothing of ours: a mistake of 
 collective asks for, every contribution once; nothing stops, however few messages a connection
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
-- ``answers``: what is asked, proofs and refusals;
+- ``answers``: questions, proofs and refusals;
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
 - ``fields``: JSON that is not trusted;
 - ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;

@@ -1,4 +1,4 @@
-"""What is asked about a file, and the answers: a proof, or in a line why there is none."""
+"""Questions about a file, and their answers: a proof, or in a line why it is not proved."""
 
 from __future__ import annotations
 

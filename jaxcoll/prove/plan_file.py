@@ -1,11 +1,10 @@
-"""What a plan of MSCCL++ 0.8 and later says: its blocks, and the cells and threads of operations.
+"""Plans of MSCCL++ 0.8 and later as data: blocks, and the cells and threads of operations.
 
 An operation's ``channel_ids`` and ``buffer_id`` are places in its block's lists, whose entries are
-places in the lists of the GPU; the k-th channel of a type from a to b is the k-th from b to a. What
-is read here is what the kernel does with an operation (its source, 1f5f065d), which is less than
-a plan can say: a ``put`` over memory takes all its sources from the buffer of the first, ``get``
-uses the offset of each end for the other one, and ends that an operation does not use are passed
-over.
+places in the lists of the GPU; the k-th channel of a type from a to b is the k-th from b to a. An
+operation is read as the kernel runs it (its source, 1f5f065d), which is less than a plan can say:
+a ``put`` over memory takes all its sources from the buffer of the first, ``get`` uses the offset of
+each end for the other one, and ends that an operation does not use are passed over.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _CALLERS = ("i", "o")  # buffers that are the caller's between runs
 
 
 class Clock(NamedTuple):
-    """What is known to have happened."""
+    """The events that have happened for certain."""
 
     done: tuple[int, ...]  # phases of each block, then puts of each port channel
     begun: tuple[int, ...]  # runs of each rank

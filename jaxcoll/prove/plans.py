@@ -3,9 +3,9 @@
 There are no queues: a ``put`` writes another rank's memory at once, and blocks meet in channels
 (the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read when
 it has come). Channels and semaphores count across runs, so at the end of one each must be where it
-was. What runs apart, and what is ordered, is in ``plan_order``; uses that nothing orders are
+was. ``plan_order`` knows which threads run apart; uses that nothing orders are
 refused, so that one order of the replay shows the result of all. A plan runs twice, and three times
-where two scratch buffers take turns: what a run leaves behind may not hurt the next.
+where two scratch buffers take turns: leftovers of a run may not hurt the next.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class _Run:
         return (rank, f"{buffer}{self.number % 2}", at) if turns else cell
 
     def _value(self, cell: Cell) -> Value | None:
-        # Runs are alike where uses are ordered, so that the contents of one show those of all.
+        # Where all uses are ordered the contents of one run are those of every run.
         return self.buffers.read(cell) if self.number == 1 else None
 
     def _store(self, cell: Cell, value, packed: bool, clock: Clock, op: Op, block: int) -> None:

@@ -1,4 +1,4 @@
-"""What a file of ``jaxcoll.schedule/1`` says, by its definition: all of it is read and checked."""
+"""Files of ``jaxcoll.schedule/1``, read by the definition of the format: all of it is checked."""
 
 from __future__ import annotations
 

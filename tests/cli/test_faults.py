@@ -1,4 +1,4 @@
-"""What is refused is one line; a fault of the library is shown whole, with what to do about it."""
+"""A refusal is one line; a fault of the library is shown whole, with a request to report it."""
 
 from __future__ import annotations
 

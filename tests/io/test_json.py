@@ -175,7 +175,7 @@ def test_lists_in_another_order_are_the_same_schedule(schedule, random):
     assert simulate(read, 1000).time == simulate(schedule, 1000).time
     assert prove_text(text) == prove_text(dumps(schedule))
     links = zip(*(getattr(schedule.topology, k).tolist() for k in ("src", "dst")), strict=True)
-    if len(set(links)) == schedule.topology.num_links:  # which of two alike is meant says a number
+    if len(set(links)) == schedule.topology.num_links:  # else a number says which
         assert read == schedule
 
 

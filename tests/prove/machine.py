@@ -1,4 +1,4 @@
-"""A machine that runs plans of MSCCL++ thread by thread, in any order: what a prover must foresee.
+"""A machine that runs plans of MSCCL++ thread by thread, in any order.
 
 Written from the kernel's source (1f5f065d) and shares nothing with the prover. A chunk is a few
 elements of two halves; a thread of a block moves elements t, t + T, t + 2 T of an operation, halves
@@ -25,7 +25,7 @@ Address = tuple[int, str, int]  # rank, buffer, half element
 
 
 class Next(NamedTuple):
-    """What a thread does next: once something is true, and what it then reads or writes."""
+    """The next action of a thread: its condition, and the address that it reads or writes."""
 
     may: Callable[[], bool]
     at: Address | None = None
@@ -297,7 +297,7 @@ class Machine:
             yield from self.flush(channel)
 
     def proxy(self, channel: tuple) -> Step:
-        """What the proxy of a port channel does for ever."""
+        """The work of the proxy of a port channel, without end."""
         while True:
             yield Next(lambda: bool(self.fifo[channel]))
             what, *said = self.fifo[channel].popleft()
@@ -333,7 +333,7 @@ class Machine:
         """Run a thread to the next thing that it waits for.
 
         Raises:
-            Wrong: what it does could as well come after what another one does.
+            Wrong: the action could as well come after that of another one.
         """
         doing = where[key][1] if key in where else NOW
         if doing.at is not None:

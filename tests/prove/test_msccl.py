@@ -128,7 +128,7 @@ def test_programs_are_judged_for_the_sizes_that_they_claim():
     small = text.replace(f'maxBytes="{1 << 30}"', f'maxBytes="{1 << 21}"')
     assert "calls of up to 2097152 bytes do not stop" in prove_text(small).shown[1]
     assert "calls of any size do not stop" in prove_text(RING).shown[1]
-    for largest in ("0", "9999999999"):  # 0 is no limit
+    for largest in ("0", "9999999999"):  # 0 stands for any size
         with pytest.raises(NotProved, match="stops with 2 slots"):
             prove_text(text.replace(f'maxBytes="{1 << 30}"', f'maxBytes="{largest}"'))
 
