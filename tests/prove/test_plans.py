@@ -229,7 +229,7 @@ def split(plan: dict) -> None:
         if row[i]["name"] == "put" and row[i + 1]["name"] == "put":
             for key in ("src_buff", "dst_buff", "channel_ids"):
                 row[i][key] += row[i + 1][key]
-            row[i]["src_buff"][1]["type"] = "s"
+            row[i]["src_buff"][1] |= {"type": "i", "index": 0}
             del row[i + 1]
             return
 
@@ -251,6 +251,7 @@ def local(plan: dict) -> None:
             return
 
 
+GATHER = mscclpp.dumps(jc.synthesize(jc.topologies.ring(3), "all_gather", "ring"))
 HOSTS = jc.topologies.nvswitch_hosts((2, 2), inside=300e9, network=50e9)
 PORTS = mscclpp.dumps(jc.synthesize(HOSTS, "all_gather", "tacos", chunks=1))
 
@@ -262,9 +263,9 @@ PORTS = mscclpp.dumps(jc.synthesize(HOSTS, "all_gather", "tacos", chunks=1))
         (PORTS, plan_mutants.without("flush"), "may end before chunk . of buffer 'o' was read"),
         (plans.pair(), plan_mutants.twice("sem_release"), "is given 2 times and taken 1 times"),
         (plans.pair(), plan_mutants.twice("signal"), "nothing waits for a signal"),
-        (OURS, split, "takes all its sources from the buffer of the first|uses chunk"),
+        (GATHER, split, "takes all its sources from the buffer of the first"),
         (OURS, lambda plan: got(plan, 2), "only equal ones are right"),
-        (OURS, local, "takes a buffer of this rank there"),
+        (OURS, local, "takes a buffer of another rank there"),
         (OURS, plan_mutants.without("rlxwait", 0), "no certain order|nothing waits"),
         (plans.pair(between="barrier"), lambda plan: plan["gpus"][0]["threadblocks"].append(
             {**plan["gpus"][0]["threadblocks"][0], "id": 2}), "does not count the blocks"),
