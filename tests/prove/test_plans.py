@@ -226,7 +226,8 @@ def test_lists_in_another_order_are_the_same_plan():
 def split(plan: dict) -> None:
     """Two neighbouring puts as one of two sources, of which the second is another buffer's."""
     for row, i in plan_mutants.ops(plan):
-        if row[i]["name"] == "put" and row[i + 1]["name"] == "put":
+        # Not of rank 0, whose input is the first chunk of the output.
+        if [o["name"] for o in row[i : i + 2]] == ["put"] * 2 and row[i]["src_buff"][0]["index"]:
             for key in ("src_buff", "dst_buff", "channel_ids"):
                 row[i][key] += row[i + 1][key]
             row[i]["src_buff"][1] |= {"type": "i", "index": 0}
