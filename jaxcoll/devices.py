@@ -403,7 +403,9 @@ def describe_graph(
         values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
         if None in values:
             missing = "alpha" if values[0] is None else "bandwidth"
-            raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+            raise TopologyError(
+                f"edge {shown(u)}->{shown(v)} has no {missing}; set it or pass {missing}="
+            )
         rows.append((index[u], index[v], *values))
         if not graph.is_directed():
             rows.append((index[v], index[u], *values))

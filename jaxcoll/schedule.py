@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxcoll import fields, pictures
 from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.errors import ScheduleError, TopologyError, named
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
@@ -290,9 +290,9 @@ class Schedule:
         return int(self.digest[:15], 16)
 
     def __repr__(self) -> str:
-        by = f" by {self.provenance.synthesizer}" if self.provenance.synthesizer else ""
+        by = f" by {named(self.provenance.synthesizer)}" if self.provenance.synthesizer else ""
         return (
-            f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
+            f"Schedule({self.collective.kind}{by} on {named(self.topology.name) or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxcoll import failures
 from jaxcoll.devices import describe_devices, describe_graph, make_graph
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import TopologyError, named
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.in_network import NOTHING, InNetwork, chosen
@@ -342,7 +342,7 @@ class Topology(Links):
 
     def __repr__(self) -> str:
         switches = "" if self.is_direct else f", {self.num_vertices - self.num_ranks} switches"
-        label = f"{self.name}: " if self.name else ""
+        label = f"{named(self.name)}: " if self.name else ""
         does = f" ({self.in_network})" if self.in_network else ""
         return f"Topology({label}{self.num_ranks} ranks{switches}{does}, {self.num_links} links)"
 

@@ -12,6 +12,7 @@ holds NaN or infinity, numbers of the wrong type, or anything that ``Topology``,
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.in_network import InNetwork
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.links import canonical_order, exact_column
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
@@ -137,6 +139,14 @@ def _write_topology(topology: Topology) -> dict:
 
 
 def _read_topology(value: object, where: str = "topology") -> Topology:
+    return _read_network(value, where)[0]
+
+
+def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
+    """A network, and the number in it of each link of the file, int64 of shape (links,).
+
+    ``Topology`` sorts its links, so whatever a file says by their numbers is mapped.
+    """
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(TOPOLOGY))
     src = fields.take("src", readers.column(readers.INT32))
@@ -162,7 +172,12 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
         fields.take("bandwidth", readers.list_of(readers.rational)),
     ]
     fields.end()
-    return Topology(num_ranks, *columns, **described)
+    topology = Topology(num_ranks, *columns, **described)
+    src, dst, alpha, bandwidth = columns
+    order = canonical_order(
+        src, dst, alpha, np.asarray(bandwidth, float), exact_column(bandwidth, "bandwidth")
+    )
+    return topology, np.argsort(order)
 
 
 def _read_in_network(value: object, where: str) -> InNetwork:
@@ -252,7 +267,7 @@ def _write_schedule(schedule: Schedule) -> dict:
 def _read_schedule(value: object, where: str = "schedule") -> Schedule:
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(SCHEDULE))
-    topology = fields.take("topology", _read_topology)
+    topology, link_image = fields.take("topology", _read_network)
     collective = fields.take("collective", _read_collective)
     edges = fields.take("edges", _read_edges)
     columns = (
@@ -265,6 +280,13 @@ def _read_schedule(value: object, where: str = "schedule") -> Schedule:
     fields.end()
     counts = collective.num_ranks, collective.num_chunks, collective.num_deliveries
     readers.check_claims(where, *counts, len(columns[1]))
+    beyond = np.flatnonzero(edges.path_link >= topology.num_links)
+    if len(beyond):
+        raise FormatError(
+            f"{where}.edges.path_link[{beyond[0]}] is {edges.path_link[beyond[0]]}; the network "
+            f"has {topology.num_links} links, numbered from 0"
+        )
+    edges = dataclasses.replace(edges, path_link=link_image[edges.path_link])
     return Schedule(topology, collective, edges, *columns, provenance)
 
 

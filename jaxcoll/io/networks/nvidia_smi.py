@@ -91,13 +91,14 @@ def loads(text: str) -> Connections:
             rows[words[0]] = _cells(words, columns)
     for name in columns[:gpus]:
         if name not in rows:
-            raise FormatError(f"the row of {name} is missing")
+            raise FormatError(f"the row of {shown(name)} is missing")
     # A pasted table may have lost a line's end or a column: its halves then differ somewhere.
     for i, name in enumerate(columns):
         for j, other in enumerate(columns):
             if name in rows and other in rows and rows[name][j] != rows[other][i]:
                 raise FormatError(
-                    f"{name} is {rows[name][j]} from {other}, which is {rows[other][i]} from it"
+                    f"{shown(name)} is {rows[name][j]} from {shown(other)}, which is "
+                    f"{rows[other][i]} from it"
                 )
     nics = {
         name: tuple(rows[f"GPU{g}"][gpus + i] for g in range(gpus))
@@ -113,11 +114,11 @@ def _is_cell(word: str) -> bool:
 def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     name, cells = words[0], words[1 : len(columns) + 1]
     if len(cells) < len(columns):
-        raise FormatError(f"the row of {name} is cut: {len(cells)} of {len(columns)} cells")
+        raise FormatError(f"the row of {shown(name)} is cut: {len(cells)} of {len(columns)} cells")
     for other, cell in zip(columns, cells, strict=True):
         if not _is_cell(cell) or (cell == "X") != (name == other):
             raise FormatError(
-                f"{name} has {shown(cell)} under {other}, expected NV1 to NV99, "
+                f"{shown(name)} has {shown(cell)} under {shown(other)}, expected NV1 to NV99, "
                 f"{', '.join(KINDS)}, or X under itself; this is read from nvidia-smi topo -m, "
                 "not from -p2p, nor from rocm-smi"
             )
