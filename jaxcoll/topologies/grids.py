@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
-from jaxcoll.in_network import InNetwork
 from jaxcoll.links import (
     check_size,
     count,
@@ -29,6 +28,7 @@ from jaxcoll.links import (
     speed,
     speeds,
 )
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology
