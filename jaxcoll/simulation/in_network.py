@@ -183,11 +183,6 @@ def simulate_in_network(
     is_same = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
     if not is_same or (sums is not None and kind != "all_reduce"):
         raise ScheduleError("sums= is for an all_reduce: a tree of the same root and weight each")
-    count = pieces * sum(len(tree.routes) for tree in (*up, *down))
-    if count > _MOST_MESSAGES:
-        raise ScheduleError(
-            f"{pieces} pieces would be {count} messages; at most {_MOST_MESSAGES} are timed"
-        )
     does, n = topology.in_network, topology.num_ranks
     for way, verb, able in ((down, "copy", does.copying), (up, "add", does.adding)):
         if kind in (COPYING if verb == "copy" else ADDING):
@@ -359,11 +354,16 @@ def _timed(
         shares: bytes of a segment of each tree.
         window: segments, and how many of a tree are summed at the same time at most.
     """
+    pieces, in_flight = window
+    count = pieces * sum(map(len, (*up, *down)))
+    if count > _MOST_MESSAGES:
+        raise ScheduleError(
+            f"{pieces} pieces would be {count} messages; at most {_MOST_MESSAGES} are timed"
+        )
     messages: list[Message] = []
     # By segment and tree: the messages that bring the root its sum, which the segment of the next
     # window of bounded buffers waits for.
     summed: list[list[tuple[int, ...]]] = []
-    pieces, in_flight = window
     for segment in range(pieces):
         waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(up)
         summed.append([])
