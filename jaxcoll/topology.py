@@ -17,7 +17,6 @@ from jaxcoll.devices import describe_devices, describe_graph, make_graph
 from jaxcoll.errors import TopologyError, named
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
-from jaxcoll.in_network import NOTHING, InNetwork, chosen
 from jaxcoll.links import (
     MAX_VERTICES,
     Links,
@@ -26,6 +25,7 @@ from jaxcoll.links import (
     canonical_order,
     warn_of_units,
 )
+from jaxcoll.links.in_network import NOTHING, InNetwork, chosen
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number
@@ -72,7 +72,7 @@ class Topology(Links):
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
             bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
-            is not an automorphism, a vertex that copies or adds and is no switch.
+            is not an automorphism, a rank that is said to copy or add in the network.
 
     Warns:
         AssumptionWarning: numbers that look like microseconds and gigabytes per second.
@@ -160,7 +160,7 @@ class Topology(Links):
     @functools.cached_property
     def _transposed(self) -> Topology:
         back = self._moved(self.dst, self.src, np.arange(self.num_vertices))
-        # Reductions are gathers here: what is added in a switch is copied by it on the way back.
+        # Reductions are gathers here: a switch copies the sums that it adds on the other network.
         return rebuilt(back, in_network=back.in_network.transpose()) if self.in_network else back
 
     @functools.cached_property
@@ -253,7 +253,7 @@ class Topology(Links):
             adding: switches that add, likewise. InfiniBand with SHARP: ``("network",)`` for both.
 
         Raises:
-            TopologyError: a vertex that is no switch, or a name that no switch has.
+            TopologyError: a vertex that is a rank or does not exist, a name that no switch has.
         """
         known = (self.vertex_names, self.num_ranks, self.num_vertices)
         does = InNetwork(*(chosen(each, *known) for each in (copying, adding)))

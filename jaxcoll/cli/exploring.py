@@ -388,7 +388,7 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
     return tell(as_json, facts, *lines)
 
 
-# After "are counted", in ``bound`` and ``compare`` alike.
+# After "are counted", in ``bound`` and in ``compare``.
 _UNUSED = "there; schedules here do not use them so"
 
 

@@ -23,9 +23,9 @@ from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
-from jaxcoll.in_network import InNetwork
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.links import canonical_order, exact_column
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 
 from jaxcoll.errors import ScheduleError, TopologyError
-from jaxcoll.in_network import InNetwork
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation.messages import Message, MessageTimes, multicast, simulate_messages
@@ -26,7 +26,7 @@ from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
 from jaxcoll.trees import TreeFlow
 
-# Of forests, whose trees are rooted at all ranks alike; and of any trees.
+# Of forests, whose trees are rooted at every rank; and of any trees.
 FOREST_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 KINDS = (*FOREST_KINDS, "broadcast", "reduce")
 _MOST_MESSAGES = 2**22  # some gigabytes, and a minute or two
@@ -180,31 +180,19 @@ def simulate_in_network(
     size = check_request(nbytes, model)
     down = _checked(topology, kind, trees, "trees")
     up = down if sums is None else _checked(topology, kind, sums, "sums")
-    count = pieces * sum(len(tree.routes) for tree in (*up, *down))
-    if count > _MOST_MESSAGES:
-        raise ScheduleError(
-            f"{pieces} pieces of every tree would be {count} messages; at most {_MOST_MESSAGES} "
-            "are timed"
-        )
-    alike = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
-    if not alike or (sums is not None and kind != "all_reduce"):
+    is_same = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
+    if not is_same or (sums is not None and kind != "all_reduce"):
         raise ScheduleError("sums= is for an all_reduce: a tree of the same root and weight each")
-    if kind in COPYING:
-        _check_able(topology, down, topology.in_network.copying, "copy")
-    if kind in ADDING:
-        _check_able(topology, up, topology.in_network.adding, "add")
-    of_root = Counter[int]()
-    for tree in down:
-        of_root[tree.root] += as_fraction(tree.weight)  # type: ignore[assignment]
-    if kind in ("all_gather", "reduce_scatter"):
-        shares = [size / topology.num_ranks * as_fraction(t.weight) / of_root[t.root] for t in down]
-    else:
-        shares = [size * as_fraction(t.weight) / sum(of_root.values()) for t in down]
+    does, n = topology.in_network, topology.num_ranks
+    for way, verb, able in ((down, "copy", does.copying), (up, "add", does.adding)):
+        if kind in (COPYING if verb == "copy" else ADDING):
+            used = [v for tree in way for v in tree.branching() if v >= n]
+            _check_able(topology, used, able, verb)
     return _timed(
         topology,
         [tree.legs() if kind in ADDING else [] for tree in up],
         [tree.legs() if kind in COPYING else [] for tree in down],
-        [share / pieces for share in shares],
+        [share / pieces for share in _shares(kind, down, size, n)],
         (pieces, in_flight),
         model,
     )
@@ -240,17 +228,25 @@ def _checked(
     return found
 
 
-def _check_able(
-    topology: Topology, trees: Sequence[NetworkTree], able: Sequence[int], verb: str
-) -> None:
-    for i, tree in enumerate(trees):
-        for v in tree.branching():
-            if v >= topology.num_ranks and v not in able:
-                name = f" ({topology.vertex_names[v]})" if topology.vertex_names else ""
-                raise TopologyError(
-                    f"tree {i} branches in switch {v}{name}, which does not {verb}; those that do "
-                    f"are {list(able)[:8]}: see Topology.with_in_network"
-                )
+def _shares(kind: str, trees: Sequence[NetworkTree], size: Fraction, ranks: int) -> list[Fraction]:
+    """Bytes that each tree carries, of the shard of its root or of the whole buffer."""
+    weights = [as_fraction(tree.weight) for tree in trees]
+    of_root: dict[int, Fraction] = {}
+    for tree, weight in zip(trees, weights, strict=True):
+        of_root[tree.root] = of_root.get(tree.root, Fraction(0)) + weight
+    if kind in ("all_gather", "reduce_scatter"):
+        return [size / ranks * w / of_root[t.root] for t, w in zip(trees, weights, strict=True)]
+    return [size * w / sum(weights) for w in weights]
+
+
+def _check_able(topology: Topology, used: Iterable[int], able: Collection[int], verb: str) -> None:
+    for v in used:
+        if v not in able:
+            name = f" ({topology.vertex_names[v]})" if topology.vertex_names else ""
+            raise TopologyError(
+                f"a tree branches in switch {v}{name}, which does not {verb}; those that do are "
+                f"{sorted(able)[:8]}: see Topology.with_in_network"
+            )
 
 
 def simulate_multicast(
@@ -300,14 +296,8 @@ def simulate_multicast(
     able = _able(network.in_network, kind)
     given = (able if switches else ()) if isinstance(switches, bool) else switches
     capable = set(multicast(flow, given).switches)
-    unable = sorted(capable - able)
-    if unable:
-        verb = {"all_gather": "copy", "reduce_scatter": "add", "all_reduce": "copy and add"}[kind]
-        name = f" ({network.vertex_names[unable[0]]})" if network.vertex_names else ""
-        raise TopologyError(
-            f"switch {unable[0]}{name} does not {verb}; those that do are {sorted(able)[:8]}: see "
-            "Topology.with_in_network"
-        )
+    verb = " and ".join(["copy"] * (kind in COPYING) + ["add"] * (kind in ADDING))
+    _check_able(network, sorted(capable), able, verb)
     trees = [_legs(flow, tree, capable) for tree in range(flow.num_trees)]
     unit = size / flow.topology.num_ranks / flow.k / pieces
     none: list[list[Leg]] = [[]] * len(trees)
@@ -364,11 +354,16 @@ def _timed(
         shares: bytes of a segment of each tree.
         window: segments, and how many of a tree are summed at the same time at most.
     """
+    pieces, in_flight = window
+    count = pieces * sum(map(len, (*up, *down)))
+    if count > _MOST_MESSAGES:
+        raise ScheduleError(
+            f"{pieces} pieces would be {count} messages; at most {_MOST_MESSAGES} are timed"
+        )
     messages: list[Message] = []
     # By segment and tree: the messages that bring the root its sum, which the segment of the next
     # window of bounded buffers waits for.
     summed: list[list[tuple[int, ...]]] = []
-    pieces, in_flight = window
     for segment in range(pieces):
         waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(up)
         summed.append([])

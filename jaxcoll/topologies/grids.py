@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
-from jaxcoll.in_network import InNetwork
 from jaxcoll.links import (
     check_size,
     count,
@@ -29,6 +28,7 @@ from jaxcoll.links import (
     speed,
     speeds,
 )
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology
@@ -163,13 +163,6 @@ def product(*factors: Topology, name: str = "") -> Topology:
         for dimension, factor in enumerate(factors)
         for generator in factor.generators
     ]
-    # A switch of a factor stands in every line of its dimension, and does there what it did.
-    in_network = InNetwork().joined(
-        factor.in_network.moved(line)
-        for dimension, factor in enumerate(factors)
-        if factor.in_network
-        for line in _lines(ranks, dimension, factor, first_switch[dimension])
-    )
     return Topology(
         ranks.size,
         np.concatenate(src),
@@ -180,7 +173,19 @@ def product(*factors: Topology, name: str = "") -> Topology:
         name=name or " x ".join(factor.name or "network" for factor in factors),
         grid=_grid(factors),
         generators=tuple(generators),
-        in_network=in_network,
+        in_network=_in_network(factors, ranks, first_switch),
+    )
+
+
+def _in_network(
+    factors: tuple[Topology, ...], ranks: np.ndarray, first_switch: list[int]
+) -> InNetwork:
+    """A switch of a factor stands in every line of its dimension, and does there what it did."""
+    return InNetwork().joined(
+        factor.in_network.moved(line)
+        for dimension, factor in enumerate(factors)
+        if factor.in_network
+        for line in _lines(ranks, dimension, factor, first_switch[dimension])
     )
 
 

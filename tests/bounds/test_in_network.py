@@ -150,7 +150,7 @@ def test_two_ranks_by_hand():
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_stars_by_hand(n):
-    """Around a switch of 1 B/s and no latency, by what it does; each is reached.
+    """Around a switch of 1 B/s and no latency, by its abilities; each is reached.
 
     Copying spares a rank's link out, adding its link in, and neither the other way. An all_reduce
     takes S with both; without adding every rank takes in and sends out 2 (n - 1) / n of S, in an

@@ -1,4 +1,4 @@
-"""Collectives through switches that copy and add: closed forms, and what is refused."""
+"""Collectives through switches that copy and add: closed forms, and refusals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What switches do besides forwarding: multicast, and in-network reduction.
 
 A switch that *copies* (multicast) sends what it has received over any number of its links; one that
-*adds* (in-network reduction) sends the sum of what it has received. NVSwitches do both for GPUs of
-compute capability 9.0 and newer (NVLink SHARP, NVLS: NVIDIA's documentation of NCCL,
+*adds* (in-network reduction) sends the sum of the data that it has received. NVSwitches do both for
+GPUs of compute capability 9.0 and newer (NVLink SHARP, NVLS: NVIDIA's documentation of NCCL,
 ``NCCL_NVLS_ENABLE``); InfiniBand switches do where SHARP is licensed and running (Graham et al.,
 "Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016; ``NCCL_COLLNET_ENABLE``).
 
@@ -61,7 +61,7 @@ class InNetwork:
         return tuple(sorted({*self.copying, *self.adding}))
 
     def transpose(self) -> InNetwork:
-        """What the switches do on the network with every link reversed, backwards in time."""
+        """Of the same switches on the network with every link reversed, backwards in time."""
         return InNetwork(self.adding, self.copying)
 
     def moved(self, image: Sequence[int] | np.ndarray) -> InNetwork:
@@ -74,7 +74,7 @@ class InNetwork:
         )
 
     def joined(self, others: Iterable[InNetwork]) -> InNetwork:
-        """What is done in this or in one of the others, all of one numbering."""
+        """The switches of this and of the others, all of one numbering."""
         every = [self, *others]
         return InNetwork(
             tuple(v for each in every for v in each.copying),
@@ -86,7 +86,7 @@ class InNetwork:
         return tuple(self.moved(generator) == self for generator in generators)
 
     def check(self, num_ranks: int, num_vertices: int) -> None:
-        """Refuse what is said of vertices that are no switches.
+        """Refuse vertices that are ranks, or do not exist.
 
         Raises:
             TopologyError: naming the first of them.
