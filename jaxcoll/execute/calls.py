@@ -130,9 +130,12 @@ class Call:
 
     def _local(self, x: jax.Array) -> jax.Array:
         """Run on the part of ``x`` that a device has where Explicit axes shard it further."""
-        spec, explicit = jax_internals.explicit_sharding(x)
-        if not explicit:
+        if not jax_internals.explicit_sharding(x)[1]:
             return self._run(x)
+        return jax_internals.as_one_operation(self._on_parts, x)
+
+    def _on_parts(self, x: jax.Array) -> jax.Array:
+        spec, explicit = jax_internals.explicit_sharding(x)
         # Every device needs whole blocks, so the leading dimension must not be sharded.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])

@@ -148,6 +148,16 @@ def as_auto_axes(function: Callable, out_spec) -> Callable:
     return jax.sharding.auto_axes(function, axes=tuple(explicit_axes()), out_sharding=out_spec)
 
 
+def as_one_operation(function: Callable, x):
+    """``function(x)``, also outside ``jit`` and under ``jax.disable_jit``, where ``shard_map`` nests.
+
+    Operation by operation JAX 0.12 gives a ``shard_map`` inside another one parts of the wrong
+    shape, or refuses it. Traced as a whole it is right, and inlined it is what it was under ``jit``.
+    """
+    with jax.disable_jit(False):
+        return jax.jit(function, inline=True)(x)
+
+
 # ---------------------------------------------------------------------- processes
 
 
