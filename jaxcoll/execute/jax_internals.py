@@ -149,10 +149,10 @@ def as_auto_axes(function: Callable, out_spec) -> Callable:
 
 
 def as_one_operation(function: Callable, x):
-    """``function(x)``, also outside ``jit`` and under ``jax.disable_jit``, where ``shard_map`` nests.
+    """``function(x)`` as one operation, also outside ``jit`` and under ``jax.disable_jit``.
 
     Operation by operation JAX 0.12 gives a ``shard_map`` inside another one parts of the wrong
-    shape, or refuses it. Traced as a whole it is right, and inlined it is what it was under ``jit``.
+    shape, or refuses it. Inlined, a program under ``jit`` stays what it was.
     """
     with jax.disable_jit(False):
         return jax.jit(function, inline=True)(x)
