@@ -65,7 +65,7 @@ def _scale(prefix: str, is_bits: bool) -> Fraction:
 
 
 def _parts_of(text: str) -> tuple[str, str]:
-    """A number's digits, none where it is no number, and what stands behind them."""
+    """The digits of a number, "" where there is none, and what stands behind them."""
     text = text.strip()
     found = _NUMBER.match(text)
     return (found[0], text[found.end() :].strip()) if found else ("", text)
@@ -108,7 +108,7 @@ class Quantity(click.ParamType):
         """The number that a text says, exactly, in bytes, seconds or bytes per second.
 
         Raises:
-            ValueError: it is none, with what was expected.
+            ValueError: a text of another kind, and what was expected.
         """
         digits, unit = _parts_of(text)
         scale = self._scale(unit) if unit else Fraction(1)

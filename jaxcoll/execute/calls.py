@@ -378,7 +378,7 @@ def accumulator(wanted, dtype) -> np.dtype:
     Kinds are floats, integers and complex numbers. Arrays of another kind are added in their own.
 
     Raises:
-        CollectiveError: it lacks some of the values of a dtype of its kind, or is no dtype at all.
+        CollectiveError: it lacks some of the values of a dtype of its kind, or is not a dtype.
     """
     given = _accum_dtype(wanted)
     if not _is_of_kind(given, dtype):
@@ -393,7 +393,7 @@ def check_accumulates(wanted, leaves: Iterable, function: str) -> None:
     """Refuse an ``accum_dtype`` that cannot hold sums of a leaf of its kind, or has no such leaf.
 
     Args:
-        leaves: what is added: no constants, whose sums are products.
+        leaves: the operands, without constants, whose sums are products.
     """
     if wanted is None:
         return

@@ -116,7 +116,7 @@ def built(tree, v):
 
 
 def described(x):
-    """All that a program can tell of a result: what it is, its type, and a constant's value."""
+    """All that a program can tell of a result: its kind and type, and the value of a constant."""
     if isinstance(x, jax.core.Tracer):
         aval = jax.typeof(x)
         return "traced", aval.shape, str(aval.dtype), aval.weak_type, aval.mat.varying
