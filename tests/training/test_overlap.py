@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import flax.linen as linen
@@ -24,10 +20,10 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import CollectiveError, ScheduleError, aot
 from jaxcoll.execute.lowerings.rounds import permute_program
+from tests.elsewhere import compiled_elsewhere
 from tests.execute.harness import integers, mesh_of, sharded
 
 N, DEPTH, WIDTH = 8, 4, 4
-ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -283,15 +279,7 @@ def test_bad_arguments_are_refused(call, error, match):
 def test_a_tpu_runs_the_steps_under_the_products():
     if not aot.is_available("tpu"):
         pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | aot.ENVIRONMENT
-    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    worker = Path(__file__).with_name("compile_overlap.py")
-    done = subprocess.run(
-        [sys.executable, worker], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    [found] = compiled_elsewhere(Path(__file__).with_name("compile_overlap.py"))
     assert set(found["native"]) == {"M"}  # one all-reduce, after all products
 
     def begun(order: str) -> float:
