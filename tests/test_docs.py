@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -78,8 +77,8 @@ def blocks_of(page: str) -> list[str]:
 # Pages whose printed lines are compared: below, and those of execution.md beside the code it shows.
 COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md"}
 COMPARED |= {"flax-script.md", "explicit-script.md"}
-# The second block compiles for a TPU slice, which takes libtpu (scripts/test --targets).
-RUN_BLOCKS = {"targets.md": None if importlib.util.find_spec("libtpu") else 1}
+# The second block compiles for a TPU slice.
+RUN_BLOCKS = {"targets.md": 1}
 
 
 WITH_CODE = sorted(path.name for path in DOCS.glob("*.md") if blocks_of(path.name))
@@ -103,6 +102,11 @@ IMPORTING = {"install.md"}
 )
 def test_the_code_of_a_page_runs(page, tmp_path):
     run_code(blocks_of(page)[: RUN_BLOCKS.get(page)], tmp_path, imported=page not in IMPORTING)
+
+
+@pytest.mark.targets("tpu")
+def test_the_page_of_targets_compiles_for_a_slice(tmp_path):
+    run_code(blocks_of("targets.md"), tmp_path)
 
 
 def test_the_training_page_trains(tmp_path):

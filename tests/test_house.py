@@ -36,6 +36,41 @@ def test_scripts_are_valid_bash(script):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
+def part_of_slow_tests(folder: Path, *before: str) -> str:
+    """The part that continuous integration takes in a copy of the project in a folder."""
+    text = (ROOT / ".ci/run").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("part=")]
+    commands = "\n".join([f"set -euo pipefail; cd {folder}", *before, "here=.", line, "echo $part"])
+    done = subprocess.run(["bash", "-c", commands], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_slow_tests_take_turns_by_the_number_of_commits(tmp_path):
+    assert part_of_slow_tests(tmp_path) == "0"  # without history
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m one"
+    for count, part in ((1, "1"), (6, "1"), (1, "2")):  # one, seven and eight commits
+        begin = ["git init -q", *[commit] * count]
+        assert part_of_slow_tests(tmp_path, *begin) == part
+
+
+def collected(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_parts_of_the_tests_are_all_of_them():
+    file = "tests/core/test_progress.py"
+    whole, *parts = [
+        [line for line in collected(file, *part).stdout.splitlines() if "::" in line]
+        for part in ([], ["--part=0/2"], ["--part=1/2"])
+    ]
+    assert all(parts)
+    assert sorted([*parts[0], *parts[1]]) == sorted(whole)
+    refused = collected(file, "--part=2/2")
+    assert refused.returncode == 4
+    assert "--part takes K/N with K from 0 to N - 1, such as 0/6, not 2/2" in refused.stderr
+
+
 def test_every_script_is_tested_here():
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
     assert scripts == {*COMMANDS, "scripts/_env", "scripts/words"} - {".ci/run"}

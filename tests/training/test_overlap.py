@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ScheduleError, aot
+from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.elsewhere import compiled_elsewhere
 from tests.execute.harness import integers, mesh_of, sharded
@@ -276,9 +276,8 @@ def test_bad_arguments_are_refused(call, error, match):
 
 
 @pytest.mark.slow
+@pytest.mark.targets("tpu")
 def test_a_tpu_runs_the_steps_under_the_products():
-    if not aot.is_available("tpu"):
-        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
     [found] = compiled_elsewhere(Path(__file__).with_name("compile_overlap.py"))
     assert set(found["native"]) == {"M"}  # one all-reduce, after all products
 

@@ -47,9 +47,8 @@ def test_native_collectives_as_rows(function, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.targets("tpu")
 def test_many_buckets_leave_the_memory_and_cover_the_products():
-    if not aot.is_available("tpu"):
-        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
     rows, why = targets.compiled_for("v5e:4x4", targets.MANY_BUCKETS)
     assert why == ""
     native, unlimited, limited = rows
