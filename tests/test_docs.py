@@ -22,6 +22,7 @@ from jaxcoll.io.msccl import program
 from jaxcoll.tune import table_file
 from tests.elsewhere import Forking
 from tests.execute.meshes.xla_flags import cpu_devices
+from tests.printed import false_claims, marked, separated
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -51,10 +52,12 @@ def forking() -> Forking:
 def run_code(code: list[str], folder: Path, *, imported: bool = True) -> list[str]:
     """The lines that blocks of code print on 8 devices, one after the other in one process.
 
+    Their comments say what they print.
+
     Args:
         imported: begin where the libraries are imported already.
     """
-    program = "\n".join(code)
+    program = marked("\n".join(code))
     if imported:
         done = forking().run(program, folder)
     else:
@@ -67,7 +70,9 @@ def run_code(code: list[str], folder: Path, *, imported: bool = True) -> list[st
             text=True,
         )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    output, printed = separated(done.stdout)
+    assert list(false_claims("\n".join(code), printed)) == []
+    return output.splitlines()
 
 
 def blocks_of(page: str) -> list[str]:

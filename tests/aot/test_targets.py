@@ -13,6 +13,7 @@ import pytest
 
 from tests.elsewhere import compiled_elsewhere
 
+
 def platform_of(name: str) -> str:
     return "gpu" if name.startswith("h100") else "tpu"
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.elsewhere import compiled_elsewhere
 
+
 @pytest.mark.parametrize(
     ("name", "sides"),
     [
