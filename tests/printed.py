@@ -10,8 +10,11 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 # Around what a claim is about, in the output; and then the number of the claim.
@@ -34,6 +37,24 @@ def unsaid(claimed: str, printed: str) -> list[str]:
     """The numbers of a claim that are none of those printed."""
     found = numbers(printed)
     return [each for each in numbers(claimed) if not any(holds(each, one) for one in found)]
+
+
+def claimed(page: str, words: str) -> tuple[str, ...]:
+    """The groups of the one place of a page whose words match, across its lines.
+
+    Args:
+        page: its path from the root.
+    """
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    (found,) = re.finditer(words, text)
+    return found.groups()
+
+
+def assert_claimed(page: str, words: str, computed: Sequence[float]) -> None:
+    """The numbers of a place of a page are those computed, in the digits that they have."""
+    said = claimed(page, words)
+    true = len(said) == len(computed) and all(map(holds, said, map(repr, map(float, computed))))
+    assert true, f"{page} says {said}, computed {computed}"
 
 
 def claims_of(code: str) -> dict[int, str]:

@@ -25,7 +25,7 @@ import jaxcoll as jc
 from jaxcoll.bounds.throughput import fixed_k
 from jaxcoll.cli import COMMANDS
 from jaxcoll.numerics.machine_code import signatures
-from tests.printed import holds
+from tests.printed import assert_claimed, holds
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -132,12 +132,7 @@ COMPUTED: list[tuple[str, str, Callable[[], list[float]]]] = [
 
 @pytest.mark.parametrize(("page", "words", "compute"), COMPUTED)
 def test_numbers_without_a_command_are_those_computed(page, words, compute):
-    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    (found,) = re.finditer(words, text)
-    computed = compute()
-    assert len(found.groups()) == len(computed)
-    for said, number in zip(found.groups(), computed, strict=True):
-        assert holds(said, repr(float(number))), f"{page}: {found[0]!r}, computed {computed}"
+    assert_claimed(page, words, compute())
 
 
 # ---------------------------------------------------------------------- the check itself

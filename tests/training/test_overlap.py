@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import re
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.elsewhere import compiled_elsewhere
 from tests.execute.harness import integers, mesh_of, sharded
+from tests.printed import assert_claimed
 
 N, DEPTH, WIDTH = 8, 4, 4
 
@@ -281,9 +283,18 @@ def test_a_tpu_runs_the_steps_under_the_products():
     [found] = compiled_elsewhere(Path(__file__).with_name("compile_overlap.py"))
     assert set(found["native"]) == {"M"}  # one all-reduce, after all products
 
+    def begun_of(order: str) -> tuple[int, int]:
+        """How many permutes start before the last product, of how many."""
+        return order[: order.rindex("M")].count("s"), order.count("s")
+
     def begun(order: str) -> float:
-        """Share of the permutes that start before the last product."""
-        return order[: order.rindex("M")].count("s") / order.count("s")
+        return operator.truediv(*begun_of(order))
+
+    assert_claimed(
+        "docs/training.md",
+        r"(\d+) of (\d+) permutes start before the last product of [\w ]+, against (\d+) without",
+        [*begun_of(found["overlapped"]), begun_of(found["by_leaf"])[0]],
+    )
 
     # By themselves, sums have their first steps under the products; here later ones, too.
     assert begun(found["overlapped"]) > 1.5 * begun(found["by_leaf"])

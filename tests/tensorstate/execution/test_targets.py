@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.elsewhere import compiled_elsewhere
+from tests.elsewhere import ROOT, compiled_elsewhere
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,13 @@ def test_a_plan_compiles_with_either_kind_of_collectives(name, sides):
     assert scheduled["collective-permute"] > native["all-reduce"]
 
 
+def rows_of_the_page() -> list[list[str]]:
+    """The table of docs/tensorstate.md, by cells."""
+    page = (ROOT / "docs/tensorstate.md").read_text(encoding="utf-8")
+    table = page.partition("| launches (v5e, H100s) |")[2].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
 @pytest.mark.parametrize(
     ("name", "platform"),
     [
@@ -36,6 +43,15 @@ def test_products_are_covered_by_what_the_schedule_hides_under_them(name, platfo
     """Of FSDP; products at both ends of the step have nothing to cover."""
     worker = Path(__file__).with_name("compile_overlap.py")
     layers, scan, small = compiled_elsewhere(worker, name)
+    column = 1 if platform == "tpu" else 2
+    for row, what in (
+        (layers, "6 in a row, 1024"),
+        (scan, "four iterations"),
+        (small, "as chosen"),
+    ):
+        (cells,) = (cells for cells in rows_of_the_page() if what in cells[0])
+        assert cells[column] == f"{row['covered']} of {row['matmuls']}"
+        assert cells[3].split(", ")[column - 1] == str(row["launches"])
     for found in (layers, scan):
         assert found["hidden"] > 0.2
         assert found["covered"] >= found["matmuls"] / 2
