@@ -113,9 +113,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    from jaxcoll import aot  # and JAX, which would read the variables above before they are set
-
     for mark in item.iter_markers("targets"):
+        from jaxcoll import aot  # and with it JAX, which few tests of a process may need
+
         (platform,) = mark.args
         if not aot.is_available(platform):
             pytest.skip(f"the compiler for {platform} is not installed: scripts/test --targets")
