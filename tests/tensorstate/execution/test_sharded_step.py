@@ -113,7 +113,7 @@ def test_any_plan_on_a_mesh_with_explicit_axes(kinds):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed"),
-    zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle((0, 1))),
+    list(zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle((0, 1)))),
 )
 def test_any_plan_of_any_model(name, seed):
     problem = problem_of(name, PLANE)
