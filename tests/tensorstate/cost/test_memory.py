@@ -147,7 +147,8 @@ def test_lower_limits_take_less_memory(case):
             limit = share * free.cost.memory.peak
             if compiled and found.cost.memory.fits(limit):
                 continue
-            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+            # Any plan that fits will do, and near the best the search takes minutes.
+            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=5e-2)
             assert found.cost.memory.peak <= limit
         taken = report(model, problem, found)
         assert taken.agrees, str(taken)
