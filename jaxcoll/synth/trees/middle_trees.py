@@ -49,6 +49,9 @@ from jaxcoll.topology import Topology
 
 # Pieces of the data of a group that auto tries at most: of more, one takes next to no time.
 _MANY_PIECES = 64
+# Middles that auto tries behind switches: of 150 random networks with switches the fastest was the
+# fourth or a later one once.
+_NEAR_MIDDLES = 3
 # How much shorter the ways through the middle must be than those from end to end, twice.
 _WORTH_TRYING = 0.99
 
@@ -66,6 +69,8 @@ class MiddleTrees(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for.
         pieces: messages that the data of a group are cut into at most, which follow one another.
+        nth: which middle is taken, by how near it is: 0 for the nearest. Behind switches, where
+            messages of a tree share links, another one may be faster.
 
     Raises:
         CollectiveError: a field out of range.
@@ -73,6 +78,7 @@ class MiddleTrees(Synthesizer):
 
     nbytes: float = BUCKET_BYTES
     pieces: int = 1
+    nth: int = 0
 
     name: ClassVar[str] = "middle_trees"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
@@ -83,10 +89,16 @@ class MiddleTrees(Synthesizer):
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.integer_fields(self, CollectiveError, "pieces")
+        checks.integer_fields(self, CollectiveError, "nth", least=0)
 
     @classmethod
     def variants(cls, fixed: bool = False) -> tuple[Self, ...]:
-        return (cls(), cls(pieces=_MANY_PIECES))
+        others = (cls(nth=nth) for nth in range(1, _NEAR_MIDDLES))
+        return (cls(), cls(pieces=_MANY_PIECES), *others)
+
+    def suited(self, topology: Topology) -> Synthesizer:
+        """The nearest middle on a network without switches, where no other is faster."""
+        return dataclasses.replace(self, nth=0) if topology.is_direct else self
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """One chunk, or as many as there are pieces for: a group has a chunk per rank at least."""
@@ -118,7 +130,7 @@ class MiddleTrees(Synthesizer):
                 continue
             members = np.asarray(group)
             there = up.farthest(members)
-            middles.append(_best(there + down.farthest(members), members)[: pieces[g]])
+            middles.append(self._middles(there + down.farthest(members), members)[: pieces[g]])
             first, last = (int(c) for c in collective.chunk_ptr[g : g + 2])
             cuts = first + np.arange(pieces[g] + 1) * (last - first) // pieces[g]
             for piece, chunks in enumerate(itertools.pairwise(cuts.tolist())):
@@ -131,6 +143,18 @@ class MiddleTrees(Synthesizer):
                 messages.append(_Messages(copies, met + copies.begin, chunks, False))
         schedule = _scheduled(topology, collective, messages)
         return schedule.with_provenance(Provenance(certificate={"middles": middles}))
+
+    def _middles(self, ticks: np.ndarray, members: np.ndarray) -> list[int]:
+        """The ranks as near as the one that is taken, it first; others than members only if alone.
+
+        Args:
+            ticks: from each rank to the farthest of the group and back.
+        """
+        is_other = ~np.isin(np.arange(len(ticks)), members)
+        order = np.lexsort((is_other, ticks))
+        one = order[min(self.nth, len(order) - 1)]
+        alike = order[(ticks == ticks[one])[order] & (is_other == is_other[one])[order]]
+        return np.roll(alike, -np.flatnonzero(alike == one)[0]).tolist()
 
 
 class _Tree(NamedTuple):
@@ -254,13 +278,6 @@ def _ways(topology: Topology, size: Fraction) -> tuple[_Way, _Way]:
         _Way.of(topology.transpose(), back, True, size),
         _Way.of(topology, np.arange(len(image)), False, size),
     )
-
-
-def _best(ticks: np.ndarray, members: np.ndarray) -> list[int]:
-    """The ranks of the fewest ticks: those among members, or else the others."""
-    best = np.flatnonzero(ticks == ticks.min())
-    inside = best[np.isin(best, members)]
-    return (inside if inside.size else best).tolist()
 
 
 def _scheduled(
