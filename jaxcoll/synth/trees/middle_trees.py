@@ -293,7 +293,9 @@ def _scheduled(
     reduce = np.repeat([each.reduce for each in messages], counts)[order]
     # A step per message, in order, and then as few steps as keep that order.
     number = np.repeat(np.arange(len(order)), last - first)
-    within = np.arange(len(number)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
+    within = np.arange(len(number)) - np.repeat(
+        np.cumsum(last - first) - (last - first), last - first
+    )
     schedule = Schedule.from_sends(
         topology,
         collective,
