@@ -61,7 +61,9 @@ def run(
     axes, width = setting.axes, setting.width
     rank = axes.rank()
     if not program.steps:
-        return read_result(program, initial_buffer(program, x, rank, width, setting.op), rank, width)
+        return read_result(
+            program, initial_buffer(program, x, rank, width, setting.op), rank, width
+        )
     # DMAs and vector units work on whole tiles: rows are padded to them, and the result is cut
     # again.
     tile = TILE_BYTES // x.dtype.itemsize

@@ -145,16 +145,19 @@ class MiddleTrees(Synthesizer):
         return schedule.with_provenance(Provenance(certificate={"middles": middles}))
 
     def _middles(self, ticks: np.ndarray, members: np.ndarray) -> list[int]:
-        """The ranks as near as the one that is taken, it first; others than members only if alone.
+        """The middle that is taken, and behind it the others that are as near.
+
+        Members come before other ranks as near, and share with members alone.
 
         Args:
             ticks: from each rank to the farthest of the group and back.
         """
         is_other = ~np.isin(np.arange(len(ticks)), members)
         order = np.lexsort((is_other, ticks))
-        one = order[min(self.nth, len(order) - 1)]
-        alike = order[(ticks == ticks[one])[order] & (is_other == is_other[one])[order]]
-        return np.roll(alike, -np.flatnonzero(alike == one)[0]).tolist()
+        taken = order[min(self.nth, len(order) - 1)]
+        others = [m for m in order if ticks[m] == ticks[taken] and is_other[m] == is_other[taken]]
+        at = others.index(taken)
+        return [int(m) for m in others[at:] + others[:at]]
 
 
 class _Tree(NamedTuple):
@@ -172,7 +175,7 @@ class _Tree(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """What a piece sends along a tree: sums or copies.
+    """The messages of a piece along a tree, of its sums or of its copies.
 
     Attributes:
         tree: with a message per path.

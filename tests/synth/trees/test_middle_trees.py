@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -53,7 +55,7 @@ def tree_of(graph: nx.DiGraph, middle: int, members) -> nx.DiGraph:
         path = [rank]
         while len(path) == 1 or path[-1] >= graph.graph["ranks"]:
             path += tree.predecessors(path[-1])
-        links = [graph.edges[u, v]["link"] for v, u in zip(path, path[1:], strict=False)]
+        links = [graph.edges[u, v]["link"] for v, u in itertools.pairwise(path)]
         whole.add_edge(path[-1], rank, links=links[::-1])
     return whole
 
@@ -72,7 +74,7 @@ def by_hand(topology: Topology, middle: int, nbytes: float, groups=None) -> Sche
     rows = []
     for tree, is_sum in ((up, True), (down, False)):
         depth = nx.single_source_shortest_path_length(tree, middle)
-        for u, v, links in tree.edges(data="links"):
+        for _, v, links in tree.edges(data="links"):
             step = n - depth[v] if is_sum else n + depth[v]
             rows.append((step, links[::-1] if is_sum else links, is_sum))
     chunks = what.num_chunks
@@ -125,7 +127,7 @@ CASES = {
 
 
 # Where latency occupies links, one message is best, and more data leave auto nothing to stop at.
-@pytest.mark.parametrize("model, nbytes", [("astra", 64), ("astra", 1000), ("tacos", 64)])
+@pytest.mark.parametrize(("model", "nbytes"), [("astra", 64), ("astra", 1000), ("tacos", 64)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_default_is_as_fast_as_the_best_tree(case, model, nbytes):
     topology, groups = CASES[case]
@@ -166,7 +168,8 @@ def test_pieces_meet_in_all_middles_alike():
         [1, 2]
     ]
     whole = MiddleTrees().synthesize(four, what)
-    assert whole.provenance.certificate["middles"] == [[1]] and whole.num_messages == 6
+    assert whole.provenance.certificate["middles"] == [[1]]
+    assert whole.num_messages == 6
 
 
 def test_each_group_has_its_middle():
@@ -184,7 +187,7 @@ def test_the_middle_may_be_outside_the_group():
 
 
 @pytest.mark.parametrize(
-    "topology, may",
+    ("topology", "may"),
     [(mesh(3, 3), True), (star(4), True), (ring(6), False), (torus(3, 3), False),
      (fully_connected(4), False), (switch(5), False), (dgx_h100(2), False)],
 )  # fmt: skip
