@@ -265,7 +265,7 @@ class _Sum:
         # instead of as one operation: so it is filled, sent from and read as a lowering does.
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
-        self.buffer = initial_buffer(self.program, x, self.rank, self.width)
+        self.buffer = initial_buffer(self.program, x, self.rank, self.width, self.add)
         # Nothing is to be sent of an empty vector, or to a single rank.
         self.left = list(self.program.steps) if x.size else []
         self.in_flight: list[jax.Array] = []
