@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-THREADS, ELEMENTS = 3, 2
+THREADS, ELEMENTS = 3, 4
 KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 _PACKETS = ("ppkt", "rppkt", "cpkt", "upkt", "repkt", "respkt", "recpkt", "recspkt")
 
@@ -315,10 +315,10 @@ class Machine:
     # ------------------------------------------------------------------ runs
 
     def threads(self, rank: int, number: int) -> int:
-        """Threads of a block, enough for its channels."""
+        """Threads of a block: one for each channel of an operation, and one that waits for none."""
         ops = self.gpus[rank]["threadblocks"][number]["ops"]
-        return max([THREADS, *(len(op.get(key, ())) for op in ops
-                               for key in ("channel_ids", "semaphore_ids"))])  # fmt: skip
+        ids = [len(op.get(k, ())) for op in ops for k in ("channel_ids", "semaphore_ids")]
+        return max([THREADS, *(1 + count for count in ids)])
 
     def begin(self, rank: int) -> None:
         self.fill(rank)
