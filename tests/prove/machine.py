@@ -265,7 +265,7 @@ class Machine:
                     for end, packed in outs:
                         at = self.base(rank, block, end, False, packed)
                         place = self.moved(at, half, packed)
-                        yield Next(NOW.may, None if packed else place, True)
+                        yield Next(NOW.may, place, True)
                         self.write(rank, place, (self.run[rank], total) if packed else total)
 
     def moved(self, at: Address, half: int, packed: bool) -> Address:
