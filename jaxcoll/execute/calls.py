@@ -360,7 +360,8 @@ def counted(leaf, function: str) -> Any:
     if not isinstance(leaf, _NUMERIC):
         leaf = jnp.asarray(leaf)
     is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
-    return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
+    wide: Any = leaf
+    return lax.convert_element_type(wide, np.int32) if is_bool else leaf
 
 
 _NUMERIC = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
