@@ -29,6 +29,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.primitives import vary
 from jaxcoll.training import names_of
@@ -79,6 +80,9 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
     Returns:
         What the function returns, a ``Value`` in place of each array; gradients of integers
         (``float0``), which hold nothing, as they are.
+
+    Raises:
+        CollectiveError: a result is not the same on all ranks, if ``shard_map`` knows.
     """
     entries, structure = jax.tree.flatten(args, is_leaf=is_value)
     places = [i for i, entry in enumerate(entries) if is_value(entry)]
@@ -96,6 +100,15 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
 
     closed = jax.make_jaxpr(flat)(*(_type(ranks, entries[i]) for i in places))
     jaxpr, constants = jax_internals.parts_of(closed)
+    for atom in jaxpr.outvars:
+        over = atom.aval.mat.varying if hasattr(atom.aval, 'mat') else ()
+        if over:
+            raise CollectiveError(
+                "the inner optimizer of zero gives an array of shape "
+                f"{atom.aval.shape} that varies over axis {min(over)!r}, where its gradients and "
+                "parameters do not: an extra argument, as value=, or what it closes over is a "
+                f"rank's own. Reduce that first, as by jax.lax.pmean(value, {min(over)!r})"
+            )
     found = iter(_evaluate(ranks, jaxpr, constants, [entries[i] for i in places]))
     leaves = [leaf if _is_static(leaf) else next(found) for leaf in results]
     return jax.tree.unflatten(shaped[0], leaves)
@@ -149,15 +162,28 @@ def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
         return _as_it_is(ranks, eqn, given)
     (cut,) = cuts
     if name in _ELEMENTWISE and out.shape == cut.shape:
-        return [Part(cut, _run(eqn, [ranks.row(value, cut) for value in given]))]
+        # Newer JAX repeats dimensions of one element by itself.
+        given = [_repeated(ranks, value, cut.shape) for value in given]
+        result = Part(cut, _run(eqn, [ranks.row(value, cut) for value in given]))
+        if all(isinstance(value, Whole) or value.block is not None for value in given):
+            # Of parameters the blocks are here: what is computed from them need not be gathered.
+            # XLA computes of the two what is used.
+            result.block = _run(eqn, [ranks.block(value, cut) for value in given])
+        return [result]
     if name in _RESHAPES and len(given) == 1 and math.prod(out.shape) == math.prod(cut.shape):
-        same = dataclasses.replace(given[0], cut=dataclasses.replace(cut, shape=out.shape))
-        return [dataclasses.replace(same, whole=None)]
+        seen = dataclasses.replace(cut, shape=out.shape)
+        return [dataclasses.replace(given[0], cut=seen, whole=None)]
     if name in _NEUTRAL and out.shape == ():
         return [whole(_reduced(ranks, eqn, cut, given[0]))]
     if name == "dot_general" and _is_inner_product(eqn):
         return [whole(_inner_product(ranks, eqn, cut, given))]
     return _as_it_is(ranks, eqn, given)
+
+
+def _repeated(ranks: Ranks, value: Value, shape: tuple[int, ...]) -> Value:
+    if value.shape in ((), shape):
+        return value
+    return whole(jnp.broadcast_to(ranks.whole(value), shape))
 
 
 def _as_it_is(ranks: Ranks, eqn, given: Sequence[Value]) -> Sequence[Value]:

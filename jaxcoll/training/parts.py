@@ -155,7 +155,9 @@ class Ranks:
             if value.block is None:
                 value.block = joined_shards(self.gather(value.row), cut.block)
             return value.block
-        block = self.whole(value).reshape(cut.origin)
+        if value.is_uniform:
+            return jnp.broadcast_to(value.array, cut.block)
+        block = value.array.reshape(cut.origin)
         for i, (names, size) in enumerate(zip(cut.axes, cut.block, strict=True)):
             if names:
                 start = lax.axis_index(names) * size

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
@@ -23,7 +24,7 @@ from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice import Choice
 from jaxcoll.numerics import checks
 from jaxcoll.training import LeafSums, check_options, check_own, evaluation, names_of, tracked
-from jaxcoll.training.parts import Cut, Part, Ranks, Value, is_value, joined_shards, shards_of, whole
+from jaxcoll.training.parts import Cut, Part, Ranks, Value, is_value, joined_shards, shards_of
 from jaxcoll.training.sharded_state import (
     Names,
     ZeroState,
@@ -166,14 +167,19 @@ class _Sharded:
         if not _is_bound(axis_name):
             raise _unbound(axis_name)
         check_own(updates, axis_name)
-        cuts = self._cuts(updates, "gradient")
+        # Gradients may be of another tree than parameters (optax.lookahead), or of other shapes
+        # (optax.contrib.dpsgd), and the state is that of parameters.
+        cuts = of_gradients = self._cuts(updates, "gradient")
+        own = None
+        if params is not None:
+            cuts = self._cuts(params, "parameter")
+            own = self._blocks(params, cuts)
         kept = of_row(state, cuts, ranks)
-        own = None if params is None else self._blocks(params, self._cuts(params, "parameter"))
         rows = self._in_buckets(
             self._scatter, "reduce_scatter", updates, lambda x: shards_of(x, ranks.n)
         )
         shards = jax.tree_util.tree_map_with_path(
-            lambda path, x: x if is_void(x) else Part(cuts[names_on(path)], x), rows
+            lambda path, x: x if is_void(x) else Part(of_gradients[names_on(path)], x), rows
         )
         steps, kept = evaluation.run(
             lambda *given: self.inner.update(*given, **extra), ranks, shards, kept, own
@@ -221,9 +227,7 @@ class _Sharded:
         axes = tracked(self.sums.axis_name)
 
         def one(path, x) -> Value:
-            cut = cuts[names_on(path)]
-            x = same(jax.numpy.asarray(x), axes)
-            return Part(cut, block=x) if cut.names else whole(x)
+            return Part(cuts[names_on(path)], block=same(jnp.asarray(x), axes))
 
         return jax.tree_util.tree_map_with_path(one, params)
 
