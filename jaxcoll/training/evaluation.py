@@ -39,13 +39,12 @@ from jaxcoll.training.parts import Cut, Part, Ranks, Value, Whole, is_value, who
 # is gathered, so a list that is too short is slow, and one that is too long is wrong.
 _ELEMENTWISE = frozenset(
     """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
-clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp
-exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max
-min mul ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta
-rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt
-square sub tan tanh xor zeta
-""".split()
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+    imag integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+    """.split()
 )
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim"})

@@ -61,10 +61,15 @@ def zero(
     (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
     2020, Sec. 5).
 
-    The inner optimizer sees the tree of the parameters, each leaf as the vector of its shard, the
-    last one padded with zeros. So it must be elementwise: the update of an element may depend on
-    the leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and
-    RMSprop are; clipping by global norm, LAMB, Adafactor and noise are not.
+    The inner optimizer may be any: its update is traced on whole gradients, state and parameters,
+    and its operations run on shards. So masks and labels see whole shapes; norms and other
+    reductions over whole leaves or over all are reduced over the ranks, too, by one number of
+    each rank; and what looks at an array in another way (rows and columns in Adafactor, products
+    of matrices in Muon, sorting, loops) gets it gathered, which costs an all_gather of that array
+    in each update. Nothing depends on padding. Results differ from those of whole updates by the
+    order of additions alone. What stands in the state with the shape of its parameter is sharded,
+    and all else is on every rank: factors of Adafactor, the memory of L-BFGS, the one vector of
+    ``optax.flatten``.
 
     Parameters are the same on all ranks, and so are the updates, in type as well. The state differs
     from rank to rank; its spec is ``P(axis_name)``, whatever is in it::
@@ -76,18 +81,28 @@ def zero(
     does in ``TrainState.create`` and ``nnx.Optimizer``. ``state_specs`` gives the specs of a
     training state, ``reshard_zero`` brings one to another number of ranks.
 
+    Where other manual axes shard the parameters, as in tensor parallelism, ``specs`` says how. The
+    inner optimizer sees the parameters as on one device then, too, and the state is sharded over
+    these axes as well: its specs are ``state_specs(state, axis_name, specs)``.
+
     Args:
-        inner: the optimizer.
+        inner: the optimizer. Extra arguments of ``update`` reach it as they are, and must be the
+            same on all ranks: the mean of the loss, not a rank's own.
         schedule: of reduce_scatter or all_gather, the other being the same one backwards; or what
             else ``jc.psum_scatter`` takes.
         axis_name, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window: as for
             ``all_reduce_gradients``; updates are sent in their own dtype.
+        specs: how manual axes other than ``axis_name`` shard parameters: their ``PartitionSpec`` in
+            ``jax.shard_map``, one for each of them or for a subtree. By default they are the same
+            on all ranks of all of these; where that cannot be known, with ``check_vma=False`` on a
+            mesh of several manual axes, it has to be said: ``specs=P()``.
         mesh: for an ``init`` outside of ``jax.shard_map``; by default that of ``jax.set_mesh``.
 
     Raises:
-        CollectiveError: a mesh without the axis, an unknown ``order``; from ``init`` or ``update``:
-            the axis is not bound and there is no mesh, a state for another number of ranks, or as
-            for ``all_reduce_gradients``.
+        CollectiveError: a mesh without the axis, specs that name it, an unknown ``order``; from
+            ``init`` or ``update``: the axis is not bound and there is no mesh, specs that are not
+            those of the parameters, a state for another number of ranks or other parameters,
+            updates that would differ from rank to rank, or as for ``all_reduce_gradients``.
     """
     check_options(axis_name, mean, bucket_bytes, window)
     check_specs(specs, axis_name)

@@ -28,7 +28,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.buckets import same
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.primitives import vary
@@ -212,25 +211,15 @@ def of_row(state: Any, cuts: Mapping[Names, Cut], ranks: Ranks) -> Any:
                 f"if it was made for {n} ranks, its spec is P({ranks.axis_name!r})"
             )
         cut, row = _cut_at(path, cuts), leaf[0]
-        over = set(axes)
         if row.ndim == 1:
             wanted = None if cut is None else cut.width(n)
             if row.size != wanted:
+                has = "no parameter has" if cut is None else f"{wanted} are those of the one of"
                 raise CollectiveError(
-                    f"the state of zero has a shard of {row.size} elements at {where}, and "
-                    f"{'no parameter has that path' if cut is None else f'the parameter of that path has shards of {wanted}'}"
-                    f" on {n} ranks{_by_specs(cuts)}: are params and specs= of zero those that it "
-                    "was made for?"
+                    f"the state of zero has a shard of {row.size} elements at {where}, and {has} "
+                    f"that path on {n} ranks{_by_specs(cuts)}: are params and specs= of zero those "
+                    "that it was made for?"
                 )
-            over |= set(tracked(cut.names))
-        extra = jax_internals.varying(row) - over
-        if extra:
-            raise CollectiveError(
-                f"the state of zero at {where} varies over axis {sorted(extra)[0]!r}, over which "
-                "it is the same: its specs are those of jc.optax.state_specs(state, "
-                f"{ranks.axis_name!r}, specs)"
-            )
-        if row.ndim == 1:
             return Part(cut, row)
         return whole(same(row if row.ndim == 0 else row[0], axes))
 

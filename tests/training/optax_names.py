@@ -6,6 +6,7 @@ or asks for its arguments here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import jax
@@ -30,6 +31,11 @@ def is_matrix(tree):
 def by_rank(tree):
     """Labels: by shape, as a callable."""
     return jax.tree.map(lambda x: "matrix" if jnp.ndim(x) > 1 else "other", tree)
+
+
+def each_a_matrix(tree):
+    """What ``muon`` takes of the shapes of matrices."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
 
 
 def every_other_step(step, *_, **__):
@@ -85,12 +91,17 @@ MADE = {
     "optax.named_chain": lambda: optax.named_chain(
         ("clip", optax.clip_by_global_norm(0.5)), ("adam", optax.adam(0.05))
     ),
-    "optax.freeze": lambda: optax.freeze({"kernel": True, "layer": {"half": True}}),
+    "optax.freeze": lambda: optax.freeze(
+        {"kernel": True, "even": False, "layer": False, "scale": True, "empty": True}
+    ),
     "optax.inject_hyperparams": lambda: optax.inject_hyperparams(optax.adamw)(
         optax.linear_schedule(0.05, 0.01, 15), weight_decay=0.1, mask=is_matrix
     ),
     "optax.inject_stateful_hyperparams": lambda: optax.inject_stateful_hyperparams(optax.adam)(
         optax.linear_schedule(0.05, 0.01, 15)
+    ),
+    "optax.measure_with_ema": lambda: optax.measure_with_ema(
+        functools.partial(jax.tree.map, jnp.square), 0.9
     ),
     "optax.monitor": lambda: optax.monitor({"norm": optax.tree.norm}),
     "optax.scale_by_factored_rms": lambda: optax.scale_by_factored_rms(min_dim_size_to_factor=4),
@@ -102,6 +113,9 @@ MADE = {
     ),
     "optax.contrib.galore": lambda: optax.contrib.galore(0.05, rank=2, update_proj_gap=5),
     "optax.contrib.scale_by_galore": lambda: optax.contrib.scale_by_galore(2, 5),
+    "optax.contrib.scale_by_muon": lambda: optax.masked(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=each_a_matrix), is_matrix
+    ),
     "optax.contrib.sam": lambda: optax.contrib.sam(optax.adam(0.05), optax.sgd(0.01)),
 }
 
