@@ -1,7 +1,7 @@
 """A function of whole arrays, run by ranks that have parts of them.
 
 The function is traced on whole shapes, so all that it decides by shapes, names or dtypes is as on
-one device. Then its operations run one by one on what a rank has:
+one device. Then its operations run one by one on a rank's parts:
 
 - an operation of whole arrays, as it is;
 - one that acts on every element by itself, on rows; whole operands are cut;
@@ -35,17 +35,16 @@ from jaxcoll.execute.primitives import vary
 from jaxcoll.training import names_of
 from jaxcoll.training.parts import Cut, Part, Ranks, Value, Whole, is_value, whole
 
-# Each element of the result depends on the elements at the same place alone. What is missing here
-# is gathered, so a list that is too short is slow, and one that is too long is wrong.
-_ELEMENTWISE = frozenset(
-    """
+# Each element of the result depends on the elements at the same place alone. Operands of an
+# operation that is missing here are gathered: too short a list is slow, and too long a one wrong.
+_NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj
     convert_element_type copy copy_p cos cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
     imag integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter not or
     population_count pow real reduce_precision rem round rsqrt select_n shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
-    """.split()
-)
+    """
+_ELEMENTWISE = frozenset(_NAMES.split())
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim"})
 
@@ -54,7 +53,11 @@ def _limits(dtype) -> tuple[Any, Any]:
     """The least and the largest value of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf, jnp.inf
-    return (False, True) if dtype == bool else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    return (
+        (False, True)
+        if jnp.issubdtype(dtype, jnp.bool_)
+        else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    )
 
 
 # What padding is for a reduction: an element that changes nothing.
@@ -72,12 +75,12 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
     """The results of a function of whole arrays.
 
     Args:
-        function: of pytrees; what it closes over is the same on all ranks.
+        function: of pytrees; values that it closes over are the same on all ranks.
         args: pytrees whose entries are a ``Value`` where the function gets an array; others are
             given to it as they are.
 
     Returns:
-        What the function returns, a ``Value`` in place of each array; gradients of integers
+        The function's results, a ``Value`` in place of each array; gradients of integers
         (``float0``), which hold nothing, as they are.
 
     Raises:
@@ -100,13 +103,13 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
     closed = jax.make_jaxpr(flat)(*(_type(ranks, entries[i]) for i in places))
     jaxpr, constants = jax_internals.parts_of(closed)
     for atom in jaxpr.outvars:
-        over = atom.aval.mat.varying if hasattr(atom.aval, 'mat') else ()
+        over = atom.aval.mat.varying if hasattr(atom.aval, "mat") else ()
         if over:
             raise CollectiveError(
-                "the inner optimizer of zero gives an array of shape "
-                f"{atom.aval.shape} that varies over axis {min(over)!r}, where its gradients and "
-                "parameters do not: an extra argument, as value=, or what it closes over is a "
-                f"rank's own. Reduce that first, as by jax.lax.pmean(value, {min(over)!r})"
+                f"the inner optimizer of zero gives an array of shape {atom.aval.shape} that "
+                f"varies over axis {min(over)!r}, where its gradients and parameters do not: an "
+                "extra argument, as value=, or a value that it closes over is a rank's own. Reduce "
+                f"that first, as by jax.lax.pmean(value, {min(over)!r})"
             )
     found = iter(_evaluate(ranks, jaxpr, constants, [entries[i] for i in places]))
     leaves = [leaf if _is_static(leaf) else next(found) for leaf in results]
@@ -165,7 +168,7 @@ def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
         given = [_repeated(ranks, value, cut.shape) for value in given]
         result = Part(cut, _run(eqn, [ranks.row(value, cut) for value in given]))
         if all(isinstance(value, Whole) or value.block is not None for value in given):
-            # Of parameters the blocks are here: what is computed from them need not be gathered.
+            # The blocks of parameters are here: results of blocks alone need not be gathered.
             # XLA computes of the two what is used.
             result.block = _run(eqn, [ranks.block(value, cut) for value in given])
         return [result]
@@ -190,7 +193,7 @@ def _as_it_is(ranks: Ranks, eqn, given: Sequence[Value]) -> Sequence[Value]:
 
 
 def _run(eqn, rows: Sequence[jax.Array], **params) -> jax.Array:
-    """The result of an equation on rows, which vary alike."""
+    """The result of an equation on rows, typed as varying over the same axes."""
     over = sorted(frozenset().union(*map(jax_internals.varying, rows)))
     eqn = eqn.replace(params={**eqn.params, **params})
     (result,) = jax_internals.run_equation(eqn, [vary(jnp.asarray(x), over) for x in rows])
@@ -206,7 +209,7 @@ def _reduced(ranks: Ranks, eqn, cut: Cut, value: Value) -> jax.Array:
     """The reduction over all elements of an array."""
     row = ranks.row(value, cut)
     row = _without_padding(ranks, row, cut, _NEUTRAL[eqn.primitive.name](row.dtype))
-    # Gathered and reduced alike on all ranks: so any reduction can be, each with the NaNs of its
+    # Gathered and then reduced by every rank: any reduction can be, each with the NaNs of its
     # own, and no rank has other bits than the others.
     parts = ranks.combined(_run(eqn, [row], axes=(0,)), cut)
     return _run(eqn, [parts], axes=(0,))
@@ -233,12 +236,12 @@ def _branches(ranks: Ranks, eqn, given: Sequence[Value]) -> Sequence[Value]:
         for branch in eqn.params["branches"]
     ]
     shapes = [jax.eval_shape(branch, operands) for branch in branches]
-    kinds = [_Kind.common(alike) for alike in zip(*shapes, strict=True)]
+    kinds = [_Kind.common(values) for values in zip(*shapes, strict=True)]
 
-    def alike(branch, operands):
+    def of_kinds(branch, operands):
         return [kind.of(ranks, x) for kind, x in zip(kinds, branch(operands), strict=True)]
 
-    switch = [functools.partial(alike, branch) for branch in branches]
+    switch = [functools.partial(of_kinds, branch) for branch in branches]
     arrays = lax.switch(ranks.whole(index), switch, operands)
     return [kind.value(x) for kind, x in zip(kinds, arrays, strict=True)]
 

@@ -93,7 +93,7 @@ class Whole:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Part:
-    """An array of which a rank has its row, its block or both; what it got of the rest is kept."""
+    """An array of which a rank has its row, its block or both; once gathered, the whole is kept."""
 
     cut: Cut = dataclasses.field(metadata={"static": True})
     row: Any = None

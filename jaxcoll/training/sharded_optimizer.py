@@ -153,9 +153,7 @@ class _Sharded:
         if not manual <= set(scope.axis_names):
             raise _unbound(axis_name)
         cuts = cuts_of(params, self.specs, dict(scope.shape), are_blocks=False)
-        specs = jax.tree.unflatten(
-            jax.tree.structure(params), [cut.spec for cut in cuts.values()]
-        )
+        specs = jax.tree.unflatten(jax.tree.structure(params), [cut.spec for cut in cuts.values()])
         if mesh is not None:
             # jit refuses parameters that are committed to other devices than the mesh's; those that
             # are not committed go wherever the program runs.
@@ -225,15 +223,15 @@ class _Sharded:
             named = set(cuts[names_on(path)].names)
             if found != named:
                 name = min(found ^ named)
-                where = jax.tree_util.keystr(path) or "given"
+                if name in found:
+                    does = f"varies over axis {name!r}, and specs= of zero does not shard it so"
+                    remedy = f", or reduce it over {name!r} before"
+                else:
+                    does = f"is the same on all ranks of axis {name!r}, over which specs= shards it"
+                    remedy = ""
                 raise CollectiveError(
-                    f"the {what} {where} varies over axis {name!r}, and specs= of zero does not "
-                    "shard it so: give zero specs=, the PartitionSpecs of the parameters in "
-                    f"jax.shard_map, or reduce it over {name!r} before"
-                    if name in found
-                    else f"the {what} {where} is the same on all ranks of axis {name!r}, over which "
-                    "specs= of zero shards it: give zero the PartitionSpecs of the parameters in "
-                    "jax.shard_map"
+                    f"the {what} {jax.tree_util.keystr(path) or 'given'} {does}: give zero specs=, "
+                    f"the PartitionSpecs of the parameters in jax.shard_map{remedy}"
                 )
         return cuts
 
@@ -259,7 +257,9 @@ class _Sharded:
             )
         )
         blocks = []
-        for (path, x), all_rows in zip(jax.tree.leaves_with_path(steps, is_leaf=is_value), gathered, strict=True):
+        for (path, x), all_rows in zip(
+            jax.tree.leaves_with_path(steps, is_leaf=is_value), gathered, strict=True
+        ):
             if all_rows is not None:
                 x = dataclasses.replace(x, block=joined_shards(all_rows, x.cut.block))
             cut = cuts.get(names_on(path))

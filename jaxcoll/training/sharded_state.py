@@ -57,11 +57,13 @@ def is_state(x) -> bool:
 Names = tuple[str, ...]
 
 
-def cuts_of(params: Any, specs: Any, sizes: Mapping[str, int], are_blocks: bool) -> dict[Names, Cut]:
+def cuts_of(
+    params: Any, specs: Any, sizes: Mapping[str, int], are_blocks: bool
+) -> dict[Names, Cut]:
     """How every parameter is cut, by the names of its path.
 
     Args:
-        params: the parameters, or what is of their shapes.
+        params: the parameters; shapes are enough.
         specs: a ``PartitionSpec`` for each of them or for each subtree; ``None`` for ``P()``.
         sizes: of the axes that ``specs`` name.
         are_blocks: whether shapes are those of blocks, as inside of ``jax.shard_map``.
@@ -107,11 +109,12 @@ def axes_in(specs: Any) -> tuple[str, ...]:
 
 
 def check_specs(specs: Any, axis_name: AxisName) -> None:
-    """Refuse what are no specs of parameters, or name the axis of ``zero``."""
+    """Refuse values other than specs of parameters, and specs that name the axis of ``zero``."""
     for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
         if not _is_spec(leaf):
             raise CollectiveError(
-                f"specs= of zero takes a PartitionSpec for every parameter, got {checks.shown(leaf)}"
+                "specs= of zero takes a PartitionSpec for every parameter, got "
+                f"{checks.shown(leaf)}"
             )
     for name in set(axes_in(specs)) & set(names_of(axis_name)):
         raise CollectiveError(
@@ -227,7 +230,7 @@ def of_row(state: Any, cuts: Mapping[Names, Cut], ranks: Ranks) -> Any:
 
 
 def _by_specs(cuts: Mapping[Names, Cut]) -> str:
-    """What is said of blocks where there are any."""
+    """Words for a message: over which axes there are blocks, if any."""
     over = sorted({name for cut in cuts.values() for name in cut.names})
     return f", in blocks over {', '.join(map(repr, over))}" if over else ""
 
@@ -379,9 +382,7 @@ def row_spec(axis_name: AxisName, axes: tuple[str, ...] = ()) -> PartitionSpec:
     return PartitionSpec(rows, axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec(rows)
 
 
-def specs_of_init(
-    inner_state: Any, cuts: Mapping[Names, Cut], axis_name: AxisName
-) -> ZeroState:
+def specs_of_init(inner_state: Any, cuts: Mapping[Names, Cut], axis_name: AxisName) -> ZeroState:
     """The specs of the state whose arrays ``inner.init`` gives for whole parameters."""
 
     def one(path, leaf):

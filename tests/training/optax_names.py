@@ -1,7 +1,7 @@
 """Every optimizer and transformation of ``optax`` and ``optax.contrib``, made from their names.
 
-The list is that of the two namespaces as they are installed: what a new release adds is tested too,
-or asks for its arguments here.
+The list is that of the two namespaces as they are installed: names that a new release adds are
+tested too, or ask for their arguments here.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ OTHERS = {
     "sums": lambda x: [jnp.sum(x), jnp.prod(x / 4), jnp.mean(x), jnp.var(x), jnp.linalg.norm(x)],
     "extremes": lambda x: [f(x, initial=-9.0 if f is jnp.max else 9.0) for f in (jnp.max, jnp.min)],
     "of integers": lambda x: [
-        jnp.max(x.astype(jnp.int32), initial=-99), jnp.min(x.astype(jnp.int8), initial=99),
+        jnp.max(x.astype(jnp.int32), initial=-99),
+        jnp.min(x.astype(jnp.int8), initial=99),
     ],
     "all and any": lambda x: [jnp.all(x < 1), jnp.any(x > 1), jnp.all(jnp.isfinite(1 / x))],
     "products": lambda x: [jnp.vdot(x, x + 1), jnp.vdot(x, jnp.ones_like(x))],
@@ -90,11 +91,19 @@ OTHERS = {
     "places": lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape),
     "noise": lambda x: x + jax.random.normal(jax.random.key(1), x.shape),
     "a call": lambda x: jax.jit(lambda y: jnp.tanh(y) * jnp.sum(y))(x),
-    "own derivatives": lambda x: [jax.nn.relu(x), jax.nn.silu(x), jax.grad(lambda y: y[0])([x.sum()])],
-    "a branch": lambda x: lax.cond(jnp.sum(x) > 0, lambda y: (y, 1.0 * y.size), lambda y: (-y, jnp.sum(y)), x),
+    "own derivatives": lambda x: [
+        jax.nn.relu(x),
+        jax.nn.silu(x),
+        jax.grad(lambda y: y[0])([x.sum()]),
+    ],
+    "a branch": lambda x: lax.cond(
+        jnp.sum(x) > 0, lambda y: (y, 1.0 * y.size), lambda y: (-y, jnp.sum(y)), x
+    ),
     "a constant branch": lambda x: lax.cond(jnp.sum(x) > 0, lambda y: y, jnp.zeros_like, x),
     "switch": lambda x: lax.switch(
-        jnp.int32(jnp.sum(jnp.abs(x))) % 3, [jnp.sin, lambda y: y.T.reshape(y.shape), jnp.ones_like], x
+        jnp.int32(jnp.sum(jnp.abs(x))) % 3,
+        [jnp.sin, lambda y: y.T.reshape(y.shape), jnp.ones_like],
+        x,
     ),
     "a scan": lambda x: lax.scan(lambda c, t: (c * 0.5 + t, jnp.sum(c)), x, jnp.arange(3.0)),
     "a loop": lambda x: lax.while_loop(lambda c: jnp.sum(jnp.abs(c)) > 1, lambda c: c / 2, x),
