@@ -217,9 +217,9 @@ def _reduced(ranks: Ranks, eqn, cut: Cut, value: Value) -> jax.Array:
 
 def _is_inner_product(eqn) -> bool:
     """Whether a product sums over all dimensions of both operands, in their order."""
-    (left, right), batch = eqn.params["dimension_numbers"]
+    (left, right), _ = eqn.params["dimension_numbers"]
     every = tuple(range(len(eqn.invars[0].aval.shape)))
-    return tuple(left) == tuple(right) == every and not any(batch)
+    return eqn.outvars[0].aval.shape == () and tuple(left) == tuple(right) == every
 
 
 def _inner_product(ranks: Ranks, eqn, cut: Cut, given: Sequence[Value]) -> jax.Array:

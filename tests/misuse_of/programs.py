@@ -181,7 +181,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "optax.state_specs": (jc.optax.state_specs, {"state": TREE, "axis_name": "i", "specs": P()}),
     "optax.reshard_zero": (
-        functools.partial(jc.optax.reshard_zero, TREE, TREE), {"from_ranks": 2, "to_ranks": 4, "specs": P(), "mesh": MESH},
+        functools.partial(jc.optax.reshard_zero, TREE, TREE),
+        {"from_ranks": 2, "to_ranks": 4, "specs": P(), "mesh": MESH},
     ),
     # ------------------------------------------------------------------ tuning by measurement
     "tune.bucket_bytes": (tune.bucket_bytes, {"step_of": None, "sizes": (1000,), "rounds": 2}),

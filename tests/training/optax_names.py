@@ -100,6 +100,7 @@ MADE = {
     "optax.inject_stateful_hyperparams": lambda: optax.inject_stateful_hyperparams(optax.adam)(
         optax.linear_schedule(0.05, 0.01, 15)
     ),
+    "optax.scale_by_lbfgs": lambda: optax.chain(optax.scale_by_lbfgs(), optax.scale(-0.05)),
     "optax.measure_with_ema": lambda: optax.measure_with_ema(
         functools.partial(jax.tree.map, jnp.square), 0.9
     ),

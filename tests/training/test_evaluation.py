@@ -81,6 +81,11 @@ OTHERS = {
     ],
     "all and any": lambda x: [jnp.all(x < 1), jnp.any(x > 1), jnp.all(jnp.isfinite(1 / x))],
     "products": lambda x: [jnp.vdot(x, x + 1), jnp.vdot(x, jnp.ones_like(x))],
+    "vector and matrix": lambda x: [
+        jnp.ones(3) @ jnp.tile(x.reshape(-1), (3, 1)),
+        x.reshape(-1) @ jnp.ones((x.size, 3)),
+        x.reshape(-1) @ (x.reshape(-1, 1) * jnp.ones(2)),
+    ],
     "normalized": lambda x: x / (1 + jnp.sqrt(jnp.sum(x * x))),
     "parts of a sum": lambda x: jnp.sum(x, axis=0) if x.ndim else x,
     "broadcast": lambda x: x - jnp.mean(x, axis=-1, keepdims=True) if x.ndim and x.size else x,

@@ -67,7 +67,7 @@ def trained(name, transformation, params, own=lambda gradients: gradients):
         updates, state = transformation.update(own(gradients), state, params, **extra)
         return (optax.apply_updates(params, updates), state), None
 
-    carry, done = (params, transformation.init(params)), 0
+    carry, done = (params, jax.tree.map(jnp.asarray, transformation.init(params))), 0
     after, _ = jax.eval_shape(body, carry, 0)
     types = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (after, carry)]
     if types[0] != types[1]:  # some states have other types after the first step
@@ -83,7 +83,9 @@ def given_to(name, **kinds):
         if name == "optax.lookahead":
             params = optax.LookaheadParams.init_synced(params)
         try:
-            jax.eval_shape(functools.partial(trained, name, plain), params)
+            after = jax.eval_shape(functools.partial(trained, name, plain), params)
+            if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, params):
+                raise ValueError("parameters get other shapes")
         except (TypeError, ValueError, ZeroDivisionError, IndexError) as refused:
             error = refused
         else:
