@@ -19,6 +19,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax.extend import core as extend
+from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -46,6 +47,11 @@ InconclusiveSize = core.InconclusiveDimensionOperation
 def varying(x) -> frozenset[str]:
     """The manual mesh axes over which a value may differ from device to device."""
     return frozenset(jax.typeof(x).mat.varying)
+
+
+def varying_of(aval) -> frozenset[str]:
+    """The same of a type, as of a variable of a jaxpr."""
+    return frozenset(aval.mat.varying) if hasattr(aval, "mat") else frozenset()
 
 
 def shape_like(shape: tuple[int, ...], x, same: Collection[str] = ()) -> jax.ShapeDtypeStruct:

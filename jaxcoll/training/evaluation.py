@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
@@ -103,7 +102,7 @@ def run(function: Callable, ranks: Ranks, *args: Any) -> Any:
     closed = jax.make_jaxpr(flat)(*(_type(ranks, entries[i]) for i in places))
     jaxpr, constants = jax_internals.parts_of(closed)
     for atom in jaxpr.outvars:
-        over = atom.aval.mat.varying if hasattr(atom.aval, "mat") else ()
+        over = jax_internals.varying_of(atom.aval)
         if over:
             raise CollectiveError(
                 f"the inner optimizer of zero gives an array of shape {atom.aval.shape} that "
@@ -137,7 +136,7 @@ def _evaluate(
     values.update(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom) -> Value:
-        if isinstance(atom, Literal):
+        if isinstance(atom, jax_internals.Literal):
             return whole(np.asarray(atom.val, atom.aval.dtype))
         return values[atom]
 
