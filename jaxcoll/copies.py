@@ -92,9 +92,8 @@ class Copies:
             placement = placement.relabel(place[np.sort(ranks[0])])
         try:
             vertices = int(np.count_nonzero(copy == 0))
-            one = Topology(
-                size, *columns, bandwidth, vertices, placement=placement, in_network=does[0]
-            )  # type: ignore[arg-type]
+            more = {"placement": placement, "in_network": does[0]}
+            one = Topology(size, *columns, bandwidth, vertices, **more)  # type: ignore[arg-type]
         except TopologyError:  # the ranks of a group reach each other over links of others only
             return None
         # ``one`` keeps its links in canonical order, which the columns of ``links`` follow.

@@ -68,7 +68,7 @@ class InNetwork:
         """The same of a network in which vertex v is called ``image[v]``, gone where below 0."""
         return InNetwork(
             *(
-                [int(image[v]) for v in each if image[v] >= 0]
+                tuple(int(image[v]) for v in each if image[v] >= 0)
                 for each in (self.copying, self.adding)
             )
         )
@@ -104,14 +104,16 @@ class InNetwork:
 NOTHING = InNetwork()
 
 
-def chosen(given: object, names: Sequence[str], num_ranks: int, num_vertices: int) -> list[int]:
+def chosen(
+    given: object, names: Sequence[str], num_ranks: int, num_vertices: int
+) -> tuple[int, ...]:
     """The switches that are meant: True for all, or numbers and names of some.
 
     Raises:
         TopologyError: neither, or a name that no switch has.
     """
     if isinstance(given, bool | np.bool_):
-        return list(range(num_ranks, num_vertices)) if given else []
+        return tuple(range(num_ranks, num_vertices)) if given else ()
     found: list[int] = []
     for each in checks.members(given, "switches", TopologyError):
         if not isinstance(each, str):
@@ -121,4 +123,4 @@ def chosen(given: object, names: Sequence[str], num_ranks: int, num_vertices: in
             known = ", ".join(map(repr, names[num_ranks : num_ranks + 4])) or "no names"
             raise TopologyError(f"no switch is called {shown(each)}; there are {known}")
         found.append(num_ranks + list(names[num_ranks:]).index(each))
-    return found
+    return tuple(found)

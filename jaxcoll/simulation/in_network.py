@@ -175,7 +175,7 @@ def simulate_in_network(
     """
     connected(topology)
     checks.choice(kind, KINDS, "kind", ScheduleError)
-    pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
+    pieces = checks.integer(pieces, "pieces", ScheduleError, least=1, most=_MOST_MESSAGES)
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     down = _checked(topology, kind, trees, "trees")
@@ -202,7 +202,7 @@ def _checked(
     topology: Topology, kind: str, trees: Iterable[NetworkTree], name: str
 ) -> list[NetworkTree]:
     """Trees that reach every rank over switches of the network, rooted as the kind has it."""
-    n, found = topology.num_ranks, checks.members(trees, name, ScheduleError)
+    n, found = topology.num_ranks, list(checks.members(trees, name, ScheduleError))
     for i, tree in enumerate(found):
         checks.instance(tree, NetworkTree, f"{name}[{i}]", ScheduleError)
         ends = {tree.root, *(route[-1] for route in tree.routes)}

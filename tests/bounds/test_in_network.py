@@ -33,7 +33,8 @@ def ways_on(topology: Topology, start: int, rng: random.Random) -> Iterator[tupl
     near: dict[int, list[int]] = {}
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
         near.setdefault(u, []).append(v)
-    stack, seen = [(start,)], {start}
+    stack: list[tuple[int, ...]] = [(start,)]
+    seen = {start}
     while stack:
         way = stack.pop(rng.randrange(len(stack)))
         for v in rng.sample(near.get(way[-1], []), len(near.get(way[-1], []))):

@@ -149,7 +149,7 @@ CHAIN = NetworkTree(0, ((0, 1), (1, 2)))
             "the same root",
         ),
         (
-            lambda: simulate_in_network(ring(3), "broadcast", [CHAIN], 1, pieces=2**30),
+            lambda: simulate_in_network(ring(3), "broadcast", [CHAIN], 1, pieces=2**22),
             "at most 4194304 are timed",
         ),
     ],

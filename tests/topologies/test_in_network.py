@@ -143,7 +143,7 @@ def test_it_is_shown():
         (lambda t: t.with_in_network([4.5]), "a switch must be an integer"),
         (lambda t: topologies.ring(3).with_in_network([0]), "switches of this network are none"),
         (lambda t: dataclasses.replace(t, in_network=(4,)), "in_network"),
-        (lambda t: topologies.dgx_h100(1, nvls="yes"), "nvls"),
+        (lambda t: topologies.dgx_h100(1, nvls="yes"), "nvls"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_switch_is_refused(make, message):
