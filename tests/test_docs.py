@@ -20,9 +20,9 @@ from jaxcoll.io import files
 from jaxcoll.io import json as io_json
 from jaxcoll.io.msccl import program
 from jaxcoll.tune import table_file
+from tests.claims.printed import false_claims, marked, separated
 from tests.elsewhere import Forking
 from tests.execute.meshes.xla_flags import cpu_devices
-from tests.printed import false_claims, marked, separated
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -18,9 +18,9 @@ from jaxcoll.errors import FormatError
 from jaxcoll.io import msccl, mscclpp
 from jaxcoll.io.mscclpp.lowering import NAMES
 from jaxcoll.prove import prove_text
+from tests.claims.printed import assert_claimed
 from tests.cli.calls import called
 from tests.io.networks import hosts
-from tests.printed import assert_claimed
 from tests.strategies import collectives
 from tests.synth.cases import CASES, Case
 

@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import permute_program
+from tests.claims.printed import assert_claimed
 from tests.elsewhere import compiled_elsewhere
 from tests.execute.harness import integers, mesh_of, sharded
-from tests.printed import assert_claimed
 
 N, DEPTH, WIDTH = 8, 4, 4
 

@@ -23,7 +23,7 @@ from tensorstate.ir.graph import LOOP_BOUNDARY
 from tensorstate.problem.microbatching import split_microbatches
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import compare_with_hlo
-from tests.printed import assert_claimed
+from tests.claims.printed import assert_claimed
 from tests.tensorstate.execution.test_sharded_step import CUBE, LINE, PLANE, devices, drawn
 from tests.tensorstate.oracle import arguments, assert_alike, assert_same, jitted, on_devices
 from tests.tensorstate.steps import s

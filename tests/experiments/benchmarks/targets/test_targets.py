@@ -8,8 +8,8 @@ import pytest
 
 from experiments.benchmarks import targets
 from jaxcoll import aot
+from tests.claims.printed import claimed
 from tests.execute.harness import mesh_of
-from tests.printed import claimed
 
 
 def test_missing_compilers_are_named(monkeypatch, tmp_path, capsys):

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from tests.printed import false_claims, marked, numbers, separated, unsaid
+from tests.claims.printed import false_claims, marked, numbers, separated, unsaid
 
 
 @pytest.mark.parametrize(

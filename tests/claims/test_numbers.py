@@ -6,7 +6,7 @@ from: in
     ... takes 3.78 ms, 99 % of the bound (`jaxcoll compare ...`). <!-- printed: auto, auto -->
 
 the last two numbers before the command are in the line that begins with ``auto``, with their units.
-Comments in blocks of Python are held where the blocks run (``tests/printed.py``), tables and
+Comments in blocks of Python are held where the blocks run (``tests/claims/printed.py``), tables and
 sentences of studies where their rows are recorded (``experiments/recording.py``).
 """
 
@@ -25,9 +25,9 @@ import jaxcoll as jc
 from jaxcoll.bounds.throughput import fixed_k
 from jaxcoll.cli import COMMANDS
 from jaxcoll.numerics.machine_code import signatures
-from tests.printed import assert_claimed, holds
+from tests.claims.printed import assert_claimed, holds
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```.*?^```\n", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`]*`")
