@@ -64,6 +64,7 @@ from jaxcoll.execute.calls import (
 )
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.layout import divide, merge, move, sharded_as
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums
@@ -475,8 +476,8 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 
     def one(leaf):
-        leaf = summable(leaf, kind) if kind == "reduce" else array(leaf, kind)
-        if kind == "scatter":
+        leaf = summable(leaf, kind) if kind_of(kind).adds else array(leaf, kind)
+        if kind_of(kind).ends_with_shard:
             dimension_of(0, leaf.ndim, "the leading dimension", leaf)
             check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
         return call(vary(leaf, axes))
