@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
+    from jaxcoll.links.in_network import InNetwork
     from jaxcoll.mesh import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
     from jaxcoll.schedule import Provenance, Schedule, concatenate
@@ -79,8 +80,10 @@ if TYPE_CHECKING:
         Framing,
         Message,
         MessageTimes,
+        NetworkTree,
         Timeline,
         simulate,
+        simulate_in_network,
         simulate_messages,
         simulate_multicast,
         sum_orders,
@@ -138,6 +141,7 @@ _NAMES = {
         "use_topology",
     ),
     "grid": ("Grid", "Placement"),
+    "links.in_network": ("InNetwork",),
     "mesh": ("axis_groups", "axis_schedule", "reorder"),
     "paths": ("Edges", "shortest_routes"),
     "schedule": ("Provenance", "Schedule", "concatenate"),
@@ -145,8 +149,10 @@ _NAMES = {
         "Framing",
         "Message",
         "MessageTimes",
+        "NetworkTree",
         "Timeline",
         "simulate",
+        "simulate_in_network",
         "simulate_messages",
         "simulate_multicast",
         "sum_orders",
@@ -176,10 +182,12 @@ __all__ = [
     "FormatError",
     "Framing",
     "Grid",
+    "InNetwork",
     "JaxcollError",
     "Message",
     "MessageTimes",
     "NativeCost",
+    "NetworkTree",
     "Optimum",
     "Placement",
     "Provenance",
@@ -221,6 +229,7 @@ __all__ = [
     "scatter",
     "shortest_routes",
     "simulate",
+    "simulate_in_network",
     "simulate_messages",
     "simulate_multicast",
     "step_bound",

@@ -47,7 +47,8 @@ class Copies:
     def of(cls, topology: Topology, groups: Sequence[Sequence[int]]) -> Copies | None:
         """The copies that groups of ranks are, each rank's place being its index in its group.
 
-        A switch belongs to the group whose ranks it joins, or to the place whose ranks it joins.
+        A switch belongs to the group whose ranks it joins, or to the place whose ranks it joins;
+        what such a one copies or adds, the rank of that place does where all rows are one.
 
         Returns:
             ``None`` where groups have different networks or there is one group only, and where
@@ -82,12 +83,18 @@ class Copies:
         bandwidth = [topology.exact_bandwidth[link] for link in first]
         outside = np.ones(topology.num_ranks, bool)
         outside[ranks[0]] = False
+        # Switches of all copies must do the same, place by place.
+        does = [topology.in_network.moved(np.where(copy == c, place, -1)) for c in range(count)]
+        if any(each != does[0] for each in does):
+            return None
         placement = placement_left(topology.placement, outside, src[first], dst[first])
         if placement is not None:
             placement = placement.relabel(place[np.sort(ranks[0])])
         try:
             vertices = int(np.count_nonzero(copy == 0))
-            one = Topology(size, *columns, bandwidth, vertices, placement=placement)  # type: ignore[arg-type]
+            one = Topology(
+                size, *columns, bandwidth, vertices, placement=placement, in_network=does[0]
+            )  # type: ignore[arg-type]
         except TopologyError:  # the ranks of a group reach each other over links of others only
             return None
         # ``one`` keeps its links in canonical order, which the columns of ``links`` follow.

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxcoll.errors import AssumptionWarning, TopologyError, shown, warn_user
 from jaxcoll.grid import Grid, Placement
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 
 WIRINGS = ("grid", "switch", "mesh")
@@ -44,6 +45,8 @@ class DeviceKind:
             hosts.
         wraps_at: a dimension of a grid closes into a ring when its side is a multiple of this
             number; 0 where it never closes.
+        nvls: whether the switch of a host copies and adds (NVLink SHARP; NVIDIA's documentation of
+            NCCL, ``NCCL_NVLS_ENABLE``: Hopper and newer).
         spans_hosts: whether the switch joins the devices of several hosts, those of one
             ``slice_index``, or all where devices have none.
     """
@@ -56,6 +59,7 @@ class DeviceKind:
     network_alpha: float = 5e-6
     network_bandwidth: float = 6.25e9
     wraps_at: int = 0
+    nvls: bool = False
     spans_hosts: bool = False
 
 
@@ -97,19 +101,20 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = (
     _tpu("tpu v3", 82e9, 32, f"{_CHIPS}: 656 Gbit/s per link"),
     _tpu("tpu v2", 62e9, 16, f"{_CHIPS}: 496 Gbit/s per link"),
     # NVIDIA with NVLink. A Grace Blackwell rack is one NVLink switch for 72 GPUs of 18 hosts.
-    DeviceKind("gb300", 900e9, _NVLINK5, network_bandwidth=100e9, spans_hosts=True),
-    DeviceKind("gb200", 900e9, _NVLINK5, network_bandwidth=50e9, spans_hosts=True),
-    DeviceKind("b300", 900e9, _NVLINK5, network_bandwidth=100e9),
-    DeviceKind("b200", 900e9, _NVLINK5, network_bandwidth=50e9),
-    DeviceKind("b100", 900e9, _NVLINK5, network_bandwidth=50e9),
-    DeviceKind("gh200", 450e9, "NVIDIA GH200 data sheet: NVLink 4", network_bandwidth=50e9),
+    DeviceKind("gb300", 900e9, _NVLINK5, network_bandwidth=100e9, nvls=True, spans_hosts=True),
+    DeviceKind("gb200", 900e9, _NVLINK5, network_bandwidth=50e9, nvls=True, spans_hosts=True),
+    DeviceKind("b300", 900e9, _NVLINK5, network_bandwidth=100e9, nvls=True),
+    DeviceKind("b200", 900e9, _NVLINK5, network_bandwidth=50e9, nvls=True),
+    DeviceKind("b100", 900e9, _NVLINK5, network_bandwidth=50e9, nvls=True),
+    DeviceKind("gh200", 450e9, "NVIDIA GH200 data sheet: NVLink 4", network_bandwidth=50e9,
+               nvls=True),
     _pcie("h200 nvl", _GEN5, "NVIDIA H200 NVL"),
-    DeviceKind("h200", 450e9, _DGX, network_bandwidth=50e9),
-    DeviceKind("h20", 450e9, _HOPPER_EXPORT, network_bandwidth=50e9),
-    DeviceKind("h800", 200e9, _HOPPER_EXPORT, network_bandwidth=50e9),
+    DeviceKind("h200", 450e9, _DGX, network_bandwidth=50e9, nvls=True),
+    DeviceKind("h20", 450e9, _HOPPER_EXPORT, network_bandwidth=50e9, nvls=True),
+    DeviceKind("h800", 200e9, _HOPPER_EXPORT, network_bandwidth=50e9, nvls=True),
     _pcie("h100 pcie", _GEN5, "NVIDIA H100 PCIe"),
     _pcie("h100 nvl", _GEN5, "NVIDIA H100 NVL"),
-    DeviceKind("h100", 450e9, _DGX, network_bandwidth=50e9),
+    DeviceKind("h100", 450e9, _DGX, network_bandwidth=50e9, nvls=True),
     _pcie("a100 pcie", _GEN4, "NVIDIA A100 PCIe"),
     DeviceKind("a100", 300e9, _DGX, network_bandwidth=25e9),
     _pcie("a800 pcie", _GEN4, "NVIDIA A800 PCIe"),
@@ -297,7 +302,7 @@ def _hosts(devices: list, kind: DeviceKind) -> dict:
     number = {host: i for i, host in enumerate(sorted(set(hosts)))}
     if n == 1:
         return _columns(1, np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0), name="one device")
-    links, switches = [], n
+    links, switches, able = [], n, []
     for host in number:
         ranks = [rank for rank in range(n) if hosts[rank] == host]
         if kind.wiring == "mesh":
@@ -305,6 +310,7 @@ def _hosts(devices: list, kind: DeviceKind) -> dict:
             continue
         if len(ranks) > 1:
             links += [(rank, switches, kind.alpha, kind.bandwidth) for rank in ranks]
+            able += [switches] * kind.nvls
         switches += 1
     if len(number) > 1:
         links += [(rank, switches, kind.network_alpha, kind.network_bandwidth) for rank in range(n)]
@@ -319,6 +325,7 @@ def _hosts(devices: list, kind: DeviceKind) -> dict:
         num_vertices=switches,
         name=f"{len(number)} host{'s' if len(number) > 1 else ''} x "
         f"{n // len(number)} {getattr(devices[0], 'device_kind', 'device')}",
+        in_network=InNetwork(able, able),  # type: ignore[arg-type]
     )
 
 
@@ -386,12 +393,19 @@ def describe_graph(
         is_switch[node] = str(kind).lower() == "switch"
     nodes.sort(key=is_switch.__getitem__)  # ranks first, otherwise as they were
     index = {node: i for i, node in enumerate(nodes)}
+    copying, adding = (
+        [index[node] for node in nodes
+         if checks.flag(graph.nodes[node].get(what, False), f"{what} of a node", TopologyError)]
+        for what in ("copies", "adds")
+    )  # fmt: skip
     rows: list[tuple] = []
     for u, v, data in graph.edges(data=True):
         values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
         if None in values:
             missing = "alpha" if values[0] is None else "bandwidth"
-            raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+            raise TopologyError(
+                f"edge {shown(u)}->{shown(v)} has no {missing}; set it or pass {missing}="
+            )
         rows.append((index[u], index[v], *values))
         if not graph.is_directed():
             rows.append((index[v], index[u], *values))
@@ -407,4 +421,5 @@ def describe_graph(
         "num_vertices": len(nodes),
         "name": str(graph.graph.get("name", "")),
         "vertex_names": tuple(str(name) for name in names) if any(names) else (),
+        "in_network": InNetwork(copying, adding),  # type: ignore[arg-type]
     }

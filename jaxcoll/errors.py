@@ -7,17 +7,27 @@ assumption, and how to replace it by a statement.
 import sys
 import warnings
 
-_SHOWN = 80
+_SHOWN = 60
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
+    """A value as an error shows it: 60 characters of its ``repr``, in a line, and never a failure.
+
+    Whatever a file or an argument says is quoted by this: either may be as long as a file, and hold
+    line breaks.
+    """
     try:
         # Of long text the beginning alone, since what is not trusted may be as long as a file.
         text = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     except Exception as error:  # an object of the caller's: any failure must not hide the error
         text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return " ".join(text.split()) if "\n" in text else text  # an array's repr has several lines
+
+
+def named(text: str) -> str:
+    """A name as an error shows it: whole if it is short, and in one line."""
+    return shown(text)[1:-1]
 
 
 class JaxcollError(ValueError):

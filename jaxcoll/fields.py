@@ -23,7 +23,7 @@ INT64 = np.iinfo(np.int64).max
 _MAX_DIGITS = 1000  # of an integer or of a part of a rational: to read more takes long
 LARGEST = 10**_MAX_DIGITS - 1
 _MAX_DEPTH = 32  # of a value of provenance
-_MOST_NAME = 83  # letters of a name in an error
+_MOST_NAME = 60  # letters of a name in an error
 _RATIONAL = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})/([0-9]{{1,{_MAX_DIGITS}}})", re.ASCII)
 _FRACTION_KEY = "p/q"
 
@@ -89,8 +89,9 @@ def glimpse(value: object) -> str:
 
 def within(where: str, key: object) -> str:
     """The name of an item, or of a field whose key the file chose; of a long one both ends."""
-    name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}"
-    return name if len(name) <= _MOST_NAME else f"{name[:40]}...{name[-40:]}"
+    name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{shown(key)[1:-1]}"
+    half = _MOST_NAME // 2 - 2
+    return name if len(name) <= _MOST_NAME else f"{name[:half]}...{name[-half:]}"
 
 
 # ---------------------------------------------------------------------- claims

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.errors import ScheduleError
+from jaxcoll.errors import ScheduleError, shown
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
@@ -106,6 +106,7 @@ class Edges:
         self._refuse(self.path_ptr[1:] <= self.path_ptr[:-1], "has no links")
         ends = np.stack([self.src, self.dst])
         self._refuse(((ends < 0) | (ends >= topology.num_ranks)).any(axis=0), "does not join ranks")
+        self._refuse(self.src == self.dst, "joins a rank to itself")
         bad = _first_broken(
             self.src, self.dst, self.path_ptr, self.path_link, topology.src, topology.dst
         )
@@ -115,7 +116,7 @@ class Edges:
         if min(path) < 0 or max(path) >= topology.num_links:
             raise ScheduleError(f"edge {bad} uses a link that {topology} does not have")
         names = [topology.link_name(link) for link in path[:8]]
-        self._refuse(np.arange(count) == bad, f"has a broken path {names}")
+        self._refuse(np.arange(count) == bad, f"has a broken path {shown(names)}")
 
     def _refuse(self, bad, text: str) -> None:
         if bad.any():

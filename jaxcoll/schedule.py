@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxcoll import fields, pictures
 from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.errors import ScheduleError, TopologyError, named
 from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
@@ -103,7 +103,8 @@ class Schedule:
     A send with ``reduce`` moves the sender's partial sum: the receiver adds it to its own, and the
     sender's copy no longer counts. A send without ``reduce`` copies a complete chunk.
 
-    Equality and hash are by content (topology, collective, edges and sends), not provenance.
+    Equality and hash are by content (collective, edges, sends and the topology's links, not what
+    its switches do besides forwarding), not provenance.
 
     Attributes:
         topology: the network.
@@ -269,7 +270,7 @@ class Schedule:
         # a schedule that was read from a file narrower than it was made is the same schedule.
         fields = dataclasses.fields(self.collective)
         collective = [getattr(self.collective, field.name) for field in fields]
-        state = hashlib.sha256(f"schedule {self.topology.digest} {collective}".encode())
+        state = hashlib.sha256(f"schedule {self.topology.links_digest} {collective}".encode())
         for column in (
             self.edges.src,
             self.edges.dst,
@@ -290,9 +291,9 @@ class Schedule:
         return int(self.digest[:15], 16)
 
     def __repr__(self) -> str:
-        by = f" by {self.provenance.synthesizer}" if self.provenance.synthesizer else ""
+        by = f" by {named(self.provenance.synthesizer)}" if self.provenance.synthesizer else ""
         return (
-            f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
+            f"Schedule({self.collective.kind}{by} on {named(self.topology.name) or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
 
@@ -394,7 +395,7 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     if whole is None:
         joined = " or ".join(" and an ".join(k.phase_names) for k in KINDS.values() if k.has_phases)
         raise ScheduleError(f"concatenate joins a {joined}, got {kinds}")
-    if first.topology != second.topology:
+    if not first.topology.has_links_of(second.topology):
         raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
     if first.collective.with_kind(second.collective.kind) != second.collective:
         raise ScheduleError("the schedules have different groups or chunks per shard")

@@ -7,28 +7,27 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxcoll import failures
 from jaxcoll.devices import describe_devices, describe_graph, make_graph
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import TopologyError, named
 from jaxcoll.failures import Losses, Wiring
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
     MAX_VERTICES,
+    Links,
     automorphisms,
     canonical_links,
     canonical_order,
-    distinct_speeds,
-    fractions_of,
-    group_by,
-    links_digest,
     warn_of_units,
 )
+from jaxcoll.links.in_network import NOTHING, InNetwork, chosen
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.connectivity import check_connected, check_survivors, hops_to
+from jaxcoll.numerics.connectivity import check_connected, check_survivors
 from jaxcoll.numerics.rational import Number
 from jaxcoll.pictures import network_card
 
@@ -37,15 +36,18 @@ if TYPE_CHECKING:  # who has such a graph has the package, and nothing else need
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Topology:
+class Topology(Links):
     """A network of directed links.
 
-    Vertices 0..num_ranks-1 are the ranks, num_ranks..num_vertices-1 are switches, which forward
-    and never compute. Several links may join the same two vertices. Links are kept in canonical
-    order (by src, dst, alpha, bandwidth) in any order given. Every rank must reach every other.
+    Vertices 0..num_ranks-1 are the ranks, num_ranks..num_vertices-1 are switches, which forward.
+    Some may copy and add as well (``in_network``): bounds count that, and ``simulate_in_network``
+    times it; schedules are of ranks and use switches to forward only. Several links may join the
+    same two vertices. Links are kept in canonical order (by src, dst, alpha, bandwidth) in any
+    order given. Every rank must reach every other.
 
     Two topologies are equal, and have the same hash, when their vertices and links are the same
-    exact numbers; names, grid and generators are descriptions and do not count.
+    exact numbers and the same switches copy and add; names, grid and generators are descriptions
+    and do not count.
 
     Attributes:
         num_ranks: number of ranks n, at least 1.
@@ -63,13 +65,14 @@ class Topology:
             placement in order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
+        in_network: which switches copy and which add; none when omitted.
         allow_unreachable: whether ranks may be unable to reach each other. Only
             ``simulate_messages`` and the drawings take such networks; everything else refuses them.
 
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
             bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
-            is not an automorphism.
+            is not an automorphism, a rank that is said to copy or add in the network.
 
     Warns:
         AssumptionWarning: numbers that look like microseconds and gigabytes per second.
@@ -87,6 +90,7 @@ class Topology:
     placement: Placement | None = None
     generators: tuple[tuple[int, ...], ...] = ()
     allow_unreachable: bool = False
+    in_network: InNetwork = NOTHING
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
     _whole: tuple[Topology, np.ndarray] | None = dataclasses.field(default=None, init=False)
 
@@ -121,6 +125,10 @@ class Topology:
         links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
         generators = automorphisms(self.generators, self.num_ranks, self.num_vertices, links)
         checks.put(self, generators=generators)
+        checks.instance(self.in_network, InNetwork, "in_network", TopologyError)
+        self.in_network.check(self.num_ranks, self.num_vertices)
+        if not all(self.in_network.kept_by(generators)):
+            raise TopologyError("a generator must map switches that copy or add onto their like")
         # Last, since it is what takes longest.
         if not self.allow_unreachable:
             self.check_connected()
@@ -133,79 +141,13 @@ class Topology:
         """
         check_connected(self.num_ranks, self.num_vertices, self.src, self.dst)
 
-    # ------------------------------------------------------------------ facts
-
-    @property
-    def num_links(self) -> int:
-        """Number of directed links."""
-        return len(self.src)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether there is no switch: every link joins two ranks."""
-        return self.num_vertices == self.num_ranks
-
-    @functools.cached_property
-    def is_homogeneous(self) -> bool:
-        """Whether all links have the same alpha and the same bandwidth."""
-        return len(self.speeds[0]) <= 1
-
-    @functools.cached_property
-    def has_parallel_links(self) -> bool:
-        """Whether some two vertices are joined by more than one link in one direction."""
-        # int64: the product of two numbers of vertices may be larger than int32 holds.
-        pairs = self.src.astype(np.int64) * self.num_vertices + self.dst
-        return len(np.unique(pairs)) < self.num_links
-
-    @functools.cached_property
-    def exact_alpha(self) -> tuple[Fraction, ...]:
-        """Latency of each link in seconds, as the rational its decimal denotes."""
-        return fractions_of(self.alpha)
-
-    @functools.cached_property
-    def exact_bandwidth(self) -> tuple[Fraction, ...]:
-        """Bandwidth of each link in bytes per second, exactly as given."""
-        return self._exact_bandwidth or fractions_of(self.bandwidth)
-
-    @functools.cached_property
-    def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
-        """The distinct (alpha, bandwidth), and which of them each link has, int64 (links,)."""
-        return distinct_speeds(self.alpha, self.bandwidth, self._exact_bandwidth)
-
-    @functools.cached_property
-    def out_links(self) -> tuple[np.ndarray, np.ndarray]:
-        """Outgoing links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
-        return group_by(self.src, self.num_vertices)
-
-    @functools.cached_property
-    def in_links(self) -> tuple[np.ndarray, np.ndarray]:
-        """Incoming links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
-        return group_by(self.dst, self.num_vertices)
-
-    @functools.cached_property
-    def hops_to_rank(self) -> np.ndarray:
-        """Fewest links between each vertex and a rank, whichever way they point; -1 if none."""
-        return hops_to(np.arange(self.num_ranks), self.num_vertices, self.src, self.dst)
-
-    def out_bandwidth(self) -> np.ndarray:
-        """Bytes per second that can leave each vertex, float64 of shape (vertices,)."""
-        return np.bincount(self.src, weights=self.bandwidth, minlength=self.num_vertices)
-
-    def in_bandwidth(self) -> np.ndarray:
-        """Bytes per second that can enter each vertex, float64 of shape (vertices,)."""
-        return np.bincount(self.dst, weights=self.bandwidth, minlength=self.num_vertices)
-
-    def link_name(self, link: int) -> str:
-        """A link as users read it: ``3->5``, or with names of its vertices."""
-        ends = (int(self.src[link]), int(self.dst[link]))
-        if self.vertex_names:
-            return "->".join(self.vertex_names[v] for v in ends)
-        return "->".join(str(v) for v in ends)
-
     # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
-        """The network with every link reversed; made once."""
+        """The network with every link reversed; made once.
+
+        A sum is a copy backwards: switches that add copy there, and those that copy add.
+        """
         return self._transposed
 
     def transpose_links(self) -> np.ndarray:
@@ -217,7 +159,9 @@ class Topology:
 
     @functools.cached_property
     def _transposed(self) -> Topology:
-        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+        back = self._moved(self.dst, self.src, np.arange(self.num_vertices))
+        # Reductions are gathers here: a switch copies the sums that it adds on the other network.
+        return rebuilt(back, in_network=back.in_network.transpose()) if self.in_network else back
 
     @functools.cached_property
     def _transposed_links(self) -> np.ndarray:
@@ -277,6 +221,7 @@ class Topology:
             num_vertices=int((~lost).sum()),
             vertex_names=tuple(itertools.compress(self.vertex_names, ~lost)),
             placement=failures.placement_left(self.placement, lost, src, dst),
+            in_network=self.in_network.moved(np.where(lost, -1, image)),
         )
         return self._became(left, np.flatnonzero(~lost))
 
@@ -299,6 +244,34 @@ class Topology:
         speeds = failures.scaled_speeds(self._wiring, self.exact_bandwidth, factors)
         left = rebuilt(self, bandwidth=speeds, name="", generators=())
         return self._became(left, np.arange(self.num_vertices))
+
+    def with_in_network(self, copying: Any = (), adding: Any = ()) -> Topology:
+        """The network of the same links whose switches do this, and nothing else, but forward.
+
+        Args:
+            copying: switches that copy: True for all, or numbers of vertices or their names.
+            adding: switches that add, likewise. InfiniBand with SHARP: ``("network",)`` for both.
+
+        Raises:
+            TopologyError: a vertex that is a rank or does not exist, a name that no switch has.
+        """
+        known = (self.vertex_names, self.num_ranks, self.num_vertices)
+        does = InNetwork(*(chosen(each, *known) for each in (copying, adding)))
+        does.check(self.num_ranks, self.num_vertices)
+        if does == self.in_network:
+            return self
+        kept = tuple(itertools.compress(self.generators, does.kept_by(self.generators)))
+        changed = rebuilt(self, in_network=does, generators=kept)
+        object.__setattr__(changed, "_whole", self._whole)
+        return changed
+
+    def forwarding_only(self) -> Topology:
+        """The network as schedules use it, whose switches neither copy nor add; made once."""
+        return self._forwarding_only
+
+    @functools.cached_property
+    def _forwarding_only(self) -> Topology:
+        return self.with_in_network()
 
     @property
     def whole(self) -> Topology:
@@ -343,6 +316,7 @@ class Topology:
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
             placement=None if self.placement is None else self.placement.relabel(image),
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
+            in_network=self.in_network.moved(image),
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -354,9 +328,11 @@ class Topology:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the content (ranks, vertices, links), as 64 hexadecimal digits."""
-        columns = (self.src, self.dst, self.alpha, self.bandwidth)
-        return links_digest(self.num_ranks, self.num_vertices, columns, self._exact_bandwidth)
+        """SHA-256 of the content (ranks, vertices, links, in_network), as 64 hexadecimal digits."""
+        does = self.in_network
+        if not does:
+            return self.links_digest
+        return sha256(f"{self.links_digest} {does.copying} {does.adding}".encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Topology) else NotImplemented
@@ -366,8 +342,9 @@ class Topology:
 
     def __repr__(self) -> str:
         switches = "" if self.is_direct else f", {self.num_vertices - self.num_ranks} switches"
-        label = f"{self.name}: " if self.name else ""
-        return f"Topology({label}{self.num_ranks} ranks{switches}, {self.num_links} links)"
+        label = f"{named(self.name)}: " if self.name else ""
+        does = f" ({self.in_network})" if self.in_network else ""
+        return f"Topology({label}{self.num_ranks} ranks{switches}{does}, {self.num_links} links)"
 
     def _repr_html_(self) -> str:
         columns = (self.num_ranks, self.num_vertices, self.src, self.dst, self.bandwidth)
@@ -379,13 +356,19 @@ class Topology:
     def to_networkx(self) -> nx.DiGraph:
         """The same network as a ``DiGraph`` (``MultiDiGraph`` where links are parallel).
 
-        Vertices carry ``kind`` ("rank" or "switch") and, if named, ``name``; links carry ``alpha``
-        in seconds and ``bandwidth`` in bytes per second (a ``Fraction`` where a float is inexact).
+        Vertices carry ``kind`` ("rank" or "switch") and, if named, ``name``; switches ``copies``
+        and ``adds``, where they do; links ``alpha`` in seconds and ``bandwidth`` in bytes per
+        second (a ``Fraction`` where a float is inexact).
         """
         speeds = self.bandwidth.tolist() if self._exact_bandwidth is None else self._exact_bandwidth
         links = zip(self.src.tolist(), self.dst.tolist(), self.alpha.tolist(), speeds, strict=True)
         kinds = ["rank"] * self.num_ranks + ["switch"] * (self.num_vertices - self.num_ranks)
-        return make_graph(self.name, kinds, self.vertex_names, links, self.has_parallel_links)
+        graph = make_graph(self.name, kinds, self.vertex_names, links, self.has_parallel_links)
+        does = {"copies": self.in_network.copying, "adds": self.in_network.adding}
+        for what, switches in does.items():
+            for v in switches:
+                graph.nodes[v][what] = True
+        return graph
 
     @classmethod
     def from_networkx(
@@ -399,7 +382,8 @@ class Topology:
 
         Nodes with ``kind="switch"`` (in any case) become switches, those with ``kind="rank"`` or
         none ranks, each in the order of the graph (sorted when all labels are integers). Labels
-        other than 0..V-1 become vertex names.
+        other than 0..V-1 become vertex names. Switches with ``copies=True`` copy, those with
+        ``adds=True`` add.
 
         Args:
             graph: any networkx graph.
@@ -482,7 +466,8 @@ def rebuilt(topology: Topology, **changed: Any) -> Topology:
     # From exact bandwidths where there are some: a copy made from floats would be another network.
     exact = topology._exact_bandwidth
     kept = ("src", "dst", "alpha", "num_vertices", "name", "vertex_names", "placement")
-    same = {name: getattr(topology, name) for name in (*kept, "generators", "allow_unreachable")}
+    more = ("generators", "allow_unreachable", "in_network")
+    same = {name: getattr(topology, name) for name in (*kept, *more)}
     same["bandwidth"] = topology.bandwidth if exact is None else exact
     return Topology(topology.num_ranks, **same | changed)
 

@@ -52,7 +52,9 @@ def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> 
     topology = named_network(network) if network else None
     if topology is None:
         raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
-    topology = after_failures(topology, options.pop("without"), options.pop("slow"))
+    topology = after_failures(
+        topology, *(options.pop(name) for name in ("without", "slow", "in_network"))
+    )
     # Here, since they load JAX: errors above come at once.
     import tensorstate
     from tensorstate.hardware import HARDWARE

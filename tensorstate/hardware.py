@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, named
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.progress import Wanted
@@ -101,9 +101,9 @@ class Hardware:
             rates[f"flops[{itemsize}]"] = rate
         rates |= {"memory_bandwidth": self.memory_bandwidth, "memory": self.memory}
         for name, rate in rates.items():
-            checks.positive(rate, f"{name} of {self.name}", PlanError)
+            checks.positive(rate, f"{name} of {named(self.name)}", PlanError)
         if not self.flops:
-            raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
+            raise PlanError(f"flops of {named(self.name)} must have a rate, by bytes per element")
         checks.put(self, execution=costs_of(self.execution, PlanError))
         checks.flag_fields(self, PlanError, "overlaps")
         if self.network is not None:
@@ -439,7 +439,7 @@ class ScheduleCosts(CollectiveCostModel):
                 reasons.append(f"{synthesizer.name}: {error}")
         if not schedules:
             name = self.mesh.names[axis]
-            raise PlanError(f"no {kind} along mesh axis {name!r}: {'; '.join(reasons)}")
+            raise PlanError(f"no {kind} along mesh axis {checks.shown(name)}: {'; '.join(reasons)}")
         return tuple(schedules)
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -83,8 +85,40 @@ def pytest_collection():
         gc.enable()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        type=_part,
+        help="of the tests chosen otherwise, only part K (from 0) of N; by the names of tests, so "
+        "that the parts hold every test once and a test stays in its part when others come",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise pytest.UsageError(f"--part takes K/N with K from 0 to N - 1, such as 0/6, not {text}")
+    return int(found[1]), int(found[2])
+
+
+@pytest.hookimpl(trylast=True)  # parts of what -m and -k have left
+def pytest_collection_modifyitems(config, items):
+    if config.option.part is not None:
+        which, parts = config.option.part
+        mine = {item: zlib.crc32(item.nodeid.encode()) % parts == which for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not mine[item]])
+        items[:] = [item for item in items if mine[item]]
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("targets"):
+        from jaxcoll import aot  # and with it JAX, which few tests of a process may need
+
+        (platform,) = mark.args
+        if not aot.is_available(platform):
+            pytest.skip(f"the compiler for {platform} is not installed: scripts/test --targets")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -71,6 +71,7 @@ MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "
   "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
 TACCL = """{"gpus_per_node": 2, "nics_per_node": 1, "alpha": 0.5, "links": [[0, 1], [1, 0]],
   "betas": [[0, 20], [20, 0]], "remote_alpha": 2.5, "remote_beta": 100}"""
+TREE = jc.NetworkTree.shortest(RING, 0)
 PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
 COLUMNS: dict[str, Any] = {
     "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]
@@ -98,8 +99,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {
             "num_ranks": 2, **COLUMNS, "num_vertices": 2, "name": "two", "vertex_names": ("a", "b"),
             "grid": jc.Grid((2,), (False,)), "placement": None, "generators": ((1, 0),),
+            "in_network": jc.InNetwork(),
         },
     ),
+    "InNetwork": (jc.InNetwork, {"copying": (2,), "adding": (2,)}),
+    "Topology.with_in_network": (
+        jc.topologies.switch(2).with_in_network, {"copying": (2,), "adding": True}
+    ),
+    "Topology.has_links_of": (RING.has_links_of, {"other": RING}),
     "Topology.relabel": (RING.relabel, {"permutation": (1, 2, 3, 0)}),
     "Topology.relabel_links": (RING.relabel_links, {"permutation": (1, 2, 3, 0)}),
     "Topology.scaled": (RING.scaled, {"factors": {(0, 1): 0.5}}),
@@ -154,6 +161,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {
             "flow": FLOW, "nbytes": 1000, "switches": (), "kind": "all_gather", "pieces": 1,
             "in_flight": 2, "model": "astra",
+        },
+    ),
+    "NetworkTree": (jc.NetworkTree, {"root": 2, "routes": ((2, 0), (2, 1)), "weight": 1}),
+    "NetworkTree.shortest": (jc.NetworkTree.shortest, {"topology": RING, "root": 0, "weight": 1}),
+    "simulate_in_network": (
+        jc.simulate_in_network,
+        {
+            "topology": RING, "kind": "all_reduce", "trees": [TREE], "nbytes": 1000,
+            "sums": [TREE], "pieces": 1, "in_flight": 2, "model": "astra",
         },
     ),
     "sum_orders": (jc.sum_orders, {"schedule": SCATTER}),

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, Schedule, Topology
+from jaxcoll import Collective, InNetwork, Schedule, Topology
 from jaxcoll.kinds import NAMES, those
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
@@ -42,7 +42,7 @@ def topologies(
 
     Args:
         homogeneous: one alpha and bandwidth for all links, or mixed; either when None.
-        switches: up to three vertices may be switches.
+        switches: up to three vertices may be switches, of which some may copy and some add.
         parallel: links may be parallel.
         exact: bandwidths may be rationals that no float holds.
     """
@@ -78,6 +78,12 @@ def topologies(
         [rng.choice(bandwidths) for _ in pairs],  # type: ignore[arg-type]
         num_vertices=vertices,
         name=rng.choice(["", "random", 'a "b" \u00e9']),
+        in_network=InNetwork(
+            *(
+                [v for v in range(ranks, vertices) if rng.random() < likely]  # type: ignore[arg-type]
+                for likely in rng.choice([(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
+            )
+        ),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -23,6 +22,7 @@ from jaxcoll.io.msccl import program
 from jaxcoll.tune import table_file
 from tests.elsewhere import Forking
 from tests.execute.meshes.xla_flags import cpu_devices
+from tests.printed import false_claims, marked, separated
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -52,10 +52,12 @@ def forking() -> Forking:
 def run_code(code: list[str], folder: Path, *, imported: bool = True) -> list[str]:
     """The lines that blocks of code print on 8 devices, one after the other in one process.
 
+    Their comments say what they print.
+
     Args:
         imported: begin where the libraries are imported already.
     """
-    program = "\n".join(code)
+    program = marked("\n".join(code))
     if imported:
         done = forking().run(program, folder)
     else:
@@ -68,7 +70,9 @@ def run_code(code: list[str], folder: Path, *, imported: bool = True) -> list[st
             text=True,
         )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    output, printed = separated(done.stdout)
+    assert list(false_claims("\n".join(code), printed)) == []
+    return output.splitlines()
 
 
 def blocks_of(page: str) -> list[str]:
@@ -78,8 +82,8 @@ def blocks_of(page: str) -> list[str]:
 # Pages whose printed lines are compared: below, and those of execution.md beside the code it shows.
 COMPARED = {"training.md", "tuner.md", "tensorstate.md", "execution.md"}
 COMPARED |= {"flax-script.md", "explicit-script.md"}
-# The second block compiles for a TPU slice, which takes libtpu (scripts/test --targets).
-RUN_BLOCKS = {"targets.md": None if importlib.util.find_spec("libtpu") else 1}
+# The second block compiles for a TPU slice.
+RUN_BLOCKS = {"targets.md": 1}
 
 
 WITH_CODE = sorted(path.name for path in DOCS.glob("*.md") if blocks_of(path.name))
@@ -103,6 +107,11 @@ IMPORTING = {"install.md"}
 )
 def test_the_code_of_a_page_runs(page, tmp_path):
     run_code(blocks_of(page)[: RUN_BLOCKS.get(page)], tmp_path, imported=page not in IMPORTING)
+
+
+@pytest.mark.targets("tpu")
+def test_the_page_of_targets_compiles_for_a_slice(tmp_path):
+    run_code(blocks_of("targets.md"), tmp_path)
 
 
 def test_the_training_page_trains(tmp_path):

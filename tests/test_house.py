@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,41 @@ def test_scripts_are_valid_bash(script):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
+def part_of_slow_tests(folder: Path, *before: str) -> str:
+    """The part that continuous integration takes in a copy of the project in a folder."""
+    text = (ROOT / ".ci/run").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("part=")]
+    commands = "\n".join([f"set -euo pipefail; cd {folder}", *before, "here=.", line, "echo $part"])
+    done = subprocess.run(["bash", "-c", commands], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_slow_tests_take_turns_by_the_number_of_commits(tmp_path):
+    assert part_of_slow_tests(tmp_path) == "0"  # without history
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m one"
+    for count, part in ((1, "1"), (6, "1"), (1, "2")):  # of one, seven and eight commits
+        begin = ["git init -q", *[commit] * count]
+        assert part_of_slow_tests(tmp_path, *begin) == part
+
+
+def collected(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_parts_of_the_tests_are_all_of_them():
+    file = "tests/core/test_progress.py"
+    parts = [
+        [line for line in collected(file, part).stdout.splitlines() if "::" in line]
+        for part in ("--part=0/1", "--part=0/2", "--part=1/2")
+    ]
+    assert all(parts)
+    assert sorted([*parts[1], *parts[2]]) == sorted(parts[0])
+    refused = collected(file, "--part=2/2")
+    assert refused.returncode == 4
+    assert "--part takes K/N with K from 0 to N - 1, such as 0/6, not 2/2" in refused.stderr
+
+
 def test_every_script_is_tested_here():
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
     assert scripts == {*COMMANDS, "scripts/_env", "scripts/words"} - {".ci/run"}
@@ -50,6 +86,31 @@ def test_the_files_of_mutants_and_of_their_tests_exist():
         if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "TARGETS"
     ]
     assert all((ROOT / path).exists() for path in [*targets, *itertools.chain(*targets.values())])
+
+
+# A file beside the test that names it, and a path from the root.
+BESIDE = re.compile(r'(?:with_name\(|__file__\)\.parent / )"([\w./-]+)"')
+FOLDERS = "tests|experiments|jaxcoll|tensorstate|scripts|configs|docs"
+FROM_ROOT = re.compile(rf"\b((?:{FOLDERS})(?:/[\w.-]+)+\.(?:py|json|yaml|md|txt))\b")
+
+
+def missing_files(module: Path) -> list[str]:
+    """The files that a module of tests names and that do not exist."""
+    text = module.read_text(encoding="utf-8")
+    named = [module.parent / name for name in BESIDE.findall(text)]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named += [ROOT / name for name in FROM_ROOT.findall(node.value)]
+    return [str(path) for path in named if not path.exists()]
+
+
+def test_the_files_that_tests_name_exist(tmp_path):
+    """Those that only a slow test starts, or one of compilers, would be missed by few."""
+    modules = sorted((ROOT / "tests").rglob("*.py"))
+    assert [name for module in modules for name in missing_files(module)] == []
+    moved = tmp_path / "test_moved.py"
+    moved.write_text(f'run(Path(__file__).with_name("{"worker"}.py"), "{"docs"}/none.md")\n')
+    assert len(missing_files(moved)) == 2
 
 
 def words(*paths: Path) -> subprocess.CompletedProcess[str]:

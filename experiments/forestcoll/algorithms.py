@@ -198,7 +198,8 @@ ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
 
 def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
     """ForestColl's trees, with switches of the hosts that copy and add (Sec. 4.5.6)."""
-    topology = case.topology
+    boxes = case.cluster.box_switches()
+    topology = case.topology.with_in_network(boxes, boxes)
     flow = forest(topology if case.kind == "all_gather" else topology.transpose())
     for pieces in case.pieces:
         for in_flight in (2, 8) if case.kind == "all_reduce" else (pieces,):
@@ -206,7 +207,7 @@ def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
                 times = simulate_multicast(
                     flow,
                     nbytes,
-                    case.cluster.box_switches(),
+                    boxes,
                     kind=case.kind,
                     pieces=pieces,
                     in_flight=in_flight,

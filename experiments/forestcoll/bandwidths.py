@@ -226,7 +226,10 @@ class Failures(StudyConfig):
             (topologies.torus(*map(int, sides.split("x"))), chunks)
             for sides, chunks in self.tori.items()
         ]
-        hosts = [(topologies.dgx_h100(int(n)), chunks) for n, chunks in self.hosts.items()]
+        # As schedules use them: their switches forward only.
+        hosts = [
+            (topologies.dgx_h100(int(n), nvls=False), chunks) for n, chunks in self.hosts.items()
+        ]
         return [*tori, *hosts]
 
 

@@ -269,7 +269,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
         f"simulated by link model {config.link_model!r}"
     )
     found = _synthesize(config, topology, console)
-    bounds = [jc.bound(topology, "all_reduce", nbytes) for nbytes in config.sizes]
+    network = topology.forwarding_only()
+    bounds = [jc.bound(network, "all_reduce", nbytes) for nbytes in config.sizes]
     console.print(times_table(found, config.sizes, bounds), "")
     for line in undefined(found):
         console.print(line)

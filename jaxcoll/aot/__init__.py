@@ -33,7 +33,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.aot.hlo import Instruction, Module, parse
 from jaxcoll.aot.summary import Burst, Summary, summarize, summarize_module
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError, TopologyError, shown
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
@@ -185,7 +185,7 @@ def _slice(name: str, sides: tuple[int, ...], wrap: bool | None) -> Target:
 
 def _gpus(name: str, sides: tuple[int, ...]) -> Target:
     if len(sides) > 2:
-        raise TopologyError(f"a GPU cluster is named h100:HOSTSxGPUS, got {name!r}")
+        raise TopologyError(f"a GPU cluster is named h100:HOSTSxGPUS, got {shown(name)}")
     _check_ready("gpu", name)
     hosts, each = (1, *sides)[-2:]
     # Plugins that describe topologies are registered when JAX first looks for devices.

@@ -21,8 +21,13 @@ in time: a rank's contributions to the results of others need as long as a gathe
 on the network with every link reversed.
 
 **An all_reduce.** Contributions to a byte of the result are given away, never copied
-(``jaxcoll.verifier``), so they meet in one rank, the byte's meeting place, and the sum is copied
-from there. The bounds here hold wherever the bytes meet.
+(``jaxcoll.verifier``), so they meet in one rank, or in a switch that adds, the byte's meeting
+place, and the sum is copied from there. The bounds here hold wherever the bytes meet.
+
+**Switches that copy and add** (``Topology.in_network``) change nothing in what crosses a set of
+vertices, for a rank outside, for all of them, or as a contribution: that counts every byte once,
+however often it is copied and in whatever sum. Where copies, sums and meeting places are counted,
+such switches stand beside the ranks: in ``meeting``, ``departures`` and ``traffic``.
 """
 
 from __future__ import annotations
@@ -90,6 +95,23 @@ class Latencies:
     def between(self) -> np.ndarray:
         """From rank to rank, float64 of shape (ranks, ranks)."""
         return self.from_ranks[:, : self.topology.num_ranks]
+
+    @functools.cached_property
+    def meeting_places(self) -> np.ndarray:
+        """Where contributions can meet: the ranks, then the switches that add, int64."""
+        n = self.topology.num_ranks
+        return np.append(np.arange(n), np.asarray(self.topology.in_network.adding, np.int64))
+
+    @functools.cached_property
+    def _to_all(self) -> np.ndarray:
+        """From each vertex to each, float64 of shape (vertices, vertices)."""
+        return sp.csgraph.dijkstra(latency_graph(self.topology))
+
+    def to_places(self, places: np.ndarray) -> np.ndarray:
+        """From each vertex to some places, the first of them the ranks, (vertices, places)."""
+        if len(places) == self.topology.num_ranks:
+            return self.to_ranks
+        return self._to_all[:, places]
 
     @functools.cached_property
     def from_a_rank(self) -> np.ndarray:
@@ -218,17 +240,19 @@ def across(latencies: Latencies, inside: np.ndarray, nbytes: np.ndarray) -> Arri
 def meeting(latencies: Latencies, what: Collective) -> tuple[float, str]:
     """The least latency from the farthest rank to a meeting place and on to the farthest rank."""
     best, reason = 0.0, "no rank needs anything from another"
-    between = latencies.between
+    n, places = latencies.topology.num_ranks, latencies.meeting_places
+    there, onward = latencies.from_ranks[:, places], latencies.to_ranks[places]
     for group in what.groups:
         if len(group) > 1:
             members = list(group)
-            to, back = between[members].max(axis=0), between[:, members].max(axis=1)
-            place = int((to + back).argmin())
-            if (to + back)[place] > best:
-                u = group[int(between[members, place].argmax())]
-                v = group[int(between[place, members].argmax())]
-                best = float((to + back)[place])
-                reason = f"from rank {u} to rank {place}, where sums may meet, and on to rank {v}"
+            to, back = there[members].max(axis=0), onward[:, members].max(axis=1)
+            at = int((to + back).argmin())
+            if (to + back)[at] > best:
+                u = group[int(there[members, at].argmax())]
+                v = group[int(onward[at, members].argmax())]
+                best = float((to + back)[at])
+                place = f"{'rank' if at < n else 'switch'} {places[at]}"
+                reason = f"from rank {u} to {place}, where sums may meet, and on to rank {v}"
     return best, reason
 
 
@@ -237,10 +261,10 @@ def departures(
 ) -> tuple[float, int]:
     """When parts of the network must have let go of bytes, over all links out of parts together.
 
-    The contributions to a byte that meets in a rank m leave every other part that has some, and
-    begin to no later than T - D(m), where D(m) is the least latency from a vertex of the part to m
-    and that from m to the farthest rank. If k parts have a D(m) of at least D, whichever rank m
-    is, then every byte crosses k times before T - D, so that
+    The contributions to a byte that meets in m, a rank or a switch that adds, leave every other
+    part that has some, and begin to no later than T - D(m), where D(m) is the least latency from a
+    vertex of the part to m and that from m to the farthest rank. If k parts have a D(m) of at least
+    D, whichever m is, then every byte crosses k times before T - D, so that
 
         k x nbytes  <=  (T - D) x bandwidth of all links out of parts with contributions.
 
@@ -258,20 +282,22 @@ def departures(
         Seconds, and how many crossings of the bytes of all groups that takes.
     """
     best, count = 0.0, 0
+    places = latencies.meeting_places  # the same ones backwards in time
     for each in (latencies, latencies.transpose()):
-        topology, between = each.topology, each.between
+        topology = each.topology
         ranks = part[: topology.num_ranks]
         sending = ranks[[member for group in what.groups for member in group]]
         leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], sending)
         order = np.argsort(part, kind="stable")
         _, first = np.unique(part[order], return_index=True)
-        onward = np.minimum.reduceat(each.to_ranks[order], first, axis=0)  # parts are 0, 1, ...
-        onward[ranks, np.arange(topology.num_ranks)] = -np.inf  # what meets there may stay
+        # Parts are 0, 1, ...
+        onward = np.minimum.reduceat(each.to_places(places)[order], first, axis=0)
+        onward[part[places], np.arange(len(places))] = -np.inf  # what meets there may stay
         moments = []
         for group in what.groups:
             members = list(group)
             with_members = np.unique(ranks[members])
-            to_go = onward[with_members] + between[:, members].max(axis=1)
+            to_go = onward[with_members] + each.to_ranks[places][:, members].max(axis=1)
             # For every meeting place the parts that need longest come first. The least time of the
             # k-th over all places is needed by k parts wherever sums meet. The part of the place
             # itself needs none, hence one fewer.
@@ -292,9 +318,15 @@ def traffic(
     """Every byte crosses from part to part at least 2(p-1) times, if p parts have ranks of a group.
 
     Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts the sums
-    and copies that each byte needs, and also holds for ranks taken together. The last data to leave
-    a part still has to arrive, and if only one group sums, to spread in the part; the first data to
-    leave has to be summed before (``rests``).
+    and copies that each byte needs, and also holds for ranks taken together: p - 1 parts are left
+    by a sum that is not complete yet, and p - 1 are entered by a complete one, which was alone on
+    its way since it left the part of a rank or of a switch that copies. Where it comes from a
+    switch apart from all these, which adds and sends it once, one part fewer is entered so, but all
+    p were left. The last data to leave a part still has to arrive, and if only one group sums, to
+    spread in the part; the first data to leave has to be summed before (``rests``).
+
+    Backwards in time the crossings are those of links into parts with ranks, or with switches that
+    add: the same on the reversed network, and another bound where switches copy or add.
 
     Args:
         part: the part of each vertex, int64 of shape (vertices,).
@@ -309,7 +341,8 @@ def traffic(
     if not crossings:
         return 0.0, 0
     together = [np.asarray(group) for group in what.groups if len(group) > 1]
-    leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], ranks)
+    makers = np.append(ranks, part[list(topology.in_network.copying)])
+    leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], makers)
     if len(together) == 1 and len(np.unique(ranks)) < len(ranks):
         rest = rests(topology, together[0], part, leaves, known)
     else:
@@ -380,7 +413,8 @@ def rests(
       contains no contribution of a rank u with a latency d(u, src l) > s. Give it the
       weight N(s), the share of the part's members that are near enough: over all cut traffic of the
       byte out of the part the weights add up to 1 or more.
-    - Every member gets a copy that came into the part. One whose last bit crosses on link l at s
+    - Every member gets a copy that came into the part, from the part of a rank or of a switch that
+      copies, out of which it is counted. One whose last bit crosses on link l at s
       comes too late for ranks v with alpha(l) + d(dst l, v) > T - s. Give it the weight M(T - s),
       the largest share of any part's members that it does not miss. Those add up to 1 or more, too.
 
@@ -396,7 +430,7 @@ def rests(
     Args:
         members: ranks of the only group, int64.
         part: the part of each vertex, int64 of shape (vertices,).
-        leaves: links out of parts that contain ranks, bool of shape (links,).
+        leaves: links out of parts that contain ranks, or switches that copy, bool (links,).
         known: a time in seconds that no run beats. The two times of little use are cut short where
             they would not fit in it, so that they never overlap.
     """

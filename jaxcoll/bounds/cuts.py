@@ -243,11 +243,14 @@ def crossing(
 def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
     """Copies that ranks make: each of p parts gets the data it needs from a rank of another part.
 
-    Switches copy nothing (``jaxcoll.paths``), so every part that needs a byte needs a rank that
-    sends it there, over a link out of that rank's part. All links out of parts with ranks together
-    carry those copies. A link is of use from when the first data can have come to it until it is
-    too late for all ranks in need. Of a broadcast those in need may be the ranks from some distance
-    on only: what reaches them in time before ranks near them have it to pass on is the root's work.
+    Switches that only forward copy nothing (``jaxcoll.paths``), so every part that needs a byte
+    needs a rank, or a switch that copies, that sends it there, over a link out of that vertex's
+    part: followed back from where it enters, a copy was alone until it left there. All links out of
+    parts with ranks or such switches together carry those copies.
+
+    A link is of use from when the first data can have come to it until it is too late for all
+    ranks in need. Of a broadcast those in need may be the ranks from some distance on only: what
+    reaches them in time before ranks near them have it to pass on is the root's work.
 
     Args:
         nbytes: bytes that rank v needs of rank u at [u, v], the same for all v; float64.
@@ -266,7 +269,8 @@ def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
         levels = away[:: -(-len(away) // _MOST_LEVELS)]
     for part in parts(topology):
         numbers, place = np.unique(part[:n], return_inverse=True)
-        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], numbers)
+        makers = np.append(part[:n], part[list(topology.in_network.copying)])
+        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], makers)
         for level in levels:
             apart = needed & (latencies.between >= level)
             targets = apart.any(axis=0)

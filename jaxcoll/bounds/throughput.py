@@ -395,6 +395,7 @@ def balanced(topology: Topology) -> Topology:
         num_vertices=topology.num_vertices,
         name=f"{topology.name} balanced" if topology.name else "",
         vertex_names=topology.vertex_names,
+        in_network=topology.in_network,
     )
 
 

@@ -1,8 +1,17 @@
 """Least times of collectives: the best of all bounds, and the rank or pair of ranks behind it.
 
-Every bound holds for both link models and for any number of chunks. Switches forward, and copy
-and sum nothing. Some bounds take seconds, maximum flows over time and the linear programs: they
-are asked for (``exact``).
+Every bound holds for both link models and for any number of chunks. Switches do what the network
+says (``Topology.in_network``): most only forward, and those that copy or add are counted as such.
+Then schedules, which are of ranks, may not reach a bound that in-network collectives do; that of
+``topology.forwarding_only()`` is what bounds schedules. Some bounds take seconds, maximum flows
+over time and the linear programs: they are asked for (``exact``).
+
+How often a byte crosses a set of vertices on its way to some rank, or is in some sum that does, no
+switch changes: it is once at least. So *ingress*, *egress*, *cut*, *flow*, and the *traffic* of
+data that each rank has of its own, hold with any switches. The *distance* of an all_reduce, its
+*meeting* and *traffic*, and the *traffic* of copies count meeting places, sums and copies, each
+where it is made: where switches make them, these stand beside ranks. The *program* of an all_reduce
+(App. B.7) knows switches that forward, and is left out where others are.
 
 A schedule gives contributions to a sum away and copies the sum (``jaxcoll.verifier``). Recursive
 doubling, which copies partial sums, is none: it takes less latency for more bytes. Run backwards, a
@@ -143,10 +152,14 @@ def _gathered(
 
 
 def all_reduce_seconds(topology: Topology, nbytes: float) -> float:
-    """Seconds of an all_reduce of all ranks by its linear program; 0 where that is too large."""
+    """Seconds of an all_reduce of all ranks by its linear program.
+
+    0 where that is too large, or switches copy or add: there it takes capacities between ranks for
+    all that switches give, and more is possible.
+    """
     n = topology.num_ranks
     pairs = topology.num_links if topology.is_direct else n * (n - 1)
-    if n < 2 or n * pairs > _SUM_FLOWS:
+    if n < 2 or n * pairs > _SUM_FLOWS or topology.in_network:
         return 0.0
     from jaxcoll.bounds.all_reduce import all_reduce_bound  # cvxpy takes a second to load
 
@@ -182,6 +195,10 @@ def bound(
     progress: Wanted = None,
 ) -> Bound:
     """The truest that is cheap: the largest of ``lower_bounds``.
+
+    It holds for the network as described, switches that copy and add included: NCCL's NVLS does not
+    beat the bound of ``dgx_h100``. Schedules do not use them so, and what no schedule can beat is
+    the bound of ``topology.forwarding_only()``.
 
     Args:
         collective: a kind, or a collective.
@@ -351,9 +368,12 @@ def _between_parts(
     latencies: Latencies, what: Collective, size: float, part: np.ndarray, known: float
 ) -> list[Bound]:
     """Least times of an all_reduce between parts of a network, by traffic and by latency."""
-    n = latencies.topology.num_ranks
+    n, topology = latencies.topology.num_ranks, latencies.topology
     ranks = len(np.unique(part[:n]))
     where = "ranks" if ranks == n else f"{ranks} parts of the network"
+    # Sums and copies leave parts, and enter them: as many, but for switches that copy or add.
+    ways = (latencies, latencies.transpose()) if topology.in_network else (latencies,)
+    moved = [("traffic", sums.traffic(way, what, size, part, known)) for way in ways]
     return [
         Bound(
             time,
@@ -361,7 +381,7 @@ def _between_parts(
             f"each byte crosses {crossings} links out of {where}, over all of them together",
         )
         for name, (time, crossings) in (
-            ("traffic", sums.traffic(latencies, what, size, part, known)),
+            *moved,
             ("meeting", sums.departures(latencies, what, size, part)),
         )
     ]

@@ -1,7 +1,8 @@
 """The command line: ``jaxcoll COMMAND``, or ``python -m jaxcoll COMMAND``.
 
 Here are the commands by name, each loaded when it is called, and what becomes of their errors: one
-line, and exit codes 0 (done), 1 (a check failed) and 2 (bad usage or input). ``--help`` and
+line, and exit codes 0 (done), 1 (a check failed) and 2 (bad usage or input); a fault of the library
+itself is shown whole, with exit code 70. ``--help`` and
 completion load no command but the one they are for, and no command loads NumPy before its arguments
 are read: a wrong option is refused at once.
 
@@ -19,12 +20,15 @@ import concurrent.futures
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
 import click
 
 from jaxcoll.cli.quantities import Group, one_line
+from jaxcoll.errors import JaxcollError
+from jaxcoll.prove.answers import NotProved, NotRead
 
 # Name -> the module that has the command under it, and its line in the list of commands. ``plan``
 # stands above this package, so it is found by its name, as a plugin's would be.
@@ -35,7 +39,7 @@ COMMANDS = {
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
     "compare": ("jaxcoll.cli.exploring", "All synthesizers on my network, in percent of a bound."),
-    "bound": ("jaxcoll.cli.exploring", "The time that no schedule can beat, and why."),
+    "bound": ("jaxcoll.cli.exploring", "The time that nothing can beat, and why."),
     "find": ("jaxcoll.cli.exploring", "Networks of a size and degree with the best schedules."),
     "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),
@@ -49,6 +53,7 @@ COMMANDS = {
 _COMPLETE = "_JAXCOLL_COMPLETE"  # shells ask by this variable
 INTERRUPTED = 130  # what shells say of a command that was stopped by Ctrl-C
 CLOSED_PIPE = 141  # and of one whose reader went away
+FAULT = 70  # an error of the program itself, in sysexits.h
 
 
 class _Application(Group):
@@ -91,7 +96,7 @@ def application(ctx: click.Context) -> None:
 
     A network is a name (torus:4x4, dgx-h100:4, v5p:4x4x8; jaxcoll show --names lists them) or a
     file. Sizes are 256KiB or 25MB, latencies 0.5us, bandwidths 50GB/s. Every command takes --json.
-    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input.
+    Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 70 a fault of jaxcoll.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -131,8 +136,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         named = error.strerror and error.filename is not None
         return _failed(f"{error.filename}: {error.strerror}" if named else one_line(error), 2)
-    except ValueError as error:
+    # The library's own refusals only: any other ValueError is a fault of it, and one line of that
+    # would read as the user's.
+    except (JaxcollError, NotRead, NotProved) as error:
         return _failed(one_line(error), 2)
+    except Exception as error:
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {one_line(error)}"
+        report = "unless a function of yours raises it, this is a fault of jaxcoll; please report"
+        return _failed(f"{what}; {report} the lines above", FAULT)
     return code if isinstance(code, int) else 0
 
 

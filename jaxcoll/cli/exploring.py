@@ -25,6 +25,7 @@ from jaxcoll.cli.networks import (
 )
 from jaxcoll.cli.quantities import (
     BANDWIDTH_LIST,
+    FAILURES,
     SIZE,
     SIZES,
     TIMES,
@@ -131,7 +132,7 @@ def show(what, network_name, output, size, names, as_json, **of_network) -> int:
         obj = _read(what, network_name, *map(of_network.pop, ("alpha", "bandwidth")))
         if any(of_network.values()):
             if hasattr(obj, "collective"):
-                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+                raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
             obj = after_failures(obj, **of_network)
     if output is not None:
         with working("drawing"):
@@ -191,6 +192,8 @@ def network_facts(topology) -> dict[str, Any]:
         "ranks": topology.num_ranks,
         "switches": topology.num_vertices - topology.num_ranks,
         "links": topology.num_links,
+        "copying": list(topology.in_network.copying),
+        "adding": list(topology.in_network.adding),
         "missing": topology.losses.lines() if topology.losses else [],
         "grid": None if grid is None else list(map(int, grid.shape)),
         "wraps": None if grid is None else [bool(wrap) for wrap in grid.wrap],
@@ -206,6 +209,8 @@ def _network_lines(topology, facts: dict[str, Any]) -> list[str]:
         f"{facts['name']}: {facts['ranks']} ranks, {facts['switches']} switches, "
         f"{facts['links']} links"
     ]
+    if topology.in_network:
+        lines.append(f"of the switches {topology.in_network}")
     lines += facts["missing"]
     if facts["grid"]:
         sides = zip(facts["grid"], facts["wraps"], strict=True)
@@ -307,10 +312,16 @@ def compare(network, collective, size, only, output, workers, as_json, **options
                 short = refused if refused is None or len(refused) < 76 else f"{refused[:73]}..."
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
             made += found
+    # What switches that copy and add make possible; percents are of what schedules can do.
+    counted = [jc.bound(network, collective, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))
-        print_json({"collective": collective, "ranks": network.num_ranks, "rows": rows})
+        facts = {"collective": collective, "ranks": network.num_ranks, "rows": rows}
+        print_json(facts | ({"in_network_bound_seconds": counted} if counted else {}))
         return 0
+    if counted:
+        table.row("(in the network)", *(f"{time_text(seconds)}        " for seconds in counted))
+        click.echo(f"switches that copy and add ({network.in_network}) are counted {_UNUSED}")
     for nbytes in size:
         timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
         if timed:
@@ -348,7 +359,10 @@ def _cell(row: jc.Compared) -> str:
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
 @as_json
 def bound(network, collective, size, exact, show_all, as_json) -> int:
-    """The time that no schedule can beat, and the ranks it comes from.
+    """The time that nothing can beat, and the ranks it comes from.
+
+    Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
+    schedules, which use switches to forward only, follows.
 
     \b
     jaxcoll bound dgx-h100:2 all_reduce --size 1GB
@@ -358,17 +372,30 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
     with working("finding bounds") as report:
         largest = jc.bound(network, collective, size, exact=exact, progress=report)
         others = jc.lower_bounds(network, collective, size) if show_all else ()
+        plain = None
+        if network.in_network:
+            plain = jc.bound(network.forwarding_only(), collective, size, exact=exact)
     found = [largest, *(each for each in others if each != largest)]
     facts = {
         "collective": collective, "nbytes": size, "ranks": network.num_ranks,
-        "bounds": [
-            {"seconds": each.time, "name": each.name, "reason": each.reason} for each in found
-        ],
+        "bounds": [_bound_facts(each) for each in found],
     }  # fmt: skip
-    lines = (
-        time_text(each.time)
-        + (f", {bandwidth_text(size / each.time)}" if each.time else "")
-        + f": {each.name}, {each.reason}"
-        for each in found
-    )
+    lines = [_bound_line(each, size) for each in found]
+    if plain is not None:
+        facts["of_schedules"] = _bound_facts(plain)
+        does = f"switches that copy and add ({network.in_network}) are counted {_UNUSED}"
+        lines += [f"{does}, and take:", _bound_line(plain, size)]
     return tell(as_json, facts, *lines)
+
+
+# After "are counted", in ``bound`` and in ``compare``.
+_UNUSED = "there; schedules here do not use them so"
+
+
+def _bound_facts(each: jc.Bound) -> dict[str, Any]:
+    return {"seconds": each.time, "name": each.name, "reason": each.reason}
+
+
+def _bound_line(each: jc.Bound, size) -> str:
+    speed = f", {bandwidth_text(size / each.time)}" if each.time else ""
+    return f"{time_text(each.time)}{speed}: {each.name}, {each.reason}"

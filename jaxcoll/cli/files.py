@@ -71,7 +71,7 @@ def check_network(path: str, found: Any, network: Any) -> None:
         click.UsageError: it is another.
     """
     own = getattr(found, "topology", found)
-    if network is not None and network != own:
+    if network is not None and not network.has_links_of(own):
         raise click.UsageError(
             f"{path} is of {own.name or 'a network of its own'}, not of {network.name}; leave "
             "--network out"

@@ -314,7 +314,7 @@ def network_options(command: Any) -> Any:
 
     @functools.wraps(command)
     # The name stays that of the command, for click takes it from there.
-    def with_network(network, table, without, slow, **others):
+    def with_network(network, table, without, slow, in_network, **others):
         speeds = others.pop("alpha"), others.pop("bandwidth")
         gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
         # With --from, click has put the collective where the network stands otherwise.
@@ -338,7 +338,7 @@ def network_options(command: Any) -> Any:
                 built = named_network(network, *speeds)
             else:
                 raise click.UsageError("say which network: torus:4x4, FILE.json, or --from FILE")
-            built = after_failures(built, without, slow)
+            built = after_failures(built, without, slow, in_network)
         # Missing links decide the answer, so they are named, on stderr beside the result.
         if built.losses and not others.get("as_json"):
             click.echo(f"network: {built.name}", err=True)

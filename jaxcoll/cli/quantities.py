@@ -2,6 +2,8 @@
 
 "256KiB", "0.5us" and "50GB/s" are read exactly: "0.1us" is the decimal number. A number without a
 unit is in bytes, seconds or bytes per second. "25MB" has 25 million bytes, "25MiB" 25 times 2^20.
+B is bytes and b is bits, as networks are sold: "400Gb/s" is "50GB/s". Where another unit may have
+been meant, a line on stderr says what was understood.
 Tables on stdout grow by a row as soon as it is made.
 
 ``--without`` and ``--slow`` say what failed in the words of a network's picture. A wire is "0-1"
@@ -28,41 +30,95 @@ _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {f"{letter}I": 2 ** (10 * (i + 1)) for i, letter in enumerate("KMGT")}
 _PREFIXES = {"": 1, **_DECIMAL, **_BINARY}
 
-# Units in upper case: they are compared without it, as "25mb" and "50gb/s" are typed.
-BYTES = {f"{prefix}B": Fraction(scale) for prefix, scale in _PREFIXES.items()}
-SECONDS = {
-    "S": Fraction(1),
-    "MS": Fraction(1, 10**3),
-    "US": Fraction(1, 10**6),
-    "NS": Fraction(1, 10**9),
+# Of the letters only the b tells by its case. The groups are the prefix, bytes or bits, "/s".
+_DATA = re.compile(r"((?:[KMGT]I?)?)(B|BITS?)(/S|PS)?", re.I)
+# As a careful writer has them: with these nothing else can be meant.
+_CLEAR = re.compile(r"([kKMGT]|[kKMGT]i)?(B(/s|ps)?|bits?(/s)?)")
+_TIMES = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
 }
-BANDWIDTHS = {
-    **{f"{prefix}B/S": Fraction(scale) for prefix, scale in _PREFIXES.items()},
-    **{f"{prefix}BIT/S": Fraction(scale, 8) for prefix, scale in _PREFIXES.items()},
-}
+
+
+def _seconds(unit: str) -> Fraction | None:
+    # The micro sign and the Greek letter, which look the same.
+    return _TIMES.get(unit.replace("\u00b5", "u").replace("\u03bc", "u").lower())
+
+
+def _bytes(unit: str) -> Fraction | None:
+    found = _DATA.fullmatch(unit)
+    if found is None or found[3]:
+        return None
+    # Wholly in small letters "gib" is the GiB of someone in a hurry: nobody counts in gibibits.
+    return _scale(found[1], found[2] != "B" and unit not in ("kib", "mib", "gib", "tib"))
+
+
+def _bytes_per_second(unit: str) -> Fraction | None:
+    found = _DATA.fullmatch(unit)
+    return _scale(found[1], found[2] != "B") if found and found[3] else None
+
+
+def _scale(prefix: str, is_bits: bool) -> Fraction:
+    return Fraction(_PREFIXES[prefix.upper()], 8 if is_bits else 1)
+
+
+def _parts_of(text: str) -> tuple[str, str]:
+    """The digits of a number, "" where there is none, and what stands behind them."""
+    text = text.strip()
+    found = _NUMBER.match(text)
+    return (found[0], text[found.end() :].strip()) if found else ("", text)
 
 
 class Quantity(click.ParamType):
-    """A positive number with a unit, as a whole number where it is one and a float otherwise."""
+    """A positive number with a unit, as a whole number where it is one and a float otherwise.
 
-    def __init__(self, name: str, units: Mapping[str, Fraction], example: str, *, zero: bool):
-        self.name, self._units, self._example, self._zero = name, units, example, zero
+    Args:
+        scale: what one of a unit is in bytes, seconds or bytes per second; ``None`` if unknown.
+        written: a number in the unit in which people read it, exactly.
+        units: those that are read, for refusals.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scale: Callable[[str], Fraction | None],
+        written: Callable[[Fraction], str],
+        units: str,
+        *,
+        zero: bool,
+    ):
+        self.name, self._scale, self.written = name, scale, written
+        self._units, self._zero = units, zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
         if not isinstance(value, str):
             return value
-        found = _NUMBER.match(value.strip())
-        unit = value.strip()[found.end() :].strip() if found else ""
-        # The micro sign and the Greek letter, which look the same.
-        unit = unit.replace("\u00b5", "u").replace("\u03bc", "u").upper()
-        scale = Fraction(1) if not unit else self._units.get(unit)
-        if found is None or scale is None:
-            self.fail(f"{value[:40]!r} is not a {self.name}; type {self._example}", param, ctx)
-        # A fraction: in floats 0.1us is not a tenth of a microsecond, and exact bounds differ.
-        number = Fraction(found[0]) * scale
-        if number == 0 and not self._zero:
-            self.fail(f"a {self.name} is above 0, got {value[:40]!r}", param, ctx)
+        try:
+            number = self.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        unit = _parts_of(value)[1]
+        if _DATA.fullmatch(unit) and not _CLEAR.fullmatch(unit):
+            click.echo(f"{self.name} {value.strip()}: {self.written(number)}", err=True)
         return int(number) if number.denominator == 1 else float(number)
+
+    def read(self, text: str) -> Fraction:
+        """The number that a text says, exactly, in bytes, seconds or bytes per second.
+
+        Raises:
+            ValueError: a text of another kind, and what was expected.
+        """
+        digits, unit = _parts_of(text)
+        scale = self._scale(unit) if unit else Fraction(1)
+        if not digits or scale is None:
+            raise ValueError(f"{text[:40]!r} is not a {self.name}; type {self._units}")
+        # A fraction: in floats 0.1us is not a tenth of a microsecond, and exact bounds differ.
+        number = Fraction(digits) * scale
+        if number == 0 and not self._zero:
+            raise ValueError(f"a {self.name} is above 0, got {text[:40]!r}")
+        return number
 
 
 class Quantities(click.ParamType):
@@ -77,9 +133,39 @@ class Quantities(click.ParamType):
         return tuple(self._one.convert(part, param, ctx) for part in value.split(","))
 
 
-SIZE = Quantity("size", BYTES, "256KiB, 25MB or a number of bytes", zero=False)
-TIME = Quantity("time", SECONDS, "0.5us or a number of seconds", zero=True)
-BANDWIDTH = Quantity("bandwidth", BANDWIDTHS, "50GB/s or 400Gbit/s", zero=False)
+def _exactly(number: Fraction, units: Mapping[str, Fraction], between: str) -> str:
+    """A number in the largest unit of which there is one or more, or else in the least, exactly."""
+    fits = [unit for unit, scale in units.items() if number >= scale]
+    unit = max(fits, key=units.__getitem__) if fits else min(units, key=units.__getitem__)
+    return f"{_decimal(number / units[unit])}{between}{unit}"
+
+
+def _decimal(number: Fraction) -> str:
+    """All digits of a number; those of the units here end, since they divide by 2 and 5 only."""
+    places = 0
+    while (number * 10**places).denominator > 1:
+        places += 1
+    digits = f"{int(number * 10**places):0{places + 1}d}"
+    return f"{digits[: len(digits) - places]}.{digits[len(digits) - places :]}".rstrip(".")
+
+
+_WHOLE = {f"{prefix}B": Fraction(scale) for prefix, scale in {"": 1, **_DECIMAL}.items()}
+_RATES = {f"{unit}/s": scale for unit, scale in _WHOLE.items()}
+
+SIZE = Quantity(
+    "size", _bytes, lambda number: _exactly(number, _WHOLE, " "),
+    "256KiB, 25MB or a number of bytes, in B, KB, MB, GB, TB, KiB, MiB, GiB or TiB (bits in Mb, "
+    "Mbit, Mibit)", zero=False,
+)  # fmt: skip
+TIME = Quantity(
+    "time", _seconds, lambda number: _exactly(number, _TIMES, " "),
+    "0.5us or a number of seconds, in s, ms, us or ns", zero=True,
+)  # fmt: skip
+BANDWIDTH = Quantity(
+    "bandwidth", _bytes_per_second, lambda number: f"{_exactly(number, _RATES, ' ')} per link",
+    "50GB/s (bytes: GB/s, GBps, GiB/s) or 400Gbit/s (bits: Gb/s, Gbps, Gbit/s, Gibit/s), with K, "
+    "M, G, T or nothing before", zero=False,
+)  # fmt: skip
 SIZES, TIMES, BANDWIDTH_LIST = Quantities(SIZE), Quantities(TIME), Quantities(BANDWIDTH)
 
 
@@ -158,9 +244,16 @@ Ends = tuple[int | str, int | str]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+FAILURES = "--without, --slow and --in-network"
+
+
 def failure_options(command: Command) -> Command:
-    """The options --without and --slow; the command gets ``without`` and ``slow``."""
+    """The options --without, --slow and --in-network; the command gets them by these names."""
     for decorate in (
+        click.option(
+            "--in-network", metavar="SWITCHES",
+            help="That copy and add: all, none, or 'network,host 0 switch'.",
+        ),
         click.option(
             "--slow", multiple=True, metavar="WHAT=FACTOR",
             help="Other speeds: 0-1=0.5, 'rail 2=1/2'.",
@@ -174,13 +267,21 @@ def failure_options(command: Command) -> Command:
     return command
 
 
-def after_failures(network, without: Sequence[str], slow: Sequence[str]):
-    """The network that is left.
+def after_failures(
+    network, without: Sequence[str], slow: Sequence[str], in_network: str | None = None
+):
+    """The network that is left, its switches copying and adding as said.
 
     Raises:
         click.UsageError: words that say neither a wire nor a rank, or no factor.
         TopologyError: the library's refusal.
     """
+    if in_network is not None:
+        known = {"all": True, "none": False}
+        able = known.get(in_network)
+        if able is None:
+            able = [_vertex(text) for text in _parts([in_network])]
+        network = network.with_in_network(able, able)
     # Several words may be of one link, as of a host and its switch: their factors multiply.
     factors: dict[Any, Fraction] = {}
     for text in _parts(slow):

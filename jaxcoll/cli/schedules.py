@@ -30,6 +30,7 @@ from jaxcoll.cli.networks import (
     network_options,
 )
 from jaxcoll.cli.quantities import (
+    FAILURES,
     SIZE,
     SIZES,
     Table,
@@ -143,7 +144,7 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
         schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
         run = jc.simulate(schedule, size, execution=costs)
-        least = jc.bound(network, schedule.collective, size).time
+        least = jc.bound(network.forwarding_only(), schedule.collective, size).time
     if output is not None and form is not None:
         write(output, schedule, form)
     made = described(schedule)
@@ -280,7 +281,7 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
-            least = jc.bound(read.topology, read.collective, nbytes).time
+            least = jc.bound(read.topology.forwarding_only(), read.collective, nbytes).time
         runs.append(run)
         percent = _percent(least, run.time)
         rows.append({
@@ -337,10 +338,10 @@ def convert(source, target, form, size, ranks, network_name, as_json, **options)
             )
         else:
             obj = _source(source, network_name, size, ranks)
-        # --without and --slow, which all that has no wires refuses.
+        # Of networks, which all that has no wires refuses.
         if any(options.values()):
             if kind_of(obj) != "network":
-                raise click.UsageError("--without and --slow are of a network, not of a schedule")
+                raise click.UsageError(f"{FAILURES} are of a network, not of a schedule")
             obj = after_failures(obj, **options)
         write(target, obj, form, size)
     if target == "-":

@@ -224,7 +224,7 @@ class CompactWriter:
             np.asarray(values, self._types[name][0]).tofile(self._draft / name)
         header = {
             "format": _FORMAT,
-            "topology": self.topology.digest,
+            "topology": self.topology.links_digest,
             "ranks": self.collective.num_ranks,
             "chunks_per_shard": self.collective.chunks_per_shard,
             "steps": len(self._counts) - 1,
@@ -287,7 +287,7 @@ def _read_header(path: Path, topology: Topology) -> tuple[int, int, int, Provena
         raise FormatError(f"{path} is not UTF-8 text: {error}") from None
     header = fields.Fields(fields.parse(text), str(path))
     header.take("format", fields.exactly(_FORMAT))
-    if header.take("topology", fields.text) != topology.digest:
+    if header.take("topology", fields.text) != topology.links_digest:
         raise FormatError(f"{path.parent} holds a schedule of another network than {topology}")
     header.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
     count = fields.whole(0, _MAX_COUNT)

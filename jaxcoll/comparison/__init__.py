@@ -34,7 +34,7 @@ class Compared:
     Attributes:
         synthesizer: its name.
         nbytes: bytes of a rank's buffer.
-        bound_seconds: what no schedule can beat.
+        bound_seconds: what no schedule can beat; schedules use switches to forward only.
         seconds: of its schedule, simulated; None where it refuses.
         refusal: why it does not apply; None where it does.
     """
@@ -116,13 +116,14 @@ def compare(
     seed, costs = checks.seed(seed, TopologyError), costs_of(execution, ScheduleError)
     # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
-        least = [(nbytes, bound(topology, collective, nbytes).time) for nbytes in counts]
+        network = topology.forwarding_only()
+        least = [(nbytes, bound(network, collective, nbytes).time) for nbytes in counts]
     timed = functools.partial(_timed, topology, collective, least, seed, costs)
     if path is None:
         made = executors.ordered(timed, names, executor)
     else:
         # Without the names: with more of them the same table is gone on with.
-        problem = f"{topology.digest} {collective} {counts} {seed} {costs}".encode()
+        problem = f"{topology.links_digest} {collective} {counts} {seed} {costs}".encode()
         made = _kept(path, hashlib.sha256(problem).hexdigest()[:16], timed, names, executor)
     return _reported(made, names, progress)
 

@@ -73,7 +73,7 @@ def draw_heatmap(*runs: Schedule | Timeline, labels: Sequence[str] = ()) -> Figu
     labels = [str(label) for label in checks.members(labels, "labels", ScheduleError)]
     schedules = [run.schedule if isinstance(run, Timeline) else run for run in runs]
     topology = schedules[0].topology
-    if any(schedule.topology != topology for schedule in schedules):
+    if any(not schedule.topology.has_links_of(topology) for schedule in schedules):
         raise ScheduleError("schedules side by side must run on the same network")
     if labels and len(labels) != len(runs):
         raise ScheduleError(f"{len(runs)} schedules need as many labels, got {len(labels)}")

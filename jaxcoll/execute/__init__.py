@@ -1,10 +1,10 @@
 """Execution: schedules run on the devices of a mesh, behind the functions of ``jax.lax``.
 
-Read in this order: ``functions`` (the public functions), ``calls`` (from arguments to a primitive),
-``axes``, ``choice/`` (which schedule runs, or ``jax.lax``, by ``native``), ``primitives`` (typing,
-transpose, batching), ``layout`` (operands as rows), ``lowerings/`` (schedules as JAX operations),
-``buckets`` (used by training), ``xla_options``, and
-``jax_internals``, the only file that touches JAX's internals.
+Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls`` (from arguments
+to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives`` (typing,
+transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
+operations), ``buckets`` (used by training), and ``jax_internals``, the only file that touches
+JAX's internals.
 """
 
 from jax.lax import axis_index, axis_size, ppermute
@@ -14,17 +14,13 @@ from jaxcoll.execute.choice.stated import compiler_options, use_topology
 from jaxcoll.execute.functions import (
     all_gather,
     all_to_all,
-    broadcast,
-    gather,
-    pbroadcast,
     pmax,
     pmean,
     pmin,
     psum,
     psum_scatter,
-    reduce,
-    scatter,
 )
+from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatter
 
 __all__ = [
     "Explanation",

@@ -89,7 +89,8 @@ def plan_buckets(
 
     Leaves are taken in order. One that would make the open bucket of its dtype larger than
     ``nbytes`` closes it and opens the next. Buckets come in the order of their last leaves. Leaves
-    that vary over different mesh axes share none, since the result would vary over all of these.
+    that vary over different mesh axes share none, since the result would vary over all of these,
+    nor do those of which some types are weak.
 
     Args:
         leaves: (path, array) of each leaf, as ``jax.tree.leaves_with_path`` gives them; shapes and
@@ -113,7 +114,10 @@ def plan_buckets(
         if isinstance(leaf, jax.Array) and jax_internals.explicit_sharding(leaf)[1]:
             done.append([i])
             continue
-        key = (leaf.dtype, jax_internals.varying(leaf) if isinstance(leaf, jax.Array) else None)
+        # A vector of several leaves varies over what any of them does, and its type is not weak.
+        key: tuple = (leaf.dtype,)
+        if isinstance(leaf, jax.Array):
+            key += jax_internals.varying(leaf), jax.typeof(leaf).weak_type
         members, filled = opened.pop(key, ([], 0))
         if members and (filled + size > nbytes or nbytes == 0):
             done.append(members)

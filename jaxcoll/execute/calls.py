@@ -6,7 +6,7 @@ Resolves axis names to ranks, chooses the schedule, and checks operands.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,14 @@ from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.choice import Choice, checked_groups, choose, configured, on_network
+from jaxcoll.execute.choice import (
+    Choice,
+    check_choice,
+    checked_groups,
+    choose,
+    configured,
+    on_network,
+)
 from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.layout import Axes, at_least, is_same
@@ -67,6 +74,19 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
     return names  # type: ignore[return-value]
 
 
+def opened(axis_name: AxisName, groups: Groups, schedule: Choice, lowering: str) -> tuple[str, ...]:
+    """The names of a call's axes, all bound, once what it says of how it runs is right.
+
+    So also where nothing runs by a schedule: over axes of ``vmap``, of constants, over no axes. A
+    mistake there would be one on the mesh, too.
+    """
+    names = names_of(axis_name)
+    check_choice(schedule)
+    primitives.check_lowering(lowering)
+    group_size(axes_of(names), groups)
+    return names
+
+
 def is_vmapped(names: tuple[str, ...]) -> bool:
     """Whether some axis is one of ``vmap``: its ranks share a device, and nothing is sent."""
     return any(name not in jax_internals.mesh_axes() for name in names)
@@ -89,7 +109,7 @@ def is_symbolic(x) -> bool:
 
 
 def axes_of(names: tuple[str, ...]) -> Axes:
-    """The axes of a mesh, in the order given."""
+    """Axes in the order given; only those of a mesh have a place in ``canonical``."""
     sizes = jax_internals.axis_sizes()
     canonical = tuple(name for name in jax_internals.mesh_axes() if name in names)
     auto = jax_internals.auto_sizes()
@@ -131,9 +151,12 @@ class Call:
 
     def _local(self, x: jax.Array) -> jax.Array:
         """Run on the part of ``x`` that a device has where Explicit axes shard it further."""
-        spec, explicit = jax_internals.explicit_sharding(x)
-        if not explicit:
+        if not jax_internals.explicit_sharding(x)[1]:
             return self._run(x)
+        return jax_internals.as_one_operation(self._on_parts, x)
+
+    def _on_parts(self, x: jax.Array) -> jax.Array:
+        spec, explicit = jax_internals.explicit_sharding(x)
         # Every device needs whole blocks, so the leading dimension must not be sharded.
         kind = kind_of(self.kind)
         is_whole = kind.is_whole
@@ -258,7 +281,7 @@ class Call:
             x.dtype.name,
             size,
             ranks // size,
-            default_topology(ranks).digest,
+            default_topology(ranks).links_digest,
         )
 
 
@@ -336,20 +359,55 @@ def summable(leaf, function: str):
 def counted(leaf, function: str):
     """An operand as it is, or as int32 if it is boolean."""
     _check_operand(leaf, function)
+    leaf = leaf if isinstance(leaf, _NUMERIC) else jnp.asarray(leaf)
     is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
     return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
 
 
+_NUMERIC = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
+
+
 def _check_operand(leaf, function: str) -> None:
-    numeric = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
-    if not isinstance(leaf, numeric) and not hasattr(leaf, "__jax_array__"):
+    if not isinstance(leaf, _NUMERIC) and not hasattr(leaf, "__jax_array__"):
         raise CollectiveError(
             f"{function} takes pytrees of arrays and numbers, got {leaf!r} in one"
         )
 
 
 def accumulator(wanted, dtype) -> np.dtype:
-    """The dtype in which arrays of a dtype are added: of the same kind, with all their values."""
+    """The dtype in which arrays of a dtype are added: ``wanted`` for those of its kind.
+
+    Kinds are floats, integers and complex numbers. Arrays of another kind are added in their own.
+
+    Raises:
+        CollectiveError: it lacks some of the values of a dtype of its kind, or is not a dtype.
+    """
+    given = _accum_dtype(wanted)
+    if not _is_of_kind(given, dtype):
+        return dtype
+    # Floats may be added in any floating dtype, also a narrower one, which saves bytes on the wire.
+    if not jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(given, dtype) != given:
+        raise _cannot_hold(given, dtype)
+    return given
+
+
+def check_accumulates(wanted, leaves: Iterable, function: str) -> None:
+    """Refuse an ``accum_dtype`` that cannot hold sums of a leaf of its kind, or has no such leaf.
+
+    Args:
+        leaves: the operands, without constants, whose sums are products.
+    """
+    if wanted is None:
+        return
+    given = _accum_dtype(wanted)
+    dtypes = [counted(array(leaf, function), function).dtype for leaf in leaves]
+    for dtype in dtypes:
+        accumulator(given, dtype)
+    if dtypes and not any(_is_of_kind(given, dtype) for dtype in dtypes):
+        raise _cannot_hold(given, dtypes[0])
+
+
+def _accum_dtype(wanted) -> np.dtype:
     try:
         given = np.dtype(wanted)
     except TypeError:
@@ -358,23 +416,33 @@ def accumulator(wanted, dtype) -> np.dtype:
         raise CollectiveError(
             f"accum_dtype={given} needs 64-bit types: set jax.config jax_enable_x64"
         )
-    # Floats may be added in any floating dtype, also a narrower one, which saves bytes on the wire.
-    both_float = all(jnp.issubdtype(d, jnp.floating) for d in (given, dtype))
-    same_kind = any(
-        jnp.issubdtype(given, kind) and jnp.issubdtype(dtype, kind)
-        for kind in (jnp.integer, jnp.complexfloating)
-    )
-    if not both_float and not (same_kind and jnp.promote_types(given, dtype) == given):
-        raise CollectiveError(
-            f"accum_dtype={given} cannot hold sums of {dtype}: floats are added in a floating "
-            "dtype, integers and complex numbers in one that has all their values"
-        )
     return given
 
 
+def _is_of_kind(given, dtype) -> bool:
+    kinds = (jnp.floating, jnp.integer, jnp.complexfloating)
+    return any(jnp.issubdtype(given, kind) and jnp.issubdtype(dtype, kind) for kind in kinds)
+
+
+def _cannot_hold(given, dtype) -> CollectiveError:
+    return CollectiveError(
+        f"accum_dtype={given} cannot hold sums of {dtype}: floats are added in a floating "
+        "dtype, integers and complex numbers in one that has all their values"
+    )
+
+
 def widened(x, accum_dtype):
-    """An array in the dtype in which it is added; itself if ``accum_dtype`` is None."""
-    return x if accum_dtype is None else x.astype(accumulator(accum_dtype, x.dtype))
+    """An array in the dtype in which it is added; a number, and all if it is None, as they are."""
+    if accum_dtype is None or not hasattr(x, "dtype"):
+        return x
+    return x.astype(accumulator(accum_dtype, x.dtype))
+
+
+def narrowed(total, x, accum_dtype):
+    """A result of ``widened(x)`` in the dtype of ``x`` again, if it had another one for the sum."""
+    if accum_dtype is None or not hasattr(x, "dtype"):
+        return total
+    return total.astype(x.dtype) if accumulator(accum_dtype, x.dtype) != x.dtype else total
 
 
 def accumulated(native: Callable, x, accum_dtype, function: str):
@@ -384,7 +452,7 @@ def accumulated(native: Callable, x, accum_dtype, function: str):
 
     def one(leaf):
         leaf = counted(array(leaf, function), function)
-        return native(widened(leaf, accum_dtype)).astype(leaf.dtype)
+        return narrowed(native(widened(leaf, accum_dtype)), leaf, accum_dtype)
 
     return jax.tree.map(one, x)
 

@@ -12,12 +12,13 @@ add these keywords:
 - ``lowering``: "auto" or the name of a lowering.
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
+  Leaves of another kind than that are added in their own.
 - ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
   size of the buffer or an element's place in it (``execute.fixed_order``); ``None`` for any order.
 
 Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` where that is
 cheapest: always, unless a table of tuning is in use or a network is known. So are three kinds of
-calls in any case: sums of constants (Python numbers, NumPy arrays),
+calls in any case: sums of constants (Python numbers, NumPy arrays), leaf by leaf,
 which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
 symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
 that is mirrored, passed through or refused.
@@ -29,7 +30,7 @@ All errors are raised while tracing, before any communication: ``CollectiveError
 is not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
 summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 
-Those with a root come last: broadcast, reduce, gather and scatter, which ``jax.lax`` lacks.
+Those with a root stand in ``rooted``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -50,21 +50,20 @@ from jaxcoll.execute.calls import (
     accumulated,
     array,
     axes_of,
+    check_accumulates,
     check_divides,
     counted,
     dimension_of,
     group_size,
     is_handed_on,
     is_symbolic,
-    is_vmapped,
     joined,
-    names_of,
+    opened,
     summable,
     vary,
 )
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.layout import divide, merge, move, sharded_as
-from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums
@@ -112,7 +111,9 @@ def pmean(
     # Merged with a sum that uses it, the quotient would not be rounded; by a power of two it is
     # exact.
     is_exact = size & (size - 1) == 0
-    return mean if order is None or is_exact else fixed_order.rounded(mean)
+    if order is None or is_exact:
+        return mean
+    return jax.tree.map(lambda v: fixed_order.rounded(v) if isinstance(v, Tracer) else v, mean)
 
 
 def pmax(
@@ -150,39 +151,45 @@ def pmin(
 def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, order=None):
     """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
     is_fixed = fixed_order.is_fixed(order)
-    names = names_of(axis_name)
+    names = opened(axis_name, groups, schedule, lowering)
+    leaves, structure = jax.tree.flatten(x)
+    kept = range(len(leaves))
+    if op == "sum":
+        leaves = [counted(leaf, "psum") for leaf in leaves]
+        # The sum of a constant is one, n times itself: jax.lax returns Python numbers for such,
+        # which programs use as static sizes (lax.psum(1, axis_name)), whatever stands beside them.
+        kept = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    check_accumulates(accum_dtype, [leaves[i] for i in kept], f"p{op}")
     if not names:  # over no axes there is one rank, as for jax.lax
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
-    if is_handed_on(names, x):
+    for i in sorted(set(range(len(leaves))) - set(kept)):
+        leaves[i] = handed(leaves[i])
+    if is_handed_on(names, [leaves[i] for i in kept]):
         if is_fixed:
-            handed = _fixed_on_one_device(x, axis_name, groups)
-        return accumulated(handed, x, accum_dtype, f"p{op}")
+            handed = _fixed_on_one_device(leaves, axis_name, groups)
+        sums = accumulated(handed, [leaves[i] for i in kept], accum_dtype, f"p{op}")
+        for i, total in zip(kept, sums, strict=True):
+            leaves[i] = total
+        return jax.tree.unflatten(structure, leaves)
     axes = axes_of(names)
-    group_size(axes, groups)  # for its errors
-    leaves, structure = jax.tree.flatten(x)
-    if op == "sum":
-        leaves = [counted(leaf, "psum") for leaf in leaves]
-        # A sum of constants is one, n times itself: jax.lax returns Python numbers for such, which
-        # programs use as static sizes (lax.psum(1, axis_name)).
-        if not any(isinstance(leaf, Tracer) for leaf in leaves):
-            return handed(jax.tree.unflatten(structure, leaves))
     # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
     invarying = jax_internals.checks_vma() and (groups is None or op != "sum")
     call = Call(
         "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
     )
-    varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
+    for i in kept:
+        leaves[i] = vary(array(leaves[i], f"p{op}"), axes)
     # Per leaf: large gradients may be faster by a schedule and small ones by ``jax.lax``.
-    by_lax = [i for i, leaf in enumerate(varied) if call.is_left_to_lax(leaf)]
-    others = [i for i in range(len(varied)) if i not in set(by_lax)]
+    by_lax = [i for i in kept if call.is_left_to_lax(leaves[i])]
+    others = [i for i in kept if i not in set(by_lax)]
     # One call of jax.lax for all leaves, as a program without jaxcoll has it.
-    sums = accumulated(handed, [varied[i] for i in by_lax], accum_dtype, f"p{op}")
-    sums += joined(call, [varied[i] for i in others])
+    sums = accumulated(handed, [leaves[i] for i in by_lax], accum_dtype, f"p{op}")
+    sums += joined(call, [leaves[i] for i in others])
     for i, total in zip(by_lax + others, sums, strict=True):
-        varied[i] = total
-    return jax.tree.unflatten(structure, varied)
+        leaves[i] = total
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _fixed_on_one_device(x, axis_name, groups):
@@ -225,32 +232,10 @@ def psum_scatter(
     """
     is_fixed = fixed_order.is_fixed(order)
     checks.flag(tiled, "tiled", CollectiveError)
-    names = names_of(axis_name)
+    names = opened(axis_name, axis_index_groups, schedule, lowering)
+    check_accumulates(accum_dtype, jax.tree.leaves(x), "psum_scatter")
     if not names:
         return x
-    if is_handed_on(names, x):
-        handed = functools.partial(
-            lax.psum_scatter,
-            axis_name=axis_name,
-            scatter_dimension=scatter_dimension,
-            axis_index_groups=axis_index_groups,
-            tiled=tiled,
-        )
-        if is_fixed:
-            # The sum as psum takes it, and of it this rank's part, so that the bits are those of
-            # psum. Ranks share a device: no bytes are sent for nothing.
-            whole = _fixed_on_one_device(x, axis_name, axis_index_groups)
-            ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-
-            def own(leaf):
-                size = leaf.shape[scatter_dimension] // ranks if tiled else 1
-                part = lax.dynamic_slice_in_dim(leaf, index * size, size, scatter_dimension)
-                return part if tiled else lax.squeeze(part, (scatter_dimension,))
-
-            return accumulated(
-                lambda leaf: jax.tree.map(own, whole(leaf)), x, accum_dtype, "psum_scatter"
-            )
-        return accumulated(handed, x, accum_dtype, "psum_scatter")
     axes = axes_of(names)
     call = Call(
         "reduce_scatter",
@@ -262,11 +247,22 @@ def psum_scatter(
         is_fixed=is_fixed,
     )
     size = group_size(axes, axis_index_groups)
+    is_handed = is_handed_on(names, x)
 
     def one(leaf):
-        leaf = vary(summable(leaf, "psum_scatter"), axes)
+        leaf = summable(leaf, "psum_scatter")
         dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
+        if is_handed:
+            parts = functools.partial(
+                _scattered_on_one_device if is_fixed else lax.psum_scatter,
+                axis_name=axis_name,
+                scatter_dimension=dimension,
+                axis_index_groups=axis_index_groups,
+                tiled=tiled,
+            )
+            return accumulated(parts, leaf, accum_dtype, "psum_scatter")
+        leaf = vary(leaf, axes)
         if call.is_left_to_lax(leaf):
             # Tiled: jax.lax has no batching rule for the other form.
             native = functools.partial(
@@ -278,6 +274,16 @@ def psum_scatter(
         return lax.squeeze(call(blocks), (0,))
 
     return jax.tree.map(one, x)
+
+
+def _scattered_on_one_device(leaf, *, axis_name, scatter_dimension, axis_index_groups, tiled):
+    """The sum in a fixed order as psum takes it, bit for bit, and of it this rank's part."""
+    # Ranks share a device: no bytes are sent for nothing.
+    whole = _fixed_on_one_device(leaf, axis_name, axis_index_groups)(leaf)
+    ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    size = leaf.shape[scatter_dimension] // ranks if tiled else 1
+    part = lax.dynamic_slice_in_dim(whole, index * size, size, scatter_dimension)
+    return part if tiled else lax.squeeze(part, (scatter_dimension,))
 
 
 # ---------------------------------------------------------------------- moves
@@ -309,13 +315,9 @@ def all_gather(
             f"all_gather gives to='varying' or 'invarying', got "
             f"{checks.shown(to)}; use jax.lax for 'reduced'"
         )
-    names = names_of(axis_name)
+    names = opened(axis_name, axis_index_groups, schedule, lowering)
     if not names:
         return x
-    if is_handed_on(names, x):
-        return lax.all_gather(
-            x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
-        )
     axes = axes_of(names)
     # Without check_vma all types are the same, but in old JAX the derivative depends on ``to``.
     invarying = to == "invarying" and (
@@ -325,12 +327,22 @@ def all_gather(
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
-    group_size(axes, axis_index_groups)
     call = Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
+    is_handed = is_handed_on(names, x)
 
     def one(leaf):
-        leaf = vary(array(leaf, "all_gather"), axes)
+        leaf = array(leaf, "all_gather")
         dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
+        if is_handed:
+            return lax.all_gather(
+                leaf,
+                axis_name,
+                axis_index_groups=axis_index_groups,
+                axis=dimension,
+                tiled=tiled,
+                to=to,
+            )
+        leaf = vary(leaf, axes)
         if call.is_left_to_lax(leaf):
             return lax.all_gather(leaf, names, axis=dimension, tiled=tiled, to=to)
         blocks = call(lax.expand_dims(leaf, (0,)))
@@ -358,27 +370,29 @@ def all_to_all(
         schedule: of all_to_all.
     """
     checks.flag(tiled, "tiled", CollectiveError)
-    names = names_of(axis_name)
+    names = opened(axis_name, axis_index_groups, schedule, lowering)
     if not names:
         return x
-    if is_handed_on(names, x):
-        return lax.all_to_all(
-            x,
-            axis_name,
-            split_axis,
-            concat_axis,
-            axis_index_groups=axis_index_groups,
-            tiled=tiled,
-        )
     axes = axes_of(names)
     call = Call("all_to_all", schedule, axes, axis_index_groups, lowering=lowering)
     size = group_size(axes, axis_index_groups)
+    is_handed = is_handed_on(names, x)
 
     def one(leaf):
-        leaf = vary(array(leaf, "all_to_all"), axes)
+        leaf = array(leaf, "all_to_all")
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
+        if is_handed:
+            return lax.all_to_all(
+                leaf,
+                axis_name,
+                split,
+                concat,
+                axis_index_groups=axis_index_groups,
+                tiled=tiled,
+            )
+        leaf = vary(leaf, axes)
         if call.is_left_to_lax(leaf):
             if tiled:
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)
@@ -391,95 +405,5 @@ def all_to_all(
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         out = merge(blocks, concat) if tiled else move(blocks, 0, concat)
         return sharded_as(out, leaf) if tiled and split == concat else out
-
-    return jax.tree.map(one, x)
-
-
-def pbroadcast(
-    x, axis_name: AxisName, source: int, *, schedule: Choice = None, lowering: str = "auto"
-):
-    """The array of rank ``source`` on all ranks of an axis. See ``jax.lax.pbroadcast``.
-
-    Args:
-        x: a pytree of arrays.
-        schedule: of broadcast with root ``source``.
-    """
-    if is_symbolic(x):
-        return lax.pbroadcast(x, axis_name, source)
-    return _rooted("broadcast", x, axis_name, source, schedule, lowering)
-
-
-broadcast = pbroadcast
-
-
-def reduce(
-    x,
-    axis_name: AxisName,
-    root: int,
-    *,
-    schedule: Choice = None,
-    lowering: str = "auto",
-    accum_dtype=None,
-):
-    """The sum over the ranks of an axis at rank ``root``, zeros elsewhere.
-
-    Args:
-        x: a pytree of arrays of any shape.
-        schedule: of reduce with that root.
-    """
-    return _rooted("reduce", x, axis_name, root, schedule, lowering, accum_dtype)
-
-
-def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The arrays of all ranks of an axis, stacked, at rank ``root``; zeros elsewhere.
-
-    Args:
-        x: a pytree of arrays of shape (...).
-        schedule: of gather with that root.
-
-    Returns:
-        Arrays of shape (ranks, ...).
-    """
-    stacked = jax.tree.map(lambda leaf: array(leaf, "gather")[None], x)
-    return _rooted("gather", stacked, axis_name, root, schedule, lowering)
-
-
-def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The i-th part of the array of rank ``root``, at rank i.
-
-    Args:
-        x: a pytree of arrays of shape (ranks, ...); only that of the root counts.
-        schedule: of scatter with that root.
-
-    Returns:
-        Arrays of shape (...).
-    """
-    parts = _rooted("scatter", x, axis_name, root, schedule, lowering)
-    return jax.tree.map(lambda part: part.reshape(part.shape[1:]), parts)
-
-
-def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
-    # jax.lax has none of these but pbroadcast, so nothing can be handed to it.
-    names = names_of(axis_name)
-    if is_vmapped(names) or not names:
-        raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")
-    if is_symbolic(x):
-        shapes = sorted({str(np.shape(leaf)) for leaf in jax.tree.leaves(x)})
-        raise CollectiveError(f"{kind} needs shapes known while tracing, got {', '.join(shapes)}")
-    axes = axes_of(names)
-    is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
-    if not is_index or not 0 <= root < axes.num_ranks:
-        raise CollectiveError(
-            f"the root of {kind} must be an index of {axes}, a Python integer known while tracing, "
-            f"got {checks.shown(root)}"
-        )
-    call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
-
-    def one(leaf):
-        leaf = summable(leaf, kind) if kind_of(kind).adds else array(leaf, kind)
-        if kind_of(kind).ends_with_shard:
-            dimension_of(0, leaf.ndim, "the leading dimension", leaf)
-            check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
-        return call(vary(leaf, axes))
 
     return jax.tree.map(one, x)

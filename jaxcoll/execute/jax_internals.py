@@ -18,6 +18,7 @@ from jax._src import config, core, distributed
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
+from jax._src.shard_map import ShardMapTrace
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -146,6 +147,24 @@ def nestable_axes() -> set[str]:
 def as_auto_axes(function: Callable, out_spec) -> Callable:
     """A function that is traced with all Explicit axes in Auto mode; its result has a spec."""
     return jax.sharding.auto_axes(function, axes=tuple(explicit_axes()), out_sharding=out_spec)
+
+
+def is_eager() -> bool:
+    """Whether operations inside ``shard_map`` run one by one, since no ``jit`` is around them."""
+    return isinstance(core.unsafe_get_trace_stack(core.trace_ctx.trace)[0], ShardMapTrace)
+
+
+def as_one_operation(function: Callable, x):
+    """``function(x)``, which outside ``jit`` and under ``jax.disable_jit`` runs as one operation.
+
+    Operation by operation JAX 0.12 gives a ``shard_map`` inside another one parts of the wrong
+    shape, or refuses it. Under ``jit`` the function is called as it is: one that is jitted takes no
+    tangents that Explicit axes shard in another way than the operand.
+    """
+    if not is_eager():
+        return function(x)
+    with jax.disable_jit(False):
+        return jax.jit(function)(x)
 
 
 # ---------------------------------------------------------------------- processes

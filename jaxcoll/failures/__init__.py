@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import TopologyError, shown
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import MAX_VERTICES
 from jaxcoll.numerics import checks
@@ -51,7 +51,7 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
     """
     if not wiring.names:
         raise TopologyError(
-            f"the vertices of this network have no names, so {name[:60]!r} says nothing; give "
+            f"the vertices of this network have no names, so {shown(name)} says nothing; give "
             f"numbers: ranks are 0..{wiring.num_ranks - 1}"
         )
     # The whole name first: "rank 1" is one vertex, though "rank 1 core 0" begins with it.
@@ -61,10 +61,10 @@ def named_vertices(wiring: Wiring, name: str) -> np.ndarray:
     if not found.any():
         hosts = {" ".join(known.split()[:2]) for known in wiring.names}
         near = difflib.get_close_matches(name, sorted({*hosts, *wiring.names}), n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        meant = f"did you mean {shown(near[0])}? " if near else ""
         raise TopologyError(
-            f"nothing in this network is called {name[:60]!r}; {meant}its names are "
-            f"{wiring.names[0]!r} to {wiring.names[-1]!r}"
+            f"nothing in this network is called {shown(name)}; {meant}its names are "
+            f"{shown(wiring.names[0])} to {shown(wiring.names[-1])}"
         )
     return found
 

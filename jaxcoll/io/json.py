@@ -12,6 +12,7 @@ holds NaN or infinity, numbers of the wrong type, or anything that ``Topology``,
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.links import canonical_order, exact_column
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, decode_provenance, encode_provenance
@@ -116,7 +119,7 @@ def _write_topology(topology: Topology) -> dict:
     # exactly would differ after reading. Few rates are distinct, so each is asked once.
     fits = {exact: fits_float(exact) for exact in set(topology.exact_bandwidth)}
     rates = zip(topology.bandwidth.tolist(), topology.exact_bandwidth, strict=True)
-    return {
+    said = {
         "format": TOPOLOGY,
         "name": str(topology.name),
         "num_ranks": topology.num_ranks,
@@ -129,9 +132,21 @@ def _write_topology(topology: Topology) -> dict:
         "grid": grid,
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
+    # Only where there is something to say: other files stay what they were.
+    does = topology.in_network
+    more = {"in_network": {"copying": list(does.copying), "adding": list(does.adding)}}
+    return said | more if does else said
 
 
 def _read_topology(value: object, where: str = "topology") -> Topology:
+    return _read_network(value, where)[0]
+
+
+def _read_network(value: object, where: str) -> tuple[Topology, np.ndarray]:
+    """A network, and the number in it of each link of the file, int64 of shape (links,).
+
+    ``Topology`` sorts its links, so whatever a file says by their numbers is mapped.
+    """
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(TOPOLOGY))
     src = fields.take("src", readers.column(readers.INT32))
@@ -144,6 +159,7 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
         "name": fields.take("name", readers.text, ""),
         "vertex_names": fields.take("vertex_names", readers.list_of(readers.text), ()),
         "generators": fields.take("generators", readers.list_of(_read_generator), ()),
+        "in_network": fields.take("in_network", _read_in_network, InNetwork()),
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
@@ -156,7 +172,19 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
         fields.take("bandwidth", readers.list_of(readers.rational)),
     ]
     fields.end()
-    return Topology(num_ranks, *columns, **described)
+    topology = Topology(num_ranks, *columns, **described)
+    src, dst, alpha, bandwidth = columns
+    order = canonical_order(
+        src, dst, alpha, np.asarray(bandwidth, float), exact_column(bandwidth, "bandwidth")
+    )
+    return topology, np.argsort(order)
+
+
+def _read_in_network(value: object, where: str) -> InNetwork:
+    fields = readers.Fields(value, where)
+    does = [fields.take(name, _read_generator, ()) for name in ("copying", "adding")]
+    fields.end()
+    return InNetwork(*does)
 
 
 def _read_generator(value: object, name: str) -> tuple[int, ...]:
@@ -239,7 +267,7 @@ def _write_schedule(schedule: Schedule) -> dict:
 def _read_schedule(value: object, where: str = "schedule") -> Schedule:
     fields = readers.Fields(value, where)
     fields.take("format", readers.exactly(SCHEDULE))
-    topology = fields.take("topology", _read_topology)
+    topology, link_image = fields.take("topology", _read_network)
     collective = fields.take("collective", _read_collective)
     edges = fields.take("edges", _read_edges)
     columns = (
@@ -252,6 +280,13 @@ def _read_schedule(value: object, where: str = "schedule") -> Schedule:
     fields.end()
     counts = collective.num_ranks, collective.num_chunks, collective.num_deliveries
     readers.check_claims(where, *counts, len(columns[1]))
+    beyond = np.flatnonzero(edges.path_link >= topology.num_links)
+    if len(beyond):
+        raise FormatError(
+            f"{where}.edges.path_link[{beyond[0]}] is {edges.path_link[beyond[0]]}; the network "
+            f"has {topology.num_links} links, numbered from 0"
+        )
+    edges = dataclasses.replace(edges, path_link=link_image[edges.path_link])
     return Schedule(topology, collective, edges, *columns, provenance)
 
 

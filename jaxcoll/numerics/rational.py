@@ -9,6 +9,8 @@ from numbers import Rational
 
 import numpy as np
 
+from jaxcoll.errors import JaxcollError, shown
+
 Number = int | float | Fraction
 
 
@@ -20,22 +22,22 @@ def as_fraction(value: Number) -> Fraction:
     decimals, and exact times stay readable and small that way.
 
     Raises:
-        ValueError: the value is NaN, infinite, a boolean or not a number.
+        JaxcollError: the value is NaN, infinite, a boolean or not a number.
     """
     if isinstance(value, Fraction):
         return value
     # Before integers, since to Python a boolean is one.
     if isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"expected a number, got {value} of type {type(value).__name__}")
+        raise JaxcollError(f"expected a number, got {shown(value)} of type {type(value).__name__}")
     if isinstance(value, (int, np.integer)):
         return Fraction(int(value))
     if isinstance(value, (float, np.floating)):
         if not math.isfinite(value):
-            raise ValueError(f"expected a finite number, got {value}")
+            raise JaxcollError(f"expected a finite number, got {value}")
         return Fraction(repr(float(value)))  # the shortest decimal that reads back as this float
     if isinstance(value, Rational):
         return Fraction(value.numerator, value.denominator)
-    raise ValueError(f"expected a number, got {value!r} of type {type(value).__name__}")
+    raise JaxcollError(f"expected a number, got {shown(value)} of type {type(value).__name__}")
 
 
 def fits_float(value: Fraction) -> bool:

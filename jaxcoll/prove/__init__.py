@@ -6,10 +6,13 @@ file as its runtime does, replays it and believes nothing of ours: a mistake of 
 collective asks for, every contribution once; nothing stops, however few messages a connection
 holds; uses of a chunk are ordered where one writes; the runtime's parser takes the file.
 
+- ``answers``: questions, proofs and refusals;
 - ``contents``: what buffers hold, as a chunk and the set of its contributions;
-- ``native``: schedules of ``jaxcoll.schedule/1``;
+- ``fields``: JSON that is not trusted;
+- ``native``: schedules of ``jaxcoll.schedule/1``; ``schedule_file``, what such a file says;
 - ``msccl``: programs in MSCCL XML, of three runtimes;
-- ``plans``: execution plans of MSCCL++ 0.8 and later;
+- ``plans``: execution plans of MSCCL++ 0.8 and later; ``plan_file``, what such a file says, and
+  ``plan_order``, which threads run apart;
 - ``hlo``: compiled HLO text: ``hlo_order``, all its collectives over all groups in one order, and
   ``hlo_replay``, a program of one collective with contributions for numbers.
 """
@@ -19,8 +22,9 @@ from __future__ import annotations
 import os
 import stat
 
-from jaxcoll.prove import hlo, hlo_order, hlo_replay, msccl, native, plans
-from jaxcoll.prove.contents import KINDS, Asked, NotProved, NotRead, Proof
+from jaxcoll.prove import fields, hlo, hlo_order, hlo_replay, msccl, native, plans
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
+from jaxcoll.prove.contents import KINDS
 
 __all__ = ["KINDS", "NotProved", "NotRead", "Proof", "prove_file", "prove_text"]
 
@@ -67,14 +71,14 @@ def prove_text(text: str, kind: str | None = None, ranks: int | None = None, *, 
             wrong.
     """
     if kind is not None and kind not in KINDS:
-        raise NotRead(f"no collective is called {kind!r:.40}; known: {', '.join(KINDS)}")
+        raise NotRead(f"no collective is called {quoted(kind)}; known: {', '.join(KINDS)}")
     asked = Asked(kind, ranks, root, runtime)
     start = text[:4096].lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
         return msccl.prove(text, asked)
     if start.startswith("{"):
-        fields = native.parsed(text)
-        return plans.prove(fields, asked) if "gpus" in fields else native.prove(fields, asked)
+        said = fields.parsed(text)
+        return plans.prove(said, asked) if "gpus" in said else native.prove(said, asked)
     if start.startswith("HloModule"):
         return _prove_hlo(text[text.index("HloModule") :], asked)
     raise NotRead("neither XML nor a JSON object nor HLO; give a schedule, an MSCCL program, a "

@@ -4,52 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxcoll.prove.answers import NotProved
+
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 KINDS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter")
 MOST_RANKS = 2**16
-
-
-class NotRead(ValueError):
-    """The file is not of its format, is cut short, of another version, or too large."""
-
-
-class NotProved(ValueError):
-    """The file is read, and does not do what is asked; ``rank`` and ``chunk`` where there are."""
-
-    def __init__(self, message: str, rank: int | None = None, chunk: int | None = None):
-        super().__init__(message)
-        self.rank, self.chunk = rank, chunk
-
-
-class Asked(NamedTuple):
-    """The caller's claims about a file; None where the file itself says it."""
-
-    kind: str | None
-    ranks: int | None
-    root: int
-    runtime: str | None
-
-    def agreed(self, kind: str | None, ranks: int) -> str:
-        """The kind, where file and caller agree on it and on the ranks."""
-        if self.ranks is not None and ranks != self.ranks:
-            raise NotProved(f"the file is of {ranks} ranks, asked was for {self.ranks}")
-        if None not in (kind, self.kind) and kind != self.kind:
-            raise NotProved(f"the file is said to be {kind}, asked was for {self.kind}")
-        found = kind or self.kind
-        if found is None:
-            raise NotProved("the file does not say which collective it is; say it: --as all_reduce")
-        return found
-
-
-class Proof(NamedTuple):
-    """The facts that were shown, and the size of the file."""
-
-    format: str
-    collective: str
-    ranks: int
-    chunks: int
-    messages: int
-    shown: tuple[str, ...]
 
 
 class Value(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import NotProved, NotRead
+from jaxcoll.prove.answers import NotProved, NotRead
 
 GROUPED = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
            "collective-broadcast")  # fmt: skip

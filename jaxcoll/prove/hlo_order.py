@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import NotProved, NotRead
+from jaxcoll.prove.answers import NotProved, NotRead
 from jaxcoll.prove.hlo import COLLECTIVES, Group, Instruction, Module, base, groups
 
 _CALLS = ("fusion", "call", "async-start")

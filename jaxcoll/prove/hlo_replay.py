@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import Buffers, NotProved, NotRead, Value, summed
+from jaxcoll.prove.answers import NotProved, NotRead
+from jaxcoll.prove.contents import Buffers, Value, summed
 from jaxcoll.prove.hlo import Instruction, Module, Shape, base, groups, pairs, parts
 
 _MOST_WORK = 2**24  # elements of all results, on all ranks
@@ -110,9 +111,8 @@ class _Run:
             try:
                 operands = [_part(values, operand) for operand in named]
                 is_given = each.opcode == "parameter"
-                values[each.name] = (
-                    given[each.parameter] if is_given else self._one(each, operands, deep)
-                )
+                made = given[each.parameter] if is_given else self._one(each, operands, deep)
+                values[each.name] = _checked(each, made)
             except (NotProved, NotRead):
                 raise
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -201,6 +201,15 @@ class _Run:
         return Held(None, [result]) if each.opcode.endswith("-start") else result
 
 
+def _checked(each: Instruction, made: Held) -> Held:
+    """A result, which has the shape that the program says."""
+    if made.shape is not None and (
+        made.shape.dims != each.shapes[-1].dims or {len(r) for r in made.ranks} != {made.shape.size}
+    ):
+        raise NotRead(f"{each.place}: its result is not of the shape that it says")
+    return made
+
+
 def _part(values: dict[str, Held], operand: str) -> Held:
     """An operand; ``name#2`` is the third part of a tuple."""
     name, *path = operand.split("#")
@@ -220,6 +229,8 @@ class _Local:
 
     def result(self) -> Array:
         name = self.each.opcode
+        if name in (*_NUMBERS, "compare", "not", "negate"):
+            self._fits(self.dims[0], inside=len(set(self.dims)) == 1)
         if name in _NUMBERS:
             return [self._pair(name, a, b) for a, b in zip(*self.rows, strict=True)]
         if name == "compare":
@@ -244,10 +255,14 @@ class _Local:
             return a
         return _wrapped(_NUMBERS[name](_number(a), _number(b)), self.shape.kind)
 
-    def _at(self, place: Callable[[tuple[int, ...]], Sequence[int]], of: int = 0) -> Array:
-        """Every element of the result from a place of an operand."""
-        stride = _strides(self.dims[of])
-        row = self.rows[of]
+    def _fits(self, dims: Sequence[int], *, inside: bool = True) -> None:
+        """The operation gives the shape of the result, of what its operands have."""
+        if tuple(dims) != self.shape.dims or not inside:
+            raise NotRead(f"{self.each.place}: its sizes and those of its shape differ")
+
+    def _at(self, place: Callable[[tuple[int, ...]], Sequence[int]]) -> Array:
+        """Every element of the result from a place of the operand."""
+        stride, row = _strides(self.dims[0]), self.rows[0]
         return [row[sum(map(operator.mul, place(at), stride))]
                 for at in itertools.product(*map(range, self.shape.dims))]  # fmt: skip
 
@@ -257,28 +272,36 @@ class _Local:
 
     def _broadcast(self) -> Array:
         axes = self.each.numbers("dimensions")
+        self._fits(self.shape.dims, inside=[self.shape.dims[i] for i in axes] == [*self.dims[0]])
         return self._at(lambda at: [at[axis] for axis in axes])
 
     def _transpose(self) -> Array:
         axes = self.each.numbers("dimensions")
+        self._fits([self.dims[0][axis] for axis in axes])
         return self._at(lambda at: [at[axes.index(i)] for i in range(len(axes))])
 
     def _slice(self) -> Array:
         cuts = [[int(n) for n in part.strip(" []").split(":")]
                 for part in parts(self.each.named("slice").strip("{}"))]  # fmt: skip
         step = [cut[2] if len(cut) > 2 else 1 for cut in cuts]
+        self._fits([-((a - b) // s) for (a, b, *_), s in zip(cuts, step, strict=True)], inside=all(
+            0 <= c[0] <= c[1] <= n for c, n in zip(cuts, self.dims[0], strict=True)))  # fmt: skip
         return self._at(lambda at: [c[0] + s * i for c, s, i in zip(cuts, step, at, strict=True)])
 
     def _starts(self, first: int, inner: Sequence[int]) -> list[int]:
         """Starts of a window, moved so that it stands inside."""
+        window = zip(inner, self.dims[0], strict=True)
+        self._fits(self.shape.dims, inside=all(m <= n for m, n in window))
         found = [_number(row[0]) for row in self.rows[first:]]
         return [min(max(0, s), n - m) for s, n, m in zip(found, self.dims[0], inner, strict=True)]
 
     def _dynamic_slice(self) -> Array:
+        self._fits(self.each.numbers("dynamic_slice_sizes"))
         start = self._starts(1, self.shape.dims)
         return self._at(lambda at: [s + i for s, i in zip(start, at, strict=True)])
 
     def _dynamic_update_slice(self) -> Array:
+        self._fits(self.dims[0])
         start, stride = self._starts(2, self.dims[1]), _strides(self.dims[0])
         made = list(self.rows[0])
         places = itertools.product(*map(range, self.dims[1]))
@@ -288,6 +311,10 @@ class _Local:
 
     def _concatenate(self) -> Array:
         axis = self.each.numbers("dimensions")[0]
+        first = self.dims[0]
+        others = {dims[:axis] + dims[axis + 1 :] for dims in self.dims}
+        along = sum(dims[axis] for dims in self.dims)
+        self._fits([*first[:axis], along, *first[axis + 1 :]], inside=len(others) == 1)
         inner = [math.prod(dims[axis:]) for dims in self.dims]
         outer = math.prod(self.shape.dims[:axis])
         return [e for o in range(outer) for row, n in zip(self.rows, inner, strict=True)
@@ -297,6 +324,7 @@ class _Local:
         made, stride = [self.rows[1][0]] * self.shape.size, _strides(self.shape.dims)
         edges = [tuple(int(n) for n in part.split("_"))
                  for part in self.each.named("padding").split("x")]  # fmt: skip
+        self._fits([e[0] + n + e[1] for e, n in zip(edges, self.dims[0], strict=True)])
         for value, at in zip(self.rows[0], itertools.product(*map(range, self.dims[0])),
                              strict=True):  # fmt: skip
             place = [e[0] + i for e, i in zip(edges, at, strict=True)]

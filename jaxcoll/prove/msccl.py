@@ -13,7 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxcoll.prove.contents import Asked, Buffers, NotProved, NotRead, Proof, Value, summed
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof, quoted
+from jaxcoll.prove.contents import Buffers, Value, summed
 from jaxcoll.prove.order import Clock, Order, Race
 
 COLLECTIVES = {
@@ -22,6 +23,9 @@ COLLECTIVES = {
     "reduce": "reduce", "custom": None,
 }  # fmt: skip
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
+# Bytes of a slot in the smallest buffers that a runtime has by default (NCCL_BUFFSIZE and the like
+# change them): a step whose chunks fit one is a single message.
+_SLOT_BYTES = {"Simple": 2**21, "LL": 2**14, "LL128": 3 * 2**14}
 # Of each runtime: most steps of a block, blocks of a GPU, channels.
 RUNTIMES = {"msccl": (256, 216, 32), "azure": (256, 1024, 32), "rccl": (64, 64, 128)}
 NODES, VALUE, ATTRIBUTES, CHILDREN, OFFSETS = 4095, 255, 16, 1024, 2**15 - 1
@@ -32,7 +36,7 @@ _WRITES = ("r", "cpy", "re", "rcs", "rrc", "rrcs")
 _TYPES = {*_SENDS, *_RECEIVES, "cpy", "re", "nop"}
 _TAG = re.compile(r'<(/?)([A-Za-z_][A-Za-z_0-9]*)((?: [A-Za-z_0-9]+="[^"<&\n\r]*")*) *(/?)>')
 _ATTRIBUTE = re.compile(r' ([A-Za-z_0-9]+)="([^"]*)"')
-_INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _PARENTS = {"algo": "", "gpu": "algo", "tb": "gpu", "step": "tb"}
 
 
@@ -70,7 +74,7 @@ class _Element(NamedTuple):
         text = self.text(key)
         if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
             raise NotRead(f"line {self.line}: {key} of <{self.tag}> must be an integer from "
-                          f"{least} to {most}, got {text!r:.40}")  # fmt: skip
+                          f"{least} to {most}, got {quoted(text)}")  # fmt: skip
         return int(text)
 
 
@@ -133,12 +137,12 @@ def _parsed(text: str) -> _Element:
 def _step(each: _Element) -> Step:
     kind = each.text("type")
     if kind not in _TYPES:
-        raise NotRead(f"line {each.line}: no kernel runs steps of type {kind!r:.20}")
+        raise NotRead(f"line {each.line}: no kernel runs steps of type {quoted(kind)}")
     idle, places = kind == "nop", list[tuple[str, int]]()
     for end in ("src", "dst"):
         buffer = each.text(f"{end}buf")
         if buffer not in ("i", "o", "s"):
-            raise NotRead(f"line {each.line}: a buffer is i, o or s, got {buffer!r:.20}")
+            raise NotRead(f"line {each.line}: a buffer is i, o or s, got {quoted(buffer)}")
         places.append((buffer, each.number(f"{end}off", -1 if idle else 0, OFFSETS)))
     count = each.number("cnt", 0 if idle else 1, _MOST_COUNT) * (not idle)
     block, step = each.number("depid", -1, _MOST_AWAITED), each.number("deps", -1, 2**15)
@@ -157,7 +161,7 @@ def _blocks(gpu: _Element, rank: int, ranks: int, channels: int) -> list[Block]:
         channel = tb.number("chan", 0, channels - 1)
         # A nop that waits for nothing takes no number, and shifts all later ones.
         steps = [s for s in map(_step, tb.children) if s.type != "nop" or s.after is not None]
-        for a, b in zip(steps, [*steps[1:], None], strict=True):
+        for a, b in zip(steps, steps[1:] + [None] * bool(steps), strict=True):
             if a.type == "nop" and (b is None or b.after is None):
                 raise NotRead(f"line {a.line}: after a nop a step must wait for another block, too")
         used = {("send", send, channel), ("recv", receive, channel)} - {
@@ -212,8 +216,8 @@ def prove(text: str, asked: Asked) -> Proof:
     chunks = root.number("nchunksperloop", 1, OFFSETS)
     proto, coll = root.text("proto"), root.text("coll")
     if proto not in SLOTS or coll not in COLLECTIVES:
-        raise NotRead(f"line {root.line}: proto {proto!r:.20} or coll {coll!r:.20} is not replayed;"
-                      f" known: {', '.join((*SLOTS, *COLLECTIVES))}")  # fmt: skip
+        raise NotRead(f"line {root.line}: proto {quoted(proto)} or coll {quoted(coll)} is not "
+                      f"replayed; known: {', '.join((*SLOTS, *COLLECTIVES))}")  # fmt: skip
     kind = asked.agreed(COLLECTIVES[coll], ranks)
     gpus = {gpu.number("id", 0, ranks - 1): gpu for gpu in root.children}
     if len(gpus) < len(root.children) or len(gpus) < ranks:
@@ -231,21 +235,47 @@ def prove(text: str, asked: Asked) -> Proof:
         raise NotProved("neither in place nor out of place: no call chooses it")
     limits = {(rank, b): gpus[rank].number(f"{b}_chunks", 0, 2**31 - 1)
               for rank in range(ranks) for b in "ios"}  # fmt: skip
-    sent, wide = 0, any(s.count > 1 for blocks in rows for b in blocks for s in b.steps)
-    for in_place in [True] * inside + [False] * outside:
-        for whole in [False] + [True] * wide:
+
+    def run(in_place: bool, pieces: int) -> int:
+        for everywhere in (False, True):
+            started = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.root), limits)
             try:
-                run = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.root), limits)
-                sent = run.to_end(SLOTS[proto], whole, everywhere=False)
+                return started.to_end(SLOTS[proto], pieces, everywhere=everywhere)
             except Race:
-                run = _Run(rows, Buffers(kind, ranks, chunks, in_place, asked.root), limits)
-                sent = run.to_end(SLOTS[proto], whole, everywhere=True)
+                if everywhere:
+                    raise
+        return 0
+
+    most = max((s.count for blocks in rows for b in blocks for s in b.steps), default=1)
+    sizes = "of any size"
+    for in_place in [True] * inside + [False] * outside:
+        pieces = 1
+        try:
+            sent = run(in_place, pieces)
+        except _Stops:
+            # A call for which it is not chosen does not run it, so it may stop there.
+            pieces = _fitting(root, proto, chunks)
+            if pieces == 1:
+                raise
+            sent, sizes = run(in_place, pieces), f"of up to {root.said['maxBytes']} bytes"
+        if most > pieces:
+            run(in_place, most)
     return Proof("MSCCL XML", kind, ranks, chunks, sent, (
-        "complete, each contribution once", f"nothing stops with {SLOTS[proto]} slots to a "
-        "connection, in whole steps and a slot per chunk", "uses of a chunk are ordered",
+        "complete, each contribution once", f"calls {sizes} do not stop with {SLOTS[proto]} slots "
+        "to a connection, in whole steps or cut to slots", "uses of a chunk are ordered",
         f"read by {', '.join(runtimes)}",
         *(f"not by {name}: {why}" for name, why in takes.items() if why),
     ))  # fmt: skip
+
+
+def _fitting(root: _Element, proto: str, chunks: int) -> int:
+    """How many chunks of the largest call that the program is for fit a slot, and at least 1."""
+    largest = root.number("maxBytes", 0, 2**62) if "maxBytes" in root.said else 0
+    return max(1, _SLOT_BYTES[proto] // -(-largest // chunks)) if largest else 1
+
+
+class _Stops(NotProved):
+    """No block goes on."""
 
 
 class _Run:
@@ -267,11 +297,11 @@ class _Run:
         self.ended: dict[tuple[int, int, int], Clock] = {}
         self.sent = 0
 
-    def to_end(self, slots: int, whole: bool, everywhere: bool) -> int:
+    def to_end(self, slots: int, pieces: int, everywhere: bool) -> int:
         """Run every block as far as it gets until all have ended; how many messages were sent.
 
         Args:
-            whole: a step sends one message of all its chunks, not one of each.
+            pieces: a message has so many chunks at most, of one step.
             everywhere: uses may be ordered through other ranks, not only inside their own. It
                 costs a clock of all blocks per message, and few programs need it.
         """
@@ -283,7 +313,7 @@ class _Run:
             first = len(self.thread)
             self.thread |= {(r, b): b + first * everywhere for b in range(len(row))}
             self.orders.append(single or Order(names[first : first + len(row)]))
-        self.slots, self.whole, self.everywhere = slots, whole, everywhere
+        self.slots, self.pieces, self.everywhere = slots, pieces, everywhere
         waiting: defaultdict[tuple, list[tuple[int, int]]] = defaultdict(list)
         ready = deque(blocks)
         while ready:
@@ -299,7 +329,8 @@ class _Run:
             r, b = stopped[0]
             step = self.rows[r][b].steps[self.at[r][b][0]]
             why = {"end": "another block", "in": "a message", "out": "a free slot"}[event[0]]
-            raise NotProved(f"stops with {slots} slots to a connection{' in whole steps' * whole}: "
+            cut = f" of {pieces} chunks" if pieces > 1 else ""
+            raise _Stops(f"stops with {slots} slots to a connection{cut}: "
                             f"line {step.line}, block {b} of rank {r} waits for {why} for ever", r,
                             step.src[1])  # fmt: skip
         left = next((wire for wire, queue in self.wires.items() if queue), None)
@@ -330,7 +361,7 @@ class _Run:
         order.done[thread] += 1
         if step.after and not at[1]:
             order.join(thread, self.ended[(r, step.after[0], self.gate[(r, *step.after)])])
-        width = step.count if self.whole else min(1, step.count)
+        width = min(self.pieces, step.count - at[1])
         arrived: tuple[Value, ...] = ()
         if step.type in _RECEIVES:
             wire = (block.receive, r, block.channel)

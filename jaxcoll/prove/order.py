@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from jaxcoll.prove.contents import Cell, NotProved
+from jaxcoll.prove.answers import NotProved
+from jaxcoll.prove.contents import Cell
 
 Clock = tuple[int, ...]
 

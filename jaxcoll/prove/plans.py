@@ -2,307 +2,365 @@
 
 There are no queues: a ``put`` writes another rank's memory at once, and blocks meet in channels
 (the n-th wait meets the n-th signal), semaphores, barriers and packets (data with a flag, read when
-it has come). An operation's ``channel_ids`` and ``buffer_id`` are places in its block's lists,
-whose entries are places in the lists of the GPU; the k-th channel of a type from a to b is the k-th
-from b to a. Signals and waits that are relaxed order no memory. In a block, operations are taken to
-end one after another, as ``nop`` has them do.
+it has come). Channels and semaphores count across runs, so at the end of one each must be where it
+was. ``plan_order`` knows which threads run apart; uses that nothing orders are
+refused, so that one order of the replay shows the result of all. A plan runs twice, and three times
+where two scratch buffers take turns: leftovers of a run may not hurt the next.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from jaxcoll.prove.contents import Asked, Buffers, Cell, NotProved, NotRead, Proof, Value, summed
-from jaxcoll.prove.native import column, whole
-from jaxcoll.prove.order import Clock, Order
+from jaxcoll.prove.answers import Asked, NotProved, NotRead, Proof
+from jaxcoll.prove.contents import Buffers, Cell, Value, summed
+from jaxcoll.prove.fields import integer, whole
+from jaxcoll.prove.plan_file import MOST_CHUNKS, MOST_GPUS, PUTS, End, Gpu, Layout, Op, listed, word
+from jaxcoll.prove.plan_order import Clock, Lane, PlanOrder
 
 COLLECTIVES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all", "custom": None,
 }  # fmt: skip
-_PUTS = ("put", "pws", "pwsf", "ppkt", "rppkt")
-_SUMS = ("re", "res", "rre", "rres", "repkt", "respkt", "recpkt", "recspkt")
-_MOVES = (*_PUTS, *_SUMS, "get", "copy", "cpkt", "upkt")
-_MEETS = ("signal", "wait", "rlxsignal", "rlxwait", "flush", "sem_acquire", "sem_release")
-_OPS = (*_MOVES, *_MEETS, "nop", "barrier")
-_READ_PACKETS = ("upkt", "rppkt", "repkt", "respkt", "recpkt", "recspkt")  # after the first source
-_WRITE_PACKETS = ("ppkt", "cpkt", "rppkt", "respkt", "recpkt", "recspkt")  # after the first target
-_MOST_OPS, _MOST_CHANNELS, _MOST_IDS, _MOST_SEMAPHORES = 64, 16, 8, 16
-_MOST_GPUS, _MOST_CHUNKS = 1024, 2**20
-
-
-class Op(NamedTuple):
-    name: str
-    src: list[list[Cell]]
-    dst: list[list[Cell]]
-    channels: list[tuple]  # (type, from, to, which)
-    numbers: list[int]  # of semaphores, or a barrier and how many blocks meet there
-    place: str
-
-
-def _list(fields: object, key: str, most: int) -> list:
-    values = fields.get(key, []) if isinstance(fields, dict) else None
-    if not isinstance(values, list) or len(values) > most:
-        raise NotRead(f'"{key}" must be a list of at most {most}, got {values!r:.40}')
-    return values
-
-
-def _word(fields: object, key: str, known: tuple[str, ...]) -> str:
-    value = fields.get(key) if isinstance(fields, dict) else None
-    if not isinstance(value, str) or value not in known:
-        raise NotRead(f'"{key}" must be one of {", ".join(known)}, got {value!r:.40}')
-    return value
-
-
-class _Gpu:
-    """The lists that a GPU's operations refer to."""
-
-    def __init__(self, said: dict, rank: int, sizes: list[dict[str, int]], buffers: Buffers):
-        ranks = len(sizes)
-        if whole(said, "id", 0, ranks - 1) != rank:
-            raise NotRead(f"gpus[{rank}] must have the id {rank}")
-        self.rank, self.sizes, self.buffers = rank, sizes, buffers
-        self.channels: dict[str, list[tuple]] = {"memory": [], "port": []}
-        count: defaultdict[tuple, int] = defaultdict(int)
-        for each in _list(said, "channels", _MOST_CHUNKS):
-            kind = _word(each, "channel_type", ("memory", "port"))
-            for peer in column(each, "connected_to", 0, ranks - 1):
-                self.channels[kind].append((kind, rank, peer, count[kind, peer]))
-                count[kind, peer] += 1
-        self.remote = [(whole(b, "rank", 0, ranks - 1), _word(b, "type", ("i", "o", "s")))
-                       for b in _list(said, "remote_buffers", _MOST_CHUNKS)]  # fmt: skip
-        self.semaphores = [whole(s, "init_value", 0, _MOST_CHUNKS)
-                           for s in _list(said, "semaphores", _MOST_CHUNKS)]  # fmt: skip
-        blocks = _list(said, "threadblocks", _MOST_GPUS)
-        self.blocks = [self._block(block, at) for at, block in enumerate(blocks)]
-
-    def _block(self, said: dict, number: int) -> list[Op]:
-        if whole(said, "id", 0, _MOST_GPUS) != number:
-            raise NotRead(f"block {number} of gpu {self.rank} must have the id {number}")
-        channels: dict[str, list[tuple]] = {"memory": [], "port": []}
-        remote: dict[str, list[tuple]] = {"memory": [], "port": []}
-        for each in _list(said, "channels", 8):
-            kind = _word(each, "channel_type", ("memory", "port"))
-            ids = column(each, "channel_ids", 0, len(self.channels[kind]) - 1)
-            channels[kind] += [self.channels[kind][i] for i in ids]
-        for each in _list(said, "remote_buffer_refs", 8):
-            ids = column(each, "remote_buffer_ids", 0, len(self.remote) - 1)
-            remote[_word(each, "access_channel_type", ("memory", "port"))] += [
-                self.remote[i] for i in ids]  # fmt: skip
-        ops = _list(said, "ops", _MOST_OPS)
-        if max(map(len, channels.values())) > _MOST_CHANNELS:
-            raise NotRead(f"block {number} of gpu {self.rank} has more than {_MOST_CHANNELS} "
-                          "channels of a type")  # fmt: skip
-        return [self._op(op, channels, remote, f"operation {i} of block {number} of rank "
-                         f"{self.rank}") for i, op in enumerate(ops)]  # fmt: skip
-
-    def _op(self, said: dict, channels: dict, remote: dict, place: str) -> Op:
-        name = said.get("name") if isinstance(said, dict) else None
-        if name not in _OPS or "tbg_info" in said:
-            raise NotRead(f"{place}: {name!r:.20} is not replayed (no pipeline, switch or groups)")
-        kind = "none"
-        if name in (*_PUTS, "get", "res", "rre", "rres", "respkt", "recspkt", *_MEETS[:5]):
-            kind = _word(said, "channel_type", ("memory", "port"))
-        known = channels.get(kind, [])
-        ids = said.get("channel_ids", []) if kind != "none" else []
-        ids = column({"channel_ids": ids}, "channel_ids", 0, len(known) - 1)
-        numbers = column({"s": said.get("semaphore_ids", [])}, "s", 0, len(self.semaphores) - 1)
-        if name == "barrier":
-            numbers = [whole(said, "barrier_id", 0, 15),
-                       whole(said, "num_threadblocks", 1, _MOST_GPUS)]  # fmt: skip
-        if len(ids) > _MOST_IDS or len(numbers) > _MOST_SEMAPHORES:
-            raise NotRead(f"{place}: more than {_MOST_IDS} channels or {_MOST_SEMAPHORES} "
-                          "semaphores")  # fmt: skip
-        ends = [
-            [self._cells(each, remote.get(kind, []), place) for each in _list(said, end, 64)]
-            for end in ("src_buff", "dst_buff") if name in _MOVES
-        ] or [[], []]  # fmt: skip
-        if name in _MOVES and not (ends[0] and ends[1]):
-            raise NotRead(f"{place}: {name} needs src_buff and dst_buff")
-        return Op(name, ends[0], ends[1], [known[i] for i in ids], numbers, place)
-
-    def _cells(self, said: dict, remote: list, place: str) -> list[Cell]:
-        first, size = whole(said, "index", 0, _MOST_CHUNKS), whole(said, "size", 1, 2**16)
-        rank, buffer = self.rank, "i"
-        if "buffer_id" in said:
-            rank, buffer = remote[whole(said, "buffer_id", 0, len(remote) - 1)]
-        else:
-            buffer = _word(said, "type", ("i", "o", "s"))
-        if first + size > self.sizes[rank][buffer]:
-            raise NotProved(
-                f"{place} uses chunk {first + size - 1} of buffer {buffer!r} of "
-                f"{self.sizes[rank][buffer]} of rank {rank}", rank, first + size - 1,
-            )  # fmt: skip
-        return [self.buffers.cell(rank, buffer, first + i) for i in range(size)]
+_GIVING, _WAITS = ("signal", "rlxsignal", "pws", "pwsf"), ("wait", "rlxwait")
 
 
 def prove(fields: dict, asked: Asked) -> Proof:
-    """Replay a plan until all blocks have ended."""
-    said = _list(fields, "gpus", _MOST_GPUS)
+    """Replay a plan until all blocks have ended, and again."""
+    said = listed(fields, "gpus", MOST_GPUS)
     ranks = len(said)
     if not ranks or not all(isinstance(gpu, dict) for gpu in said):
         raise NotRead('"gpus" must be a list of objects, one per rank')
-    named = _word(fields, "collective", tuple(COLLECTIVES))
+    named = word(fields, "collective", tuple(COLLECTIVES))
     kind = asked.agreed(COLLECTIVES[named], ranks)
-    protocol, inside = _word(fields, "protocol", ("Simple", "LL")), fields.get("inplace")
+    protocol, inside = word(fields, "protocol", ("Simple", "LL")), fields.get("inplace")
     if not isinstance(inside, bool) or not isinstance(fields.get("name"), str):
         raise NotRead('"inplace" must be true or false, and "name" a text')
     if "inputChunks" in said[0]:
         raise NotRead("a plan of MSCCL++ 0.7 or older (inputChunks), which 0.8 cannot read")
+    sizes = [{name[0]: whole(gpu, f"{name}_chunks", 0, MOST_CHUNKS)
+              for name in ("input", "output", "scratch")} for gpu in said]  # fmt: skip
     least, most = {"all_gather": ("output", ranks), "reduce_scatter": ("input", ranks)}.get(
         kind, ("input", 1))  # fmt: skip
-    chunks = whole(said[0], f"{least}_chunks", 1, _MOST_CHUNKS)
-    if any(gpu.get(f"{least}_chunks") != chunks for gpu in said) or chunks % most:
+    chunks = whole(said[0], f"{least}_chunks", 1, MOST_CHUNKS)
+    if any(size[least[0]] != chunks for size in sizes) or chunks % most:
         raise NotRead(f"all gpus must have as many {least}_chunks, a multiple of {most}")
+    other = "i" if least == "output" else "o"
+    if any(size[other] * most != chunks for size in sizes):
+        raise NotRead(f"a chunk of input and one of output must be as long: {chunks} of {least} "
+                      f"are {chunks // most} of the other")  # fmt: skip
+    doubled = _checked(fields, sizes)
+    threads = integer(1, 1024)(fields.get("num_threads_per_block", 1024), "num_threads_per_block")
     buffers = Buffers(kind, ranks, chunks, inside, asked.root)
-    sizes = [{name[0]: whole(gpu, f"{name}_chunks", 0, _MOST_CHUNKS)
-              for name in ("input", "output", "scratch")} for gpu in said]  # fmt: skip
-    gpus = [_Gpu(gpu, rank, sizes, buffers) for rank, gpu in enumerate(said)]
-    run = _Run(gpus, buffers)
-    run.to_end()
+    layout = Layout(sizes, buffers, protocol == "LL", doubled, threads)
+    run = _Run([Gpu(gpu, rank, layout) for rank, gpu in enumerate(said)], layout)
+    for _ in range(3 if doubled else 2):
+        run.to_end()
     return Proof("MSCCL++ plan", kind, ranks, chunks, run.moved, (
         "complete, each contribution once", "every signal has its wait, and nothing stops",
-        "uses of a chunk are ordered, over all ranks", f"read by MSCCL++ 0.8 and later: {protocol}",
+        "uses of a chunk are ordered, over all ranks and threads, and of one run after another",
+        f"read by MSCCL++ 0.8 and later: {protocol}",
     ))  # fmt: skip
 
 
+def _checked(fields: dict, sizes: list[dict[str, int]]) -> bool:
+    """Whether there are two scratch buffers; that chunks begin at elements, and fit scratch."""
+    doubled, reuses = (fields.get(key, False) for key in
+                       ("use_double_scratch_buffer", "reuse_resources"))  # fmt: skip
+    if not isinstance(doubled, bool) or not isinstance(reuses, bool):
+        raise NotRead('"use_double_scratch_buffer" and "reuse_resources" must be true or false')
+    aligned = integer(1, 2**20)(fields.get("buffer_alignment", 16), "buffer_alignment")
+    if aligned % 16:
+        raise NotProved(f"the kernel moves 16 bytes at a time, and chunks begin at any {aligned}")
+    most = 2**64 - 1
+    longest = integer(0, most)(fields.get("max_message_size", most), "max_message_size")
+    for rank, size in enumerate(sizes):
+        room = 2**26 // (1 + doubled) // max(1, size["s"])  # of the scratch that plans share
+        if reuses and size["s"] and longest > room * max(size["i"], size["o"]):
+            raise NotProved(f"chunks of a message of {longest} bytes overlap in the shared scratch "
+                            f"of rank {rank}", rank)  # fmt: skip
+    return doubled
+
+
+class _Semaphore:
+    """A counter between the blocks of a rank."""
+
+    def __init__(self, value: int):
+        self.value = value
+        self.gives = 0  # tokens given in a run, and taken by each block
+        self.takes: Counter[int] = Counter()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget a run, of which all blocks have ended before the next."""
+        self.given: list[Clock] = []
+        self.taken: Counter[int] = Counter()
+        self.in_turn = True  # whether it is certain which token was given first
+
+    def has(self, block: int) -> bool:
+        """Whether a block finds a token, however many the others have taken by then."""
+        others = self.takes.total() - self.takes[block]
+        return self.value + len(self.given) > self.taken[block] + others
+
+    def take(self, block: int) -> list[Clock]:
+        """The clocks of those that have given certainly, for a block to go on."""
+        self.taken[block] += 1
+        least = max(0, self.taken[block] - self.value)
+        return self.given[:least] if self.in_turn or least == self.gives else []
+
+
+Stage = tuple[Op, list[deque[tuple[Op, int]]]]
+
+
+def _stages(ops: list[Op]) -> Iterator[Stage]:
+    """Moves and barriers one by one; between them, what each thread does at channels in turn."""
+    threads: list[deque[tuple[Op, int]]] = []
+    for op in ops:
+        puts = op.on_port and bool(op.dst)
+        if puts and op.name == "rppkt":
+            yield op._replace(dst=[]), []
+            yield Op("nop", [], [], [], [], op.place), []
+        if not puts and (op.src or op.name in ("nop", "barrier")):
+            if threads:
+                yield op, threads
+                threads = []
+            yield op, []
+            continue
+        for i in range(len(op.dst) if puts else len(op.channels) + len(op.numbers)):
+            threads += [] if i < len(threads) else [deque()]
+            threads[i].append((op, i))
+    if threads:
+        yield ops[-1], threads
+
+
 class _Run:
-    def __init__(self, gpus: list[_Gpu], buffers: Buffers):
-        self.gpus, self.buffers, self.moved = gpus, buffers, 0
-        self.threads = [ops for gpu in gpus for ops in gpu.blocks]
+    """A plan under way."""
+
+    def __init__(self, gpus: list[Gpu], layout: Layout):
+        self.layout, self.buffers, self.moved, self.number = layout, layout.buffers, 0, 0
+        self.ops = [ops for gpu in gpus for ops in gpu.blocks]
         self.rank = [gpu.rank for gpu in gpus for _ in gpu.blocks]
-        self.order = Order([f"block {b} of rank {gpu.rank}"
-                            for gpu in gpus for b in range(len(gpu.blocks))])  # fmt: skip
-        self.at = [0] * len(self.threads)
-        self.signals: defaultdict[tuple, deque[Clock | None]] = defaultdict(deque)
-        self.packets: dict[Cell, Clock] = {}
-        self.arrived: defaultdict[tuple, list[int]] = defaultdict(list)  # blocks at a barrier
-        for gpu in gpus:
-            for number, value in enumerate(gpu.semaphores):
-                self.signals["sem", gpu.rank, number].extend([None] * value)
+        names = [f"block {b} of rank {gpu.rank}" for gpu in gpus for b in range(len(gpu.blocks))]
+        used = {c for ops in self.ops for op in ops for c in op.channels if c[0] == "port"}
+        self.port = {channel: len(names) + i for i, channel in enumerate(sorted(used))}
+        self.order = PlanOrder(len(gpus), self.rank, names, len(used))
+        self.signals: defaultdict[tuple, deque[tuple[Clock, bool]]] = defaultdict(deque)
+        # Of each channel, the threads that signal in every phase of a block: where there are
+        # several, nobody knows which signal came first.
+        self.signalling: defaultdict[tuple, dict[tuple[int, int], set[int]]] = defaultdict(dict)
+        for block, ops in enumerate(self.ops):
+            phase = 0
+            for op in ops:
+                phase += op.name in ("nop", "barrier") or (op.name == "rppkt" and op.on_port)
+                for i in range(len(op.channels)) if op.name in _GIVING else ():
+                    at = self.signalling[op.channels[i]].setdefault((block, phase), set())
+                    at.add(i)
+        self.semaphores = {(gpu.rank, number): _Semaphore(value) for gpu in gpus
+                           for number, value in enumerate(gpu.semaphores)}  # fmt: skip
+        for block, op in ((block, op) for block, ops in enumerate(self.ops) for op in ops):
+            for number in op.numbers if op.name.startswith("sem") else ():
+                semaphore = self.semaphores[self.rank[block], number]
+                semaphore.gives += op.name == "sem_release"
+                semaphore.takes[block] += op.name == "sem_acquire"
+        self._check_scratch()
+
+    def _check_scratch(self) -> None:
+        """Packets of chunk k lie where chunks 2 k and 2 k + 1 would."""
+        ends = [end for ops in self.ops for op in ops for end in (*op.src, *op.dst)]
+        plain = {(rank, at) for end in ends for rank, buffer, at in end.cells if buffer == "s"}
+        for rank, buffer, at in (cell for end in ends for cell in end.cells):
+            if buffer == "p" and {(rank, 2 * at), (rank, 2 * at + 1)} & plain:
+                raise NotProved(f"packets of chunk {at} lie over other chunks in scratch of rank "
+                                f"{rank}", rank, at)  # fmt: skip
 
     def to_end(self) -> None:
         """Run blocks in turn as far as each gets, until all have ended or none goes on."""
-        going, goes_on = list(range(len(self.threads))), True
+        self.number += 1
+        ranks = range(len(self.layout.sizes))
+        for rank in ranks:
+            self.order.begin(rank)
+        for semaphore in self.semaphores.values():
+            semaphore.restart()
+        self.packets: dict[Cell, Clock] = {}
+        self.arrived: defaultdict[tuple, list[int]] = defaultdict(list)  # blocks at a barrier
+        self.left = [deque(_stages(ops)) for ops in self.ops]
+        going, goes_on = list(range(len(self.ops))), True
         while going and goes_on:
             goes_on = False
-            for thread in going:
-                while self.at[thread] < len(self.threads[thread]) and self._advance(thread):
+            for block in going:
+                while self.left[block] and self._advance(block):
                     goes_on = True
-            going = [t for t in going if self.at[t] < len(self.threads[t])]
+            going = [block for block in going if self.left[block]]
         if going:
-            op = self.threads[going[0]][self.at[going[0]]]
-            raise NotProved(f"stops: {op.place}, {op.name}, waits for ever", self.rank[going[0]])
-        left = next((key for key, queue in self.signals.items() if queue and key[0] != "sem"), None)
+            self._explain_stop(going)
+        left = next((channel for channel, queue in self.signals.items() if queue), None)
         if left is not None:
             raise NotProved(f"nothing waits for a signal from rank {left[1]} to rank {left[2]}: "
                             "the next run is off by one", left[2])  # fmt: skip
-        self._check_arrived()
-        self.buffers.check_end()
+        for (rank, number), semaphore in self.semaphores.items():
+            if semaphore.gives != semaphore.takes.total():
+                raise NotProved(f"semaphore {number} of rank {rank} is given {semaphore.gives} "
+                                f"times and taken {semaphore.takes.total()} times: the next run is "
+                                "off by the difference", rank)  # fmt: skip
+        for rank in ranks:
+            self.order.end(rank)
+        if self.number == 1:
+            self.buffers.check_end()
 
-    def _check_arrived(self) -> None:
-        """No rank ends before it knows of all that others have put into its buffers."""
-        ends: dict[int, Clock] = {}
-        for thread, rank in enumerate(self.rank):
-            now = self.order.now(thread)
-            ends[rank] = tuple(map(max, ends.get(rank, now), now))
-        for (rank, buffer, at), (writer, count) in self.order.written.items():
-            if buffer != "s" and ends[rank][writer] < count:
-                text = f"rank {rank} may end before chunk {at} of buffer {buffer!r} has arrived"
-                raise NotProved(text, rank, at)
+    def _explain_stop(self, going: list[int]) -> None:
+        for block in going:
+            op, threads = self.left[block][0]
+            for op, i in (queue[0] for queue in threads if queue):
+                if op.name == "sem_acquire":
+                    semaphore = self.semaphores[self.rank[block], op.numbers[i]]
+                    if semaphore.value + len(semaphore.given) > semaphore.taken.total():
+                        raise NotProved(f"{op.place}: several blocks take semaphore "
+                                        f"{op.numbers[i]}, and which one goes on is not certain",
+                                        self.rank[block])  # fmt: skip
+        op, threads = self.left[going[0]][0]
+        op = next((queue[0][0] for queue in threads if queue), op)
+        raise NotProved(f"stops: {op.place}, {op.name}, waits for ever", self.rank[going[0]])
 
-    def _awaited(self, op: Op, thread: int) -> list[tuple]:
-        """The queues of which an operation takes a signal each."""
-        if op.name in ("wait", "rlxwait"):
-            return [(kind, peer, me, which) for kind, me, peer, which in op.channels]
-        if op.name == "sem_acquire":
-            return [("sem", self.rank[thread], number) for number in op.numbers]
-        return []
-
-    def _advance(self, thread: int) -> bool:
-        """Run the next operation of a block, if it can."""
-        op, order = self.threads[thread][self.at[thread]], self.order
-        queues = self._awaited(op, thread)
-        if not all(len(self.signals[key]) >= queues.count(key) for key in queues):
+    def _advance(self, block: int) -> bool:
+        """Run something of the next stage of a block, if it can."""
+        op, threads = self.left[block][0]
+        if threads:
+            moved = False
+            for queue in threads:
+                while queue and self._meets(block, *queue[0]):
+                    queue.popleft()
+                    moved = True
+            if not any(threads):
+                self.left[block].popleft()
+            return moved
+        if op.name in ("nop", "barrier"):
+            return self._barrier(block, op)
+        if not all(cell in self.packets for end in op.src if end.packed for cell in end.cells):
             return False
-        packed = (cells for cells, packed in self._sources(op) if packed)
-        if not all(cell in self.packets for cells in packed for cell in cells):
-            return False
-        if op.name == "barrier" and not self._meets(op, thread):
-            return False
-        order.done[thread] += 1
-        for key in queues:
-            seen = self.signals[key].popleft()
-            if seen is not None and op.name != "rlxwait":
-                order.join(thread, seen)
-        if op.name in _MOVES:
-            self._move(op, thread)
-        clock = None if op.name == "rlxsignal" else order.now(thread)
-        if op.name in ("signal", "rlxsignal", "pws", "pwsf"):
-            for channel in op.channels:
-                self.signals[channel].append(clock)
-        if op.name == "sem_release":
-            for number in op.numbers:
-                self.signals["sem", self.rank[thread], number].append(clock)
-        self.at[thread] += 1
+        self._move(op, block)
+        self.left[block].popleft()
         return True
 
-    def _meets(self, op: Op, thread: int) -> bool:
+    def _barrier(self, block: int, op: Op) -> bool:
         """Whether all blocks of a barrier have come; the last one brings the others on."""
-        here = self.arrived[self.rank[thread], op.numbers[0]]
-        if thread not in here:
-            here.append(thread)
-        if len(here) < op.numbers[1]:
-            return False
-        clocks = [self.order.now(each) for each in here]
+        here = [block]
+        if op.name == "barrier" and op.numbers[1] > 1:
+            here = self.arrived[self.rank[block], op.numbers[0]]
+            if block not in here:
+                here.append(block)
+            if len(here) < op.numbers[1]:
+                return False
+        self.order.meet(here)
         for each in here:
-            for clock in clocks:
-                self.order.join(each, clock)
-            if each != thread:
-                self.at[each] += 1
+            self.left[each].popleft()
         here.clear()
         return True
 
-    def _sources(self, op: Op) -> Iterator[tuple[list[Cell], bool]]:
-        """Sources, and whether each is read as packets: all, or all but the first of a sum."""
-        sums = op.name in _SUMS
-        for i, cells in enumerate(op.src):
-            yield cells, op.name in _READ_PACKETS and (i > 0 or not sums)
+    def _meets(self, block: int, op: Op, i: int) -> bool:
+        """Thread i of a block does its part at channels or semaphores, if it can."""
+        lane, rank, order = ("thread", i), self.rank[block], self.order
+        if op.name.startswith("sem"):
+            semaphore = self.semaphores[rank, op.numbers[i]]
+            if op.name == "sem_release":
+                place = (rank, "releases of semaphore", op.numbers[i])
+                semaphore.in_turn &= order.ordered(block, lane, place)
+                semaphore.given.append(order.knows(block, lane))
+            elif not semaphore.has(block):
+                return False
+            else:
+                for clock in semaphore.take(block):
+                    order.learn(block, lane, clock)
+            return True
+        kind, _, peer, which = channel = op.channels[i]
+        if op.name in _WAITS:
+            queue = self.signals[kind, peer, rank, which]
+            if not queue:
+                return False
+            # Both ends of a channel count without an atomic operation.
+            order.use(block, lane, (rank, f"waits for rank {peer} on {kind} channel", which),
+                      writes=True)  # fmt: skip
+            seen, relaxed = queue.popleft()
+            is_relaxed = relaxed or (op.name == "rlxwait" and kind == "memory")
+            order.learn(block, lane, seen, relaxed=is_relaxed)
+        if op.dst:
+            self._put(op, i, block, lane)
+        if op.name in _GIVING:
+            self._signal(op, channel, block, lane)
+        if op.name in ("flush", "pwsf"):
+            order.learn(block, lane, order.after_puts(block, lane, self.port[channel]))
+        return True
 
-    def _read(self, thread: int, cell: Cell, packed: bool) -> Value:
-        if packed:
-            self.order.join(thread, self.packets[cell])
-        self.order.use(thread, cell, writes=False)
-        self.moved += cell[0] != self.rank[thread]
-        return self.buffers.read(cell)
+    def _signal(self, op: Op, channel: tuple, block: int, lane: Lane) -> None:
+        """Whoever waits knows what all signals say that may be the one: the count alone is seen."""
+        phases = self.signalling[channel]
+        if max(map(len, phases.values())) > 1:
+            lane = None
+        clock = self.order.knows(block, lane)
+        if channel[0] == "port":
+            clock = self.order.after_puts(block, lane, self.port[channel])
+        several = len({block for block, _ in phases}) > 1
+        relaxed = several or (op.name == "rlxsignal" and channel[0] == "memory")
+        self.signals[channel].append((clock, relaxed))
 
-    def _move(self, op: Op, thread: int) -> None:
-        rank, wide = self.rank[thread], len(op.src[0])
-        if any(len(cells) != wide for cells in (*op.src, *op.dst)):
-            raise NotProved(f"{op.place}: sources and targets are not equally long", rank)
-        sums = op.name in _SUMS
-        for i in range(wide):
-            values = [self._read(thread, cells[i], packed) for cells, packed in self._sources(op)]
-            if sums:
-                total = values[0]
-                for value in values[1:]:
-                    total = summed(total, value, rank)
-                values = [total]
-            if len(values) not in (1, len(op.dst)):
-                raise NotProved(
-                    f"{op.place}: {len(values)} sources for {len(op.dst)} targets", rank
-                )
-            for j, cells in enumerate(op.dst):
-                packed = op.name in _WRITE_PACKETS and (j > 0 or op.name not in _SUMS)
-                self._write(thread, cells[i], values[j % len(values)], packed, op)
+    def _put(self, op: Op, i: int, block: int, lane: Lane) -> None:
+        """A put over a port: its proxy reads and writes until it is done."""
+        port = self.port[op.channels[i]]
+        self.order.push(block, lane, port)
+        source = op.src[min(i, len(op.src) - 1)]  # of packets that are passed on, the only one
+        for a, b in zip(source.cells, op.dst[i].cells, strict=True):
+            self.order.use_by_proxy(block, lane, port, self._place(a), writes=False)
+            value = self._value(a)
+            self.order.use_by_proxy(block, lane, port, self._place(b), writes=True)
+            self._store(b, value, op.dst[i].packed, self.order.knows(block, lane), op, block)
 
-    def _write(self, thread: int, cell: Cell, value: Value, packed: bool, op: Op) -> None:
+    def _move(self, op: Op, block: int) -> None:
+        """Every lane of a block moves its part: reads its sources, then writes its targets."""
+        packs = any(end.packed for end in (*op.src, *op.dst))
+        pairs = [(op.src, op.dst)]
+        if op.name in ("get", *PUTS):
+            pairs = [([a], [b]) for a, b in zip(op.src, op.dst, strict=True)]
+        for sources, targets in pairs:
+            for i in range(len(sources[0].cells)):
+                lane = ("packets" if packs else "chunks", i)
+                values = [self._read(block, lane, end, i) for end in sources]
+                value = values[0]
+                for other in values[1:]:
+                    if value is not None and other is not None:
+                        value = summed(value, other, self.rank[block])
+                for end in targets:
+                    self._write(block, lane, end, i, value, op)
+
+    def _read(self, block: int, lane: Lane, end: End, i: int) -> Value | None:
+        cell = end.cells[i]
+        if end.packed:  # whoever reads a packet has waited for it
+            self.order.learn(block, lane, self.packets[cell], relaxed=True)
+            self.order.wait_for(block, lane, self._place(cell))
+        else:
+            self.order.use(block, lane, self._place(cell), writes=False)
+        self.moved += (self.number == 1) * (cell[0] != self.rank[block])
+        return self._value(cell)
+
+    def _write(self, block: int, lane: Lane, end: End, i: int, value, op: Op) -> None:
+        cell = end.cells[i]
+        self.order.use(block, lane, self._place(cell), writes=True)
+        self._store(cell, value, end.packed, self.order.knows(block, lane), op, block)
+
+    def _place(self, cell: Cell) -> Cell:
+        """A cell, of the scratch whose turn it is."""
+        rank, buffer, at = cell
+        turns = self.layout.doubled and buffer in ("s", "p")
+        return (rank, f"{buffer}{self.number % 2}", at) if turns else cell
+
+    def _value(self, cell: Cell) -> Value | None:
+        # Where all uses are ordered the contents of one run are those of every run.
+        return self.buffers.read(cell) if self.number == 1 else None
+
+    def _store(self, cell: Cell, value, packed: bool, clock: Clock, op: Op, block: int) -> None:
         if packed and cell in self.packets:
             raise NotProved(f"{op.place} writes a packet's slot twice", cell[0], cell[2])
-        self.order.use(thread, cell, writes=True)
-        self.buffers.held[cell] = value
-        self.moved += cell[0] != self.rank[thread]
         if packed:
-            self.packets[cell] = self.order.now(thread)
+            self.packets[cell] = clock
+        if self.number == 1:
+            self.buffers.held[cell] = value
+            self.moved += cell[0] != self.rank[block]

@@ -11,11 +11,14 @@ Either may also count the heads of packets, or one head per message (``Framing``
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
 first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
-``sum_orders`` replays additions instead of time. It knows the core types only, no synthesizer.
+``simulate_in_network`` times collectives whose switches copy and add (NVLS, SHARP), which no
+schedule can hold. ``sum_orders`` replays additions instead of time. It knows the core types only,
+no synthesizer.
 """
 
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
-from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages, simulate_multicast
+from jaxcoll.simulation.in_network import NetworkTree, simulate_in_network, simulate_multicast
+from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.schedules import simulate, steady_seconds, sum_orders
 from jaxcoll.simulation.timeline import MODELS, PACKETS, WHOLE, Clock, Framing, Timeline
 
@@ -29,8 +32,10 @@ __all__ = [
     "Message",
     "MessageTimes",
     "NativeCost",
+    "NetworkTree",
     "Timeline",
     "simulate",
+    "simulate_in_network",
     "simulate_messages",
     "simulate_multicast",
     "steady_seconds",

@@ -257,7 +257,9 @@ class _Race:
         self.problem = dataclasses.replace(problem, nbytes=portfolio.nbytes)
         self.nbytes = as_fraction(portfolio.nbytes)
         self.execution = costs_of(portfolio.execution)
-        self.bound = bound(problem.topology, problem.collective, self.nbytes).time
+        # Of what schedules can do: switches that copy and add might do better, and never will here.
+        network = problem.topology.forwarding_only()
+        self.bound = bound(network, problem.collective, self.nbytes).time
         if self.execution is not None:
             self.bound += float(self.execution.least_seconds(problem.collective))
         self.time: Fraction | None = None

@@ -22,6 +22,7 @@ from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.trees.blink import Blink, HierarchicalTree
 from jaxcoll.synth.trees.joint_trees import JointTrees
+from jaxcoll.synth.trees.middle_trees import MiddleTrees
 from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.pipeline import CCube, DoubleBinaryTree, Tto
 
@@ -47,6 +48,7 @@ _ALL: tuple[type[Synthesizer], ...] = (
     Hdrm,
     Bfb,
     MultiTree,
+    MiddleTrees,
     JointTrees,
     Tacos,
     ForestColl,

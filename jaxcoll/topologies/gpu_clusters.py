@@ -120,9 +120,13 @@ def dgx_a100(
     network: Speed = 25e9,
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
+    sharp: bool = False,
 ) -> Topology:
-    """DGX A100 hosts of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_hosts``."""
-    return _dgx("A100", hosts, inside, network, (alpha, network_alpha))
+    """DGX A100 hosts of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_hosts``.
+
+    Their NVSwitches only forward: NCCL's NVLS needs those of Hopper and newer.
+    """
+    return _dgx("A100", hosts, inside, network, (alpha, network_alpha), (False, sharp))
 
 
 def dgx_h100(
@@ -132,13 +136,24 @@ def dgx_h100(
     network: Speed = 50e9,
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
+    nvls: bool = True,
+    sharp: bool = False,
 ) -> Topology:
-    """DGX H100 hosts of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_hosts``."""
-    return _dgx("H100", hosts, inside, network, (alpha, network_alpha))
+    """DGX H100 hosts of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_hosts``.
+
+    Their NVSwitches copy and add (NVLink SHARP), which NCCL uses unless ``NCCL_NVLS_ENABLE=0``;
+    ``nvls=False`` is the network that the dissertation and schedules of ranks know.
+    """
+    return _dgx("H100", hosts, inside, network, (alpha, network_alpha), (nvls, sharp))
 
 
 def _dgx(
-    name: str, hosts: int, inside: Speed, network: Speed, alphas: tuple[float, float]
+    name: str,
+    hosts: int,
+    inside: Speed,
+    network: Speed,
+    alphas: tuple[float, float],
+    in_network: tuple[bool, bool],
 ) -> Topology:
     return nvswitch_hosts(
         (8,) * count(hosts, "hosts"),
@@ -147,6 +162,8 @@ def _dgx(
         alpha=alphas[0],
         network_alpha=alphas[1],
         name=f"{name} x{hosts}",
+        nvls=in_network[0],
+        sharp=in_network[1],
     )
 
 
@@ -158,6 +175,8 @@ def nvswitch_hosts(
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
     name: str = "",
+    nvls: bool = False,
+    sharp: bool = False,
 ) -> Topology:
     """Hosts of ranks around one switch each, and a network switch that all ranks are linked to.
 
@@ -171,6 +190,10 @@ def nvswitch_hosts(
         network: likewise between a rank and the network switch.
         alpha: seconds from a rank to its host's switch, and as much back.
         network_alpha: likewise to the network switch.
+        nvls: whether the hosts' switches copy and add, as NVSwitches do for GPUs of compute
+            capability 9.0 and newer (NVIDIA's documentation of NCCL, ``NCCL_NVLS_ENABLE``).
+        sharp: whether the network switch does, as InfiniBand switches with SHARP: an option of the
+            fabric that NCCL uses by a plugin (``NCCL_COLLNET_ENABLE``), so off by default.
 
     Raises:
         TopologyError: no hosts, a host without ranks, not one speed per host.
@@ -179,6 +202,8 @@ def nvswitch_hosts(
     if not counts:
         raise TopologyError("a cluster needs at least one host, got no sizes")
     checks.text(name, "name", TopologyError)
+    nvls = checks.flag(nvls, "nvls", TopologyError)
+    sharp = checks.flag(sharp, "sharp", TopologyError)
     alpha, network_alpha = latency(alpha), latency(network_alpha, "network_alpha")
     n, hosts = sum(counts), len(counts)
     check_size("a cluster of hosts", n + hosts + 1, 4 * n)
@@ -189,7 +214,9 @@ def nvswitch_hosts(
         pairs += [(r, n + hosts, network_alpha, speeds[1][host[r]]) for r in range(n)]
     names = [f"host {host[r]} rank {r - int(np.searchsorted(host, host[r]))}" for r in range(n)]
     names += [f"host {b} switch" for b in range(hosts)] + ["network"] * (hosts > 1)
-    return _both_ways(n, pairs, names, name or f"hosts of {'+'.join(map(str, counts))}")
+    made = _both_ways(n, pairs, names, name or f"hosts of {'+'.join(map(str, counts))}")
+    able = [*range(n, n + hosts)] * nvls + [n + hosts] * (sharp and hosts > 1)
+    return made.with_in_network(able, able)
 
 
 def mi250(

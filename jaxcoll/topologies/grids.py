@@ -28,6 +28,7 @@ from jaxcoll.links import (
     speed,
     speeds,
 )
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topology import Topology
@@ -172,6 +173,19 @@ def product(*factors: Topology, name: str = "") -> Topology:
         name=name or " x ".join(factor.name or "network" for factor in factors),
         grid=_grid(factors),
         generators=tuple(generators),
+        in_network=_in_network(factors, ranks, first_switch),
+    )
+
+
+def _in_network(
+    factors: tuple[Topology, ...], ranks: np.ndarray, first_switch: list[int]
+) -> InNetwork:
+    """A switch of a factor stands in every line of its dimension, and does there what it did."""
+    return InNetwork().joined(
+        factor.in_network.moved(line)
+        for dimension, factor in enumerate(factors)
+        if factor.in_network
+        for line in _lines(ranks, dimension, factor, first_switch[dimension])
     )
 
 

@@ -333,6 +333,7 @@ def behind_routers(
         num_vertices=n + network.num_vertices,
         name=f"{network.name or 'network'} of routers with {terminals} ranks",
         generators=tuple(images),
+        in_network=network.in_network.moved(np.arange(network.num_vertices) + n),
     )
 
 

@@ -17,7 +17,7 @@ import jax
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import is_void
-from jaxcoll.execute.calls import AxisName, is_by_lax, widened
+from jaxcoll.execute.calls import AxisName, check_accumulates, is_by_lax, narrowed, widened
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.numerics import checks
@@ -107,9 +107,17 @@ class LeafSums:
             lowering=self.lowering,
             order=self.order,
         )
-        if self.accum_dtype is None:
-            return total
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), total, tree)
+        return jax.tree.map(lambda new, old: narrowed(new, old, self.accum_dtype), total, tree)
+
+    def check(self, gradients: Any) -> None:
+        """Refuse gradients that are not a rank's own, or that ``accum_dtype`` does not suit.
+
+        Raises:
+            CollectiveError: as ``check_own``, and as ``jc.psum`` of the whole tree.
+        """
+        check_own(gradients, self.axis_name)
+        kept = [leaf for leaf in jax.tree.leaves(gradients) if isinstance(leaf, jax.core.Tracer)]
+        check_accumulates(self.accum_dtype, kept, "accum_dtype=")
 
     def apart(self, leaves: Sequence[jax.Array], kind: str = "all_reduce") -> bool:
         """Whether ``jax.lax`` would run a bucket of leaves, which then are not joined.

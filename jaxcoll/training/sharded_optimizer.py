@@ -32,11 +32,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
-from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
+from jaxcoll.execute.calls import AxisName, UnboundAxisError, narrowed, widened
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training import LeafSums, check_options, check_own, names_of, tracked
+from jaxcoll.training import LeafSums, check_options, names_of, tracked
 
 
 class ZeroState(NamedTuple):
@@ -322,7 +322,7 @@ class _Sharded:
         axis_name = self.sums.axis_name
         if not _is_bound(axis_name):
             raise _unbound(axis_name)
-        check_own(updates, axis_name)
+        self.sums.check(updates)
         n = _ranks(axis_name)
         kept = of_row(state, axis_name, n)
         own = None if params is None else self._own_shards(params)
@@ -357,9 +357,7 @@ class _Sharded:
         )
         if sums.mean:
             total = jax.tree.map(lambda x: x / _ranks(sums.axis_name), total)
-        if sums.accum_dtype is None:
-            return total
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), total, rows)
+        return jax.tree.map(lambda new, old: narrowed(new, old, sums.accum_dtype), total, rows)
 
     def _gather(self, row):
         """The shards of all ranks, one row per rank."""

@@ -41,8 +41,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
+from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, fixed_order, jax_internals
@@ -63,7 +65,7 @@ from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receiv
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training import LeafSums, check_options, check_own, tracked
+from jaxcoll.training import LeafSums, check_options, tracked
 from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
 
 __all__ = [
@@ -120,11 +122,22 @@ def all_reduce_gradients(
 
     def update(updates, state, params=None):
         del params
-        check_own(updates, axis_name)
-        done = in_buckets(sums, updates, bucket_bytes, leaf_order, window=window, apart=sums.apart)
-        return done, state
+        sums.check(updates)
+        leaves, structure = jax.tree.flatten(updates)
+        constant = [not isinstance(leaf, Tracer) and not is_void(leaf) for leaf in leaves]
+        # Constants stay such, as in jax.lax; in a bucket they would become arrays. In their places
+        # stands what buckets leave out, the gradients of integers.
+        left = [_VOID if known else leaf for leaf, known in zip(leaves, constant, strict=True)]
+        tree = jax.tree.unflatten(structure, left)
+        done = in_buckets(sums, tree, bucket_bytes, leaf_order, window=window, apart=sums.apart)
+        found = zip(leaves, jax.tree.leaves(done), constant, strict=True)
+        reduced = [sums(leaf) if known else total for leaf, total, known in found]
+        return jax.tree.unflatten(structure, reduced), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+_VOID = np.zeros((), jax.dtypes.float0)
 
 
 def overlap(
@@ -234,7 +247,7 @@ class _Sum:
 
     def __init__(self, leaves: list[jax.Array], sums: LeafSums):
         fixed = is_fixed(sums.order)
-        self.like, self.is_cast = leaves, sums.accum_dtype is not None
+        self.like, self.accum_dtype = leaves, sums.accum_dtype
         self.add = fixed_order.add if fixed else lax.add
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
         x = calls.widened(x, sums.accum_dtype)
@@ -252,7 +265,7 @@ class _Sum:
         # instead of as one operation: so it is filled, sent from and read as a lowering does.
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
-        self.buffer = initial_buffer(self.program, x, self.rank, self.width)
+        self.buffer = initial_buffer(self.program, x, self.rank, self.width, self.add)
         # Nothing is to be sent of an empty vector, or to a single rank.
         self.left = list(self.program.steps) if x.size else []
         self.in_flight: list[jax.Array] = []
@@ -280,7 +293,7 @@ class _Sum:
         reduced, start = [], 0
         for leaf in self.like:
             part = total[start : start + leaf.size].reshape(leaf.shape)
-            reduced.append(part.astype(leaf.dtype) if self.is_cast else part)
+            reduced.append(calls.narrowed(part, leaf, self.accum_dtype))
             start += leaf.size
         return reduced
 

@@ -10,6 +10,7 @@ Loops of the step itself run as loops where the graph has them as loops (``step_
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxcoll.numerics import checks
@@ -282,11 +284,7 @@ def apply(
     if on_cpu:
         on_device = in_order(on_device)
     in_specs, out_specs = partition_specs(table)
-    # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also
-    # where the plan returns it replicated.
-    body = jax.shard_map(
-        on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
+    body = _mapped(problem.graph, on_device, mesh, in_specs, out_specs)
     if AxisType.Explicit not in mesh.axis_types:
         return sharded_step(table, mesh, body)
     placed = [NamedSharding(mesh, _explicit_part(spec, mesh)) for spec in in_specs]
@@ -296,6 +294,24 @@ def apply(
         return body(*map(jax.sharding.reshard, leaves, placed))
 
     return sharded_step(table, mesh, typed)
+
+
+def _mapped(
+    graph: Graph, on_device: Callable[..., Any], mesh: jax.sharding.Mesh, in_specs, out_specs
+) -> Callable[..., Any]:
+    """``jax.shard_map`` of a function of a graph's leaves."""
+    # Without ``check_vma``: JAX takes a gathered array for one that differs between devices, also
+    # where the plan returns it replicated.
+    mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=out_specs, check_vma=False)
+    if any(graph.tensors[tensor].size for tensor in graph.inputs):
+        return mapped(on_device, in_specs=in_specs)
+
+    # XLA refuses a program of which no operand has elements (JAX 0.12): here is one that has.
+    def beside(one, *leaves):
+        results = on_device(*leaves)
+        return jax.tree.map(lambda x: lax.optimization_barrier((x, one))[0], results)
+
+    return functools.partial(mapped(beside, in_specs=(PartitionSpec(), *in_specs)), np.int32(1))
 
 
 def _explicit_part(spec: PartitionSpec | None, mesh: jax.sharding.Mesh) -> PartitionSpec:

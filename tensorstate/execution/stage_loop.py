@@ -71,22 +71,21 @@ class _View(NamedTuple):
         if self.position is None:
             return x
         at = self.position + self.rows
-        return x.reshape(*x.shape[:at], self.shards, self.count, -1, *x.shape[at + 1 :])
+        part = x.shape[at] // (self.shards * self.count)  # not -1: there may be no elements
+        return x.reshape(*x.shape[:at], self.shards, self.count, part, *x.shape[at + 1 :])
 
     def close(self, x: jax.Array) -> jax.Array:
         """The array as it was before ``open``."""
         if self.position is None:
             return x
         at = self.position + self.rows
-        return x.reshape(*x.shape[:at], -1, *x.shape[at + 3 :])
+        return x.reshape(*x.shape[:at], math.prod(x.shape[at : at + 3]), *x.shape[at + 3 :])
 
     def take(self, x: jax.Array, row: Any, microbatch: Any) -> jax.Array:
         """A microbatch of a row, from the opened array."""
         window = self._window(x, row, microbatch)
-        part = x if window is None else lax.dynamic_slice(x, *window)
-        part = part.reshape(part.shape[self.rows :])
-        at = self.position
-        return part if at is None else part.reshape(*part.shape[:at], -1, *part.shape[at + 3 :])
+        part = self.close(x if window is None else lax.dynamic_slice(x, *window))
+        return part.reshape(part.shape[self.rows :])
 
     def put(self, x: jax.Array, part: jax.Array, row: Any, microbatch: Any) -> jax.Array:
         """The opened array with a microbatch of a row replaced."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -219,7 +220,9 @@ def stacked(x: Any, operator: Operator) -> Any:
     labels = operator.eqn.input_labels[0]
     open_sums = x.ndim - sum(map(len, labels))
     before, inside = x.shape[:open_sums], x.shape[open_sums + len(labels[0]) :]
-    return jnp.moveaxis(x.reshape(*before, -1, *inside), open_sums, 0)
+    # Not -1: of rows without elements, as residuals of associative_scan are, it cannot be told.
+    rows = math.prod(x.shape[open_sums : open_sums + len(labels[0])])
+    return jnp.moveaxis(x.reshape(*before, rows, *inside), open_sums, 0)
 
 
 def boundary_result(runner: Runner, operator: Operator, x: Any) -> Any:

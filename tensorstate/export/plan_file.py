@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxcoll.errors import named, shown
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
@@ -115,14 +116,15 @@ class PlanFile:
             if dataclasses.replace(planned, node_class=given.node_class) != given:
                 source = graph.operators[number].source
                 return (
-                    f"operator {number} is {_operator_text(given)} ({source}), the plan has "
+                    f"operator {number} is {_operator_text(given)} ({named(source)}), the plan has "
                     f"{_operator_text(planned)} there"
                 )
         common = min(len(operators), len(self.operators))
         if len(operators) > common:
             source = graph.operators[common].source
             text = _operator_text(operators[common])
-            return f"operator {common} is {text} ({source}), with which the plan's step has ended"
+            text += f" ({named(source)})"
+            return f"operator {common} is {text}, with which the plan's step has ended"
         if len(self.operators) > common:
             return f"it ends before operator {common}, {_operator_text(self.operators[common])}"
         return None
@@ -148,7 +150,7 @@ class PlanFile:
             )
         for class_id, strategy in enumerate(strategies):
             if strategy not in problem.strategies[class_id].all:
-                raise PlanError(f"class {class_id} of the step has no strategy {strategy}")
+                raise PlanError(f"class {class_id} of the step has no strategy {shown(strategy)}")
         if not self.decisions.recomputed <= set(range(len(graph.nodes))):
             raise PlanError("the plan recomputes nodes that the step does not have")
         copies = (*self.decisions.saved.items(), *self.decisions.loop_resident.items())
@@ -159,7 +161,7 @@ class PlanFile:
                 all(MIN <= p < len(sizes) for p in placements)
                 and divides_evenly(placements, sizes, problem.mesh)
             ):
-                raise PlanError(f"tensor {tensor} of the step has no copy in {placements}")
+                raise PlanError(f"tensor {tensor} of the step has no copy in {shown(placements)}")
 
     def result(self, problem: Problem) -> SearchResult:
         """The decisions on their problem, priced as the problem prices them.
@@ -178,7 +180,8 @@ class PlanFile:
             for leaf, again in zip(written, decided, strict=True):
                 if leaf.spec != again.spec:
                     raise PlanError(
-                        f"the file has {leaf.name} as {leaf.spec}, its decisions as {again.spec}: "
+                        f"the file has {named(leaf.name)} as {shown(leaf.spec)}, its decisions as "
+                        f"{shown(again.spec)}: "
                         "it was edited or cut short; save the plan again"
                     )
         # 1e-6: of the same decisions, sums in another order differ in the last bits.
@@ -193,19 +196,20 @@ def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) 
     types = {leaf.name: leaf.type for leaf in planned}
     for leaf in given:
         if leaf.name not in types:
-            return f"its {kind} {leaf.name} of {leaf.type} is not in the plan"
+            return f"its {kind} {named(leaf.name)} of {leaf.type} is not in the plan"
         if types[leaf.name] != leaf.type:
-            return f"its {kind} {leaf.name} is {leaf.type}, the plan is for {types[leaf.name]}"
+            of = types[leaf.name]
+            return f"its {kind} {named(leaf.name)} is {leaf.type}, the plan is for {of}"
     missing = types.keys() - {leaf.name for leaf in given}
     if missing:
-        return f"it has no {kind} {min(missing)}, for which the plan is"
+        return f"it has no {kind} {named(min(missing))}, for which the plan is"
     if [leaf.name for leaf in planned] != [leaf.name for leaf in given]:
         return f"its {kind}s come in another order"
     return None
 
 
 def _operator_text(operator: OperatorKey) -> str:
-    return f"{operator.primitive} of {list(operator.sizes)} in {operator.phase}"
+    return f"{named(operator.primitive)} of {shown(list(operator.sizes))} in {operator.phase}"
 
 
 # ---------------------------------------------------------------------- from a plan

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.errors import named
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 
@@ -62,7 +63,7 @@ class MeshShape(NamedTuple):
     @property
     def text(self) -> str:
         """Its axes with their sizes: "data 2 x model 4"."""
-        return " x ".join(f"{n} {s}" for n, s in zip(self.names, self.sizes, strict=True))
+        return " x ".join(f"{named(n)} {s}" for n, s in zip(self.names, self.sizes, strict=True))
 
     @property
     def num_devices(self) -> int:

@@ -50,19 +50,22 @@ class MicrobatchSlice(NamedTuple):
 
     def slice_batch(self, x: Any, position: int, devices: int = 1) -> Any:
         """The microbatch of a device's array, whose batch is sharded over ``devices``."""
-        shape = x.shape
-        shards = (self.batch_shards // devices, self.count, -1)
-        x = x.reshape(*shape[:position], *shards, *shape[position + 1 :])
+        shape, shards = x.shape, self.batch_shards // devices
+        # Sizes are counted, never -1: of an array without elements that is none.
+        size = shape[position] // self.count
+        cut = (shards, self.count, size // shards)
+        x = x.reshape(*shape[:position], *cut, *shape[position + 1 :])
         x = lax.dynamic_index_in_dim(x, self.index, position + 1, keepdims=False)
-        return x.reshape(*shape[:position], -1, *shape[position + 1 :])
+        return x.reshape(*shape[:position], size, *shape[position + 1 :])
 
     def join_batch(self, slices: Any, position: int, devices: int = 1) -> Any:
         """Inverse of ``slice_batch``: the first dimension of ``slices`` numbers microbatches."""
-        shape = slices.shape[1:]
-        shards = (self.batch_shards // devices, -1)
-        x = slices.reshape(self.count, *shape[:position], *shards, *shape[position + 1 :])
+        shape, shards = slices.shape[1:], self.batch_shards // devices
+        size = shape[position]
+        cut = (shards, size // shards)
+        x = slices.reshape(self.count, *shape[:position], *cut, *shape[position + 1 :])
         x = jnp.moveaxis(x, 0, position + 1)
-        return x.reshape(*shape[:position], -1, *shape[position + 1 :])
+        return x.reshape(*shape[:position], self.count * size, *shape[position + 1 :])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,10 +130,12 @@ class LocalShard:
     def to_local(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
         """Convert global indices to local ones, with a mask of the local elements; 0 elsewhere."""
         local, is_local = jnp.zeros_like(index), jnp.ones(index.shape, bool)
-        stride = self.global_size(labels)
+        # A label of no elements holds no index, and divides by nothing.
+        sizes = {label: max(1, self.sizes[label]) for label in labels}
+        stride = math.prod(sizes.values())
         for label in labels:
-            stride //= self.sizes[label]
-            along = index // stride % self.sizes[label]
+            stride //= sizes[label]
+            along = index // stride % sizes[label]
             if self.microbatch is not None and label == self.batch:
                 along, in_microbatch = self.microbatch.to_microbatch(along, self.sizes[label])
                 is_local &= in_microbatch

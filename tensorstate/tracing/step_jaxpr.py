@@ -2,7 +2,8 @@
 
 A function may change an argument in place, as steps on ``flax.nnx`` models do. Under ``jax.jit``
 such a change would be lost; here the changed arguments become the first results of the step, as if
-it had been written with ``nnx.split`` and ``nnx.merge``.
+it had been written with ``nnx.split`` and ``nnx.merge``. One that is written so returns itself what
+it changes, and its results are left as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import linecache
 import re
 import sys
@@ -82,7 +84,8 @@ def step_jaxpr(
     def pure(*given):
         before = [jax.tree.leaves(arg) for arg in given]
         result = step_fn(*given)
-        changed[:] = [i for i, arg in enumerate(given) if _is_mutable(arg) and _new(arg, before[i])]
+        returned = set(map(id, jax.tree.leaves(result)))
+        changed[:] = [i for i, arg in enumerate(given) if _is_lost(arg, before[i], returned)]
         if not changed:
             return result
         rest = () if result is None else result if type(result) is tuple else (result,)
@@ -121,7 +124,7 @@ def _shape(path, leaf) -> jax.ShapeDtypeStruct:
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         name = path_name(path) or "the argument itself"
         remedy = "close over other values, as with functools.partial"
-        if _nnx_kinds() and isinstance(leaf, _nnx_kinds()):
+        if isinstance(leaf, _nnx_kinds("Pytree", "Object", "Variable")):
             remedy = "give its state, graphdef, state = nnx.split(model), and merge it in the step"
         raise PlanError(
             f"an abstract argument has {checks.shown(leaf)} at {name}, expected arrays or "
@@ -157,26 +160,37 @@ def _argument_text(argument: Any) -> str:
     return f"{type(argument).__name__} of {', '.join(leaves[:_SHOWN] + more) or 'no arrays'}"
 
 
-def _nnx_kinds() -> tuple[type, ...]:
-    """The classes of Flax whose objects steps change in place, if Flax is loaded."""
+def _nnx_kinds(*names: str) -> tuple[type, ...]:
+    """Classes of ``flax.nnx`` by name, if Flax is loaded and has them."""
     nnx = sys.modules.get("flax.nnx")
-    names = ("Pytree", "Object", "Variable")
     return tuple(getattr(nnx, name) for name in names if hasattr(nnx, name))
 
 
-def _is_mutable(arg: Any) -> bool:
-    """Whether a tree holds objects whose changes the caller would see: others are temporary."""
-    kinds = _nnx_kinds()
-    if not kinds:
-        return False
-    nodes = jax.tree.leaves(arg, is_leaf=lambda node: isinstance(node, kinds))
-    return any(isinstance(node, kinds) for node in nodes)
+def _is_lost(arg: Any, before: list[Any], returned: set[int]) -> bool:
+    """Whether a step has changed an argument in place, and does not return what is new itself.
 
-
-def _new(arg: Any, before: list[Any]) -> bool:
+    Args:
+        before: the leaves that the argument had.
+        returned: identities of the leaves of the result.
+    """
     after = jax.tree.leaves(arg)
-    pairs = zip(after, before, strict=False)
-    return len(after) != len(before) or any(x is not y for x, y in pairs)
+    pairs = itertools.zip_longest(after, before)
+    new = [id(x) for x, y in pairs if x is not y]
+    if not new:
+        return False
+    # A model is changed for its caller, who has lost what is not returned. A state, as of
+    # ``nnx.split``, is changed because ``nnx.merge`` makes no copies of it: whoever returns some of
+    # it has chosen what.
+    if _holds(arg, "Pytree", "Object"):
+        return not returned.issuperset(new)
+    return _holds(arg, "Variable") and returned.isdisjoint(new)
+
+
+def _holds(tree: Any, *names: str) -> bool:
+    """Whether a tree has objects of some classes of ``flax.nnx``."""
+    kinds = _nnx_kinds(*names)
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kinds))
+    return any(isinstance(node, kinds) for node in nodes)
 
 
 # ---------------------------------------------------------------------- the call

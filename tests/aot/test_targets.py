@@ -11,31 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll import aot
 from tests.elsewhere import compiled_elsewhere
-
-ROOT = Path(__file__).parents[2]
-
-# (name, how the slice closes, links of a device)
-TARGETS = [
-    ("v5p:4x4x4", "rule", 6),
-    ("v5e:4x4", "wrap", 4),
-    ("v4:2x2x2", "rule", 3),
-    ("h100:8", "rule", 3),
-    ("h100:16x8", "rule", 6),
-]
-IDS = [name for name, _, _ in TARGETS]
 
 
 def platform_of(name: str) -> str:
     return "gpu" if name.startswith("h100") else "tpu"
 
 
+def of(name: str, *values: object):
+    """A case of a test that compiles for a target."""
+    needed = pytest.mark.targets(platform_of(name))
+    return pytest.param(name, *values, id=name, marks=needed)
+
+
+# (name, how the slice closes, links of a device)
+TARGETS = [
+    of("v5p:4x4x4", "rule", 6),
+    of("v5e:4x4", "wrap", 4),
+    of("v4:2x2x2", "rule", 3),
+    of("h100:8", "rule", 3),
+    of("h100:16x8", "rule", 6),
+]
+
+
 @functools.cache
 def compiled(name: str, wrap: str, which: str) -> list[dict]:
     """The worker's output, one mapping per case."""
-    if not aot.is_available(platform_of(name)):
-        pytest.skip(f"the compiler for {name} is not installed; scripts/test --targets does so")
     worker = Path(__file__).with_name("compile_targets.py")
     return compiled_elsewhere(worker, name, wrap, which)
 
@@ -57,7 +58,7 @@ def check(row: dict, platform: str) -> None:
     assert row["launches"] == (len(steps) if platform == "gpu" else sum(steps)), what
 
 
-@pytest.mark.parametrize(("name", "wrap", "links"), TARGETS, ids=IDS)
+@pytest.mark.parametrize(("name", "wrap", "links"), TARGETS)
 def test_gathers_and_sums(name, wrap, links):
     rows = compiled(name, wrap, "few")
     assert len(rows) == 6
@@ -84,7 +85,7 @@ def check_memory(row: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "wrap", "links"), TARGETS, ids=IDS)
+@pytest.mark.parametrize(("name", "wrap", "links"), TARGETS)
 def test_all_others(name, wrap, links):
     rows = compiled(name, wrap, "rest")
     assert len(rows) == (13 if name.startswith("v5p") else 16)
@@ -100,8 +101,12 @@ COPIED_ONCE = pytest.mark.xfail(
 @pytest.mark.parametrize(
     ("name", "wrap"),
     [
-        ("v5e:4x4", "wrap"),
-        pytest.param("v5p:4x4x4", "rule", marks=[pytest.mark.slow, COPIED_ONCE]),
+        of("v5e:4x4", "wrap"),
+        pytest.param(
+            *("v5p:4x4x4", "rule"),
+            id="v5p:4x4x4",
+            marks=[pytest.mark.slow, pytest.mark.targets("tpu"), COPIED_ONCE],
+        ),
     ],
 )
 def test_pallas_compiles(name, wrap):
@@ -112,7 +117,7 @@ def test_pallas_compiles(name, wrap):
         assert row["copies"] == row["permutes"] == 0
 
 
-@pytest.mark.parametrize(("name", "most"), [("v5p:4x4x4", 6), ("h100:16x8", 1)])
+@pytest.mark.parametrize(("name", "most"), [of("v5p:4x4x4", 6), of("h100:16x8", 1)])
 def test_options_do_what_they_are_for(name, most):
     rows = compiled(name, "rule", "options")
     for without, given in zip(rows[::2], rows[1::2], strict=True):
@@ -131,6 +136,7 @@ def test_options_do_what_they_are_for(name, most):
 H100 = {"groups": (7, 1), "overlapped": (7, 7), "combined": (1, 7), "cliques": (7, 1)}
 
 
+@pytest.mark.targets("gpu")
 def test_transports_of_gpus():
     rows = {row["transport"]: row for row in compiled("h100:8", "rule", "transports")}
     assert {name: (rows[name]["in_flight"], rows[name]["launches"]) for name in H100} == H100
@@ -140,6 +146,7 @@ def test_transports_of_gpus():
     assert rows["apart"]["native"] == {"all-reduce": 2}
 
 
+@pytest.mark.targets("tpu")
 def test_transports_of_tpus():
     rows = {row["transport"]: row for row in compiled("v5p:4x4x4", "rule", "transports")}
     assert rows["xla"]["options"] == {}

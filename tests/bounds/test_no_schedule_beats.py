@@ -175,7 +175,7 @@ def test_no_schedule_is_below_any_term(case):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxcoll.errors.AssumptionWarning")
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(cases(), st.booleans())
 def test_no_schedule_is_below_any_term_in_20_000_checks(case, exact):
     _check_all(*case, exact)
@@ -282,10 +282,10 @@ def test_no_term_is_above_the_fastest_of_all_schedules(seed, kind, parts):
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(SEEDS, st.sampled_from(OFTEN_SUMS), st.integers(1, 2))
 def test_no_term_is_above_the_fastest_of_all_schedules_of_larger_cases(seed, kind, parts):
-    _check_optimum(seed, kind, parts, most_states=20_000)
+    _check_optimum(seed, kind, parts, most_states=10_000)
 
 
 def test_the_fastest_of_all_schedules_in_cases_done_by_hand():

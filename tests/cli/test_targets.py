@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,10 +9,6 @@ import sys
 import pytest
 
 from tests.cli.calls import ROOT, process
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
 
 COMPARED = """
 import os
@@ -26,14 +21,14 @@ for name in ("v4:2x2x2", "v4:4x4x4", "v5e:4x8", "v5e:16x16", "v5p:4x4x8", "v6e:4
 """
 
 
-@needs_libtpu
+@pytest.mark.targets("tpu")
 def test_slices_by_name_are_those_that_the_compiler_describes():
     first = "import os; os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', "
     first += "TPU_WORKER_HOSTNAMES='localhost', ALLOW_MULTIPLE_LIBTPU_LOAD='1')\n"
     subprocess.run([sys.executable, "-c", first + COMPARED], check=True, cwd=ROOT)
 
 
-@needs_libtpu
+@pytest.mark.targets("tpu")
 def test_a_function_is_compiled_for_a_slice(tmp_path):
     (tmp_path / "train.py").write_text("import jax\ndef total(x): return jax.lax.psum(x, 'i')\n")
     arguments = ["targets", "v5e:4x8", "train:total", "f32[1024@i,128]", "--out", "-", "--json"]

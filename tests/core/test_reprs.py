@@ -44,6 +44,8 @@ def values(tmp_path_factory) -> dict[str, object]:
         message,
         jc.simulate_messages(line, [message] * 30),
         jc.Framing(1024, 16),
+        jc.InNetwork((16,), (16, 17)),
+        jc.NetworkTree(0, tuple((0, v) for v in range(1, 40))),
         jc.Explanation(schedule.collective, 10, topology, costs, (candidate,), candidate, False),
         forest(topology),
         next(jc.compare(topology, "all_gather", [1e6], synthesizers=["ring"])),

@@ -41,6 +41,7 @@ def test_equality_ignores_the_order_of_links_and_all_descriptions(topology, seed
         num_vertices=topology.num_vertices,
         name="another",
         vertex_names=names,
+        in_network=topology.in_network,
     )
     assert same == topology
     assert hash(same) == hash(topology)
@@ -53,7 +54,7 @@ def test_equality_sees_every_number(topology, data):
     rows = links(topology)
     i = data.draw(st.integers(0, len(rows) - 1))
     u, v, alpha, bandwidth = rows[i]
-    more = {"num_vertices": topology.num_vertices}
+    more = {"num_vertices": topology.num_vertices, "in_network": topology.in_network}
     for changed in (
         (u, v, alpha + Fraction(1, 10**9), bandwidth),
         (u, v, alpha, bandwidth + Fraction(1, 10**9)),
@@ -63,8 +64,12 @@ def test_equality_sees_every_number(topology, data):
             topology
         )
     assert from_links(topology.num_ranks, [*rows, rows[i]], **more) != topology
-    bigger = {"num_vertices": topology.num_vertices + 1}
+    bigger = more | {"num_vertices": topology.num_vertices + 1}
     assert from_links(topology.num_ranks, rows, **bigger) != topology
+    for v in range(topology.num_ranks, topology.num_vertices):
+        does = (set(topology.in_network.copying) ^ {v}, topology.in_network.adding)
+        assert topology.with_in_network(*does) != topology
+        assert topology.with_in_network(*does).has_links_of(topology)
     assert topology != "something else"
 
 

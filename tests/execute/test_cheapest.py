@@ -255,6 +255,15 @@ def test_between_cpu_devices_lax_is_cheapest_of_all_sizes(kind, ranks):
         assert isinstance(taken(found).runs, Native)
 
 
+@pytest.mark.parametrize("ranks", [9, 81])
+def test_sums_of_few_bytes_meet_in_the_middle_of_a_mesh(ranks):
+    side = round(ranks**0.5)
+    mesh, cpu = topologies.mesh(side, side, alpha=1e-3), costs_of("cpu")
+    found = candidates(Collective("all_reduce", ranks), 1000, mesh, cpu)
+    schedules = [each for each in found if not isinstance(each.runs, Native)]
+    assert min(schedules, key=lambda each: each.seconds).name == "middle_trees"
+
+
 def test_a_choice_is_made_once_and_is_the_same_every_time():
     args = (Collective("all_reduce", 8), 1 << 24, mixed_links(), costs_of("cpu"))
     once = candidates(*args)

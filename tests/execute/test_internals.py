@@ -46,6 +46,20 @@ def test_whether_types_are_checked():
     assert inside(lambda v: jax_internals.checks_vma(), check_vma=False) is False, VERSION
 
 
+def test_whether_operations_run_one_by_one():
+    seen = []
+
+    def body(v):
+        seen.append(jax_internals.is_eager())
+        jax.vmap(jax.grad(lambda u: (seen.append(jax_internals.is_eager()), u * u)[1]))(v)
+        return v
+
+    f = jax.shard_map(body, mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"))
+    f(jnp.ones(4))
+    jax.jit(f)(jnp.ones(4))
+    assert seen == [True, True, False, False], VERSION
+
+
 def test_axes_in_scope():
     sizes = inside(lambda v: jax_internals.axis_sizes())
     assert sizes == {"x": 2, "y": 4}, VERSION

@@ -78,6 +78,15 @@ def mutated_text(data: bytes, random: random.Random) -> bytes:
     return data
 
 
+def with_a_long_word(data: bytes, random: random.Random) -> bytes:
+    """A text with one of its words as long as a file."""
+    found = [*_WORD.finditer(data)]
+    place = random.choice(found)
+    return (
+        data[: place.start()] + random.choice((WORDS[-2], place[0] * 5_000)) + data[place.end() :]
+    )
+
+
 def mutated_bytes(data: bytes, random: random.Random) -> bytes:
     """Bytes cut short, made longer, or with some of them changed."""
     way = random.randrange(3)

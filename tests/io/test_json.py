@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from fractions import Fraction
@@ -14,15 +15,19 @@ from hypothesis import strategies as st
 
 from jaxcoll import (
     Collective,
+    Edges,
     FormatError,
     Provenance,
     Schedule,
     Topology,
+    simulate,
+    verify,
 )
 from jaxcoll.io import dumps, loads
 from jaxcoll.io.json import COLLECTIVE, TOPOLOGY
+from jaxcoll.prove import prove_text
 from jaxcoll.topologies import ring, torus
-from tests import reference
+from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
 from tests.io.json_objects import NETWORKS, OBJECTS, VALUES, change
 
@@ -135,3 +140,59 @@ def test_the_same_bytes_in_every_process():
     told = printed_elsewhere(code)
     assert len(told) == 1
     assert isinstance(loads(told.pop()), Schedule)
+
+
+# ---------------------------------------------------------------------- lists in another order
+
+
+def in_another_order(text: str, shuffle) -> str:
+    """A schedule's file with its links and its edges listed otherwise, and all numbers of them."""
+    data = json.loads(text)
+    network, edges = data["topology"], data["edges"]
+    links, paths = list(range(len(network["src"]))), list(range(len(edges["src"])))
+    shuffle(links)
+    shuffle(paths)
+    for key in ("src", "dst", "alpha", "bandwidth"):
+        network[key] = [network[key][link] for link in links]
+    ptr, path = edges["path_ptr"], [links.index(link) for link in edges["path_link"]]
+    ways = [path[ptr[edge] : ptr[edge + 1]] for edge in paths]
+    for key in ("src", "dst"):
+        edges[key] = [edges[key][edge] for edge in paths]
+    edges["path_ptr"] = [0, *itertools.accumulate(map(len, ways))]
+    edges["path_link"] = [link for way in ways for link in way]
+    data["edge"] = [paths.index(edge) for edge in data["edge"]]
+    return json.dumps(data)
+
+
+NETWORKS_OF_SCHEDULES = strategies.topologies(max_ranks=5, switches=True, exact=True)
+
+
+@given(strategies.schedules(networks=NETWORKS_OF_SCHEDULES), st.randoms(use_true_random=False))
+def test_lists_in_another_order_are_the_same_schedule(schedule, random):
+    text = in_another_order(dumps(schedule), random.shuffle)
+    read: Any = loads(text)
+    verify(read)
+    assert simulate(read, 1000).time == simulate(schedule, 1000).time
+    assert prove_text(text) == prove_text(dumps(schedule))
+    links = zip(*(getattr(schedule.topology, k).tolist() for k in ("src", "dst")), strict=True)
+    if len(set(links)) == schedule.topology.num_links:  # else a number says which
+        assert read == schedule
+
+
+def test_a_ring_whose_unequal_links_are_listed_otherwise_takes_as_long():
+    """Of the two links out of rank 0 one is five times as fast, and the fast one is used."""
+    fast = Topology(2, [0, 0, 1, 1], [1, 1, 0, 0], [0.0] * 4, [1e9, 5e9, 1e9, 5e9])
+    edges = Edges.from_paths(fast, [[1], [3]])
+    sends = Schedule.from_sends(
+        fast, Collective("all_gather", 2), [0, 0], [0, 1], [0, 1], edges=edges
+    )
+    data = json.loads(dumps(sends))
+    for column in (data["topology"]["bandwidth"],):
+        column[:] = [column[i] for i in (1, 0, 3, 2)]
+    data["edges"]["path_link"] = [0, 2]
+    read: Any = loads(json.dumps(data))
+    assert read == sends
+    assert simulate(read, 10**7).time == pytest.approx(1e-3)
+    data["edges"]["path_link"] = [2, 0]
+    with pytest.raises(FormatError, match="broken path"):
+        loads(json.dumps(data))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxcoll import FormatError, synthesize, synthesize_compact, topologies
+from jaxcoll import FormatError, errors, fields, synthesize, synthesize_compact, topologies
 from jaxcoll.io import json, open_compact
+from jaxcoll.prove.answers import quoted
 from tests.io.kinds import RING, kinds
-from tests.io.mutants import try_mutants
-from tests.io.mutations import TEXTS
+from tests.io.mutants import MOST_CHARACTERS, try_mutants
+from tests.io.mutations import TEXTS, with_a_long_word
 
-MANY, VERY_MANY = 100, 10_000
+MANY, VERY_MANY = 100, 2_000  # 10,000 by `python -m tests.io.mutants`
 NAMES = (
     *("schedule", "topology", "collective", "compact", "msccl", "multitree", "tuner table"),
     *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
@@ -42,6 +47,24 @@ def test_mutants_are_refused_by_name_or_can_be_used(name, samples, tmp_path):
     outcome = try_mutants(samples[name], MANY, tmp_path)
     assert outcome.wrong == []
     assert 0 < outcome.read < MANY
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_quotes_little_of_a_long_word(name, samples, tmp_path):
+    def mutated(file: str, content: bytes, dice: random.Random) -> bytes:
+        return with_a_long_word(content, dice) if re.search(rb"[A-Za-z_]", content) else content
+
+    kind = dataclasses.replace(samples[name], mutated=mutated)
+    outcome = try_mutants(kind, 30, tmp_path)
+    assert outcome.wrong == []
+    assert outcome.characters <= MOST_CHARACTERS
+
+
+@given(st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.integers()) | st.integers())
+def test_what_is_quoted_is_short_and_in_one_line(value):
+    for quote in (errors.shown, quoted, fields.glimpse):
+        assert len(quote(value)) <= 60
+        assert len(quote(value).splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -132,14 +132,7 @@ def is_current() -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dgx_h100(2)",
-        pytest.param("README", marks=pytest.mark.slow),
-        pytest.param("compare torus:4x4", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", first_answers())
 def test_first_answers_compile_nothing(name):
     """Of at most 50 versions in 44 kernels, none waits for Numba and none runs as Python."""
     if machine_code.library() is None:

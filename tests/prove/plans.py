@@ -94,7 +94,8 @@ def pair(*, between: str = "semaphore") -> str:
 end[between],
         ]  # fmt: skip
         puts = [
-            begin[between], op("put", [("i", rank)], [(0, rank)], **meet), op("nop"),
+            # ``sem_acquire`` holds one thread back, and ``nop`` the others until it goes on.
+            begin[between], op("nop"), op("put", [("i", rank)], [(0, rank)], **meet), op("nop"),
             op("signal", channel_ids=[1], **MEMORY), op("wait", channel_ids=[1], **MEMORY),
         ]  # fmt: skip
         other = 1 - rank

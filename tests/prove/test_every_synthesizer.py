@@ -20,6 +20,7 @@ from jaxcoll.io.mscclpp.lowering import NAMES
 from jaxcoll.prove import prove_text
 from tests.cli.calls import called
 from tests.io.networks import hosts
+from tests.printed import assert_claimed
 from tests.strategies import collectives
 from tests.synth.cases import CASES, Case
 
@@ -100,19 +101,26 @@ def test_a_synthesizer_by_name_fits_every_runtime(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dgx_h100", "dgx_a100"])
+@pytest.mark.parametrize(
+    ("name", "row"), [("dgx_h100", "two H100 hosts"), ("dgx_a100", "two DGX A100")]
+)
 @pytest.mark.parametrize(("runtime", "file"), [("msccl", "p.xml"), ("mscclpp", "p.json")])
-def test_two_hosts_have_four_fifths_of_the_bound(capsys, tmp_path: Path, name, runtime, file):
+def test_two_hosts_have_the_share_of_the_bound_that_the_page_has(
+    capsys, tmp_path: Path, name, row, runtime, file
+):
     """From a dump of NCCL's to a proved file in a command each, and back."""
     dump, program, schedule = hosts.DUMPS / f"{name}.xml", tmp_path / file, tmp_path / "s.json"
     code, out, _ = called(
         capsys, "synth", "--from", dump, "--hosts", "2", "all_reduce", "-s", "forestcoll",
         "--size", "1GB", "--for-runtime", runtime, "-o", program,
     )  # fmt: skip
-    percent = re.search(r"([0-9.]+) % of the bound", out)
     assert code == 0
-    assert percent
-    assert float(percent[1]) >= 80
+    found = re.search(r"(\d+) chunks per shard\n.* ([\d.]+) % of the bound", out)
+    assert found
+    chunks, percent = map(float, found.groups())
+    assert percent >= 80
+    before = rf"\| {row} \| " + r"[^|]*\| " * (runtime == "mscclpp")
+    assert_claimed("docs/formats.md", before + r"(\d+) chunks, ([\d.]+) %", [chunks, percent])
     assert called(capsys, "prove", program, "--as", "all_reduce", "--ranks", "16")[0] == 0
     assert called(capsys, "convert", dump, tmp_path / "n.json", "--hosts", "2")[0] == 0
     back = called(capsys, "convert", program, schedule, "--network", tmp_path / "n.json")

@@ -118,3 +118,21 @@ def test_a_broadcast_has_the_root_that_is_said():
         prove_text(text, root=1)
     with pytest.raises(NotProved, match="the root must be a rank"):
         prove_text(text, root=2)
+
+
+def test_programs_are_judged_for_the_sizes_that_they_claim():
+    """Everyone sends three chunks before it receives any; those of small calls fit a slot."""
+    text = programs.all_pairs(3, proto="Simple")
+    with pytest.raises(NotProved, match="stops with 2 slots"):
+        prove_text(text)
+    small = text.replace(f'maxBytes="{1 << 30}"', f'maxBytes="{1 << 21}"')
+    assert "calls of up to 2097152 bytes do not stop" in prove_text(small).shown[1]
+    assert "calls of any size do not stop" in prove_text(RING).shown[1]
+    for largest in ("0", "9999999999"):  # 0 stands for any size
+        with pytest.raises(NotProved, match="stops with 2 slots"):
+            prove_text(text.replace(f'maxBytes="{1 << 30}"', f'maxBytes="{largest}"'))
+
+
+def test_a_block_without_steps_is_idle():
+    idle = '<tb id="1" send="-1" recv="-1" chan="0"></tb>\n  </gpu>'
+    assert prove_text(RING.replace("</gpu>", idle)) == prove_text(RING)

@@ -16,7 +16,7 @@ from jaxcoll.io.mscclpp import lowering
 from jaxcoll.prove import NotProved, NotRead, prove_text
 from tests.cli.calls import called
 from tests.io.networks import hosts
-from tests.prove import plans
+from tests.prove import machine, plan_mutants, plans
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 OURS = mscclpp.dumps(jc.synthesize(jc.topologies.ring(3), "all_reduce", "ring"))
@@ -193,3 +193,122 @@ def test_from_a_dump_to_a_proved_plan_in_a_command_each_and_back(capsys, tmp_pat
     assert called(capsys, "prove", plan, "--as", "all_reduce", "--ranks", "8")[0] == 0
     assert called(capsys, "convert", plan, tmp_path / "s.json", "--network", dump)[0] == 0
     assert called(capsys, "verify", tmp_path / "s.json")[0] == 0
+
+
+def listed_otherwise(plan: dict) -> None:
+    """Foreign buffers in two parts, each the other way round, with their numbers."""
+    for gpu in plan["gpus"]:
+        last = len(gpu["remote_buffers"]) - 1
+        gpu["remote_buffers"].reverse()
+        for block in gpu["threadblocks"]:
+            for ref in list(block["remote_buffer_refs"]):
+                ref["remote_buffer_ids"] = [last - i for i in ref["remote_buffer_ids"]]
+                rest = {**ref, "remote_buffer_ids": ref["remote_buffer_ids"][1:]}
+                ref["remote_buffer_ids"] = ref["remote_buffer_ids"][:1]
+                block["remote_buffer_refs"].append(rest)
+
+
+def test_lists_in_another_order_are_the_same_plan():
+    text = plan_mutants.changed(OURS, listed_otherwise)
+    assert prove_text(text) == prove_text(OURS)
+    ring = jc.topologies.ring(3)
+    assert mscclpp.loads(text, ring) == mscclpp.loads(OURS, ring)
+    turned = plan_mutants.changed(OURS, lambda plan: plan["gpus"].reverse())
+    with pytest.raises(FormatError, match="stand in order"):
+        mscclpp.loads(turned, ring)
+    with pytest.raises(NotRead, match="must have the id 0"):
+        prove_text(turned)
+
+
+# ---------------------------------------------------------------------- any order of threads
+
+
+def split(plan: dict) -> None:
+    """Two neighbouring puts as one of two sources, of which the second is another buffer's."""
+    for row, i in plan_mutants.ops(plan):
+        # Not of rank 0, whose input is the first chunk of the output.
+        if [o["name"] for o in row[i : i + 2]] == ["put"] * 2 and row[i]["src_buff"][0]["index"]:
+            for key in ("src_buff", "dst_buff", "channel_ids"):
+                row[i][key] += row[i + 1][key]
+            row[i]["src_buff"][1] |= {"type": "i", "index": 0}
+            del row[i + 1]
+            return
+
+
+def got(plan: dict, index: int) -> None:
+    """A ``get`` in place of a sum, from another place than it goes to."""
+    for row, i in plan_mutants.ops(plan):
+        if row[i]["name"] == "rre":
+            row[i] |= {"name": "get", "src_buff": row[i]["src_buff"][1:]}
+            row[i]["src_buff"][0]["index"] = index
+            return
+
+
+def local(plan: dict) -> None:
+    """A ``get`` from the rank's own memory."""
+    for row, i in plan_mutants.ops(plan):
+        if row[i]["name"] == "rre":
+            row[i] |= {"name": "get", "src_buff": row[i]["src_buff"][:1]}
+            return
+
+
+GATHER = mscclpp.dumps(jc.synthesize(jc.topologies.ring(3), "all_gather", "ring"))
+HOSTS = jc.topologies.nvswitch_hosts((2, 2), inside=300e9, network=50e9)
+PORTS = mscclpp.dumps(jc.synthesize(HOSTS, "all_gather", "tacos", chunks=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "message"),
+    [
+        (OURS, plan_mutants.without("nop"), "no certain order"),
+        (PORTS, plan_mutants.without("flush"), "may end before chunk . of buffer 'o' was read"),
+        (plans.pair(), plan_mutants.twice("sem_release"), "is given 2 times and taken 1 times"),
+        (plans.pair(), plan_mutants.twice("signal"), "nothing waits for a signal"),
+        (GATHER, split, "takes all its sources from the buffer of the first"),
+        (OURS, lambda plan: got(plan, 2), "only equal ones are right"),
+        (OURS, local, "takes a buffer of another rank there"),
+        (OURS, plan_mutants.without("rlxwait", 0), "no certain order|nothing waits"),
+        (plans.pair(between="barrier"), lambda plan: plan["gpus"][0]["threadblocks"].append(
+            {**plan["gpus"][0]["threadblocks"][0], "id": 2}), "does not count the blocks"),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_does_not_order_is_refused(text: str, change, message: str):
+    assert prove_text(text)
+    with pytest.raises((NotProved, NotRead), match=message):
+        prove_text(plan_mutants.changed(text, change))
+
+
+def test_plans_of_ours_and_others_run_in_any_order():
+    for title, text in plan_mutants.sound().items():
+        assert (title, plan_mutants.judged(text, 4)) == (title, ("", ""))
+
+
+def test_the_machine_finds_what_is_wrong():
+    for between in ("semaphore", "barrier"):
+        text = plan_mutants.changed(plans.pair(between=between), plan_mutants.without("nop"))
+        assert machine.fault(text, 20)
+    assert machine.fault(plans.pair(between="none"), 20)
+    assert machine.fault(plan_mutants.changed(OURS, plan_mutants.without("wait")), 20)
+
+
+def test_mutants_are_refused_where_an_order_of_threads_is_wrong_and_only_there():
+    *found, (_, counts) = plan_mutants.differences(150, seconds=20)
+    assert found == []
+    assert " 0 proved" not in counts
+
+
+@pytest.mark.slow
+def test_nearly_right_plans_are_judged_right():
+    """Of every kind of operation none, one less, one more, or another in its place."""
+    cases = list(plan_mutants.adversarial())
+    assert len(cases) >= 67
+    for title, text in cases:
+        why, wrong = plan_mutants.judged(text, 6)
+        assert bool(why) == bool(wrong), (title, why, wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_mutants():
+    *found, _ = plan_mutants.differences(3000, seed=10**6, seconds=300)
+    assert found == []

@@ -7,12 +7,14 @@ from fractions import Fraction
 import pytest
 
 from jaxcoll import ScheduleError, TopologyError, simulate, simulate_multicast
-from jaxcoll.simulation.messages import KINDS, multicast
+from jaxcoll.simulation.in_network import FOREST_KINDS as KINDS
+from jaxcoll.simulation.messages import multicast
 from jaxcoll.synth import forest
 from jaxcoll.topologies import dgx_h100, ring, switch, torus
 
 BANDWIDTH, ALPHA = 10**9, Fraction(1, 10**6)
-STAR = forest(switch(5, alpha=1e-6, bandwidth=1e9))
+NETWORK = switch(5, alpha=1e-6, bandwidth=1e9).with_in_network(True, True)
+STAR = forest(NETWORK)
 N = 5
 
 
@@ -28,7 +30,7 @@ def test_a_star_by_hand():
     # Summed in the switch: all five ranks send their four parts, and the sums leave together.
     up = simulate_multicast(STAR, N * shard, [5], kind="reduce_scatter").exact_time
     assert up == 2 * ALPHA + 4 * part + part
-    one = forest(switch(2, alpha=1e-6, bandwidth=1e9))
+    one = forest(switch(2, alpha=1e-6, bandwidth=1e9).with_in_network(True, True))
     down = simulate_multicast(one, 2 * shard, [2], kind="all_reduce").exact_time
     assert down == 2 * (2 * ALPHA + 2 * part)
 
@@ -100,3 +102,22 @@ def test_ranks_and_unequal_shards_are_refused():
     flow = forest(torus(2, 2), weights=[1, 0, 0, 0])
     with pytest.raises(ScheduleError, match="multicast is timed for all ranks"):
         simulate_multicast(flow, 1e6)
+
+
+def test_switches_do_no_more_than_the_network_says():
+    copying = forest(NETWORK.with_in_network(True))
+    adding = forest(NETWORK.with_in_network([], True).transpose())
+    for flow, kind, verb in (
+        (forest(NETWORK.with_in_network(True).transpose()), "reduce_scatter", "add"),
+        (forest(NETWORK.with_in_network([], True)), "all_gather", "copy"),
+        (copying, "all_reduce", "copy and add"),
+        (forest(switch(5)), "all_gather", "copy"),
+    ):
+        with pytest.raises(TopologyError, match=f"switch 5.*, which does not {verb}"):
+            simulate_multicast(flow, 1e6, [5], kind=kind)
+        # True is for those that can, none of which is left.
+        plain = simulate_multicast(flow, 1e6, kind=kind).exact_time
+        assert simulate_multicast(flow, 1e6, True, kind=kind).exact_time == plain
+    assert simulate_multicast(adding, 1e6, True, kind="reduce_scatter").exact_time == (
+        simulate_multicast(adding, 1e6, [5], kind="reduce_scatter").exact_time
+    )

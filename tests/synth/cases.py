@@ -28,6 +28,7 @@ from jaxcoll.synth import (
     HierarchicalRing,
     HierarchicalTree,
     JointTrees,
+    MiddleTrees,
     MinCongestion,
     MultiTree,
     NcclRing,
@@ -177,6 +178,11 @@ CASES = [
         for family in (("mixed links", MIXED), ("switches", SWITCHED), ("one or two ranks", SMALL))
     ),
     Case(JointTrees(rounds=0), "hosts", HOSTS, (*TREES, *SUMS), grouped=False),
+    *(
+        Case(middle, *family, SUMS)
+        for middle in (MiddleTrees(1e3), MiddleTrees(1e6, pieces=5), MiddleTrees(nth=2))
+        for family in (("mixed links", MIXED), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
     Case(HierarchicalTree(), "boxes", BOXES, SUMS, grouped=False),
     Case(HierarchicalTree(inner=2, pieces=2), "even", EVEN, SUMS, grouped=False),
     Case(HierarchicalTree(chains=((1, 0), (0, 1), (0, 1))), "even", EVEN, SUMS, grouped=False),

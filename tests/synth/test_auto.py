@@ -122,7 +122,6 @@ def test_the_default_is_right_on_the_commonest_machine():
         pytest.param(mesh(16, 16), marks=pytest.mark.slow),
         pytest.param(torus(16, 16), marks=pytest.mark.slow),
         pytest.param(hypercube(8), marks=pytest.mark.slow),
-        pytest.param(mesh(8, 8, 8), marks=pytest.mark.slow),
         pytest.param(torus(8, 8, 8), marks=pytest.mark.slow),
     ],
     ids=lambda topology: topology.name,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import os
+import operator
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import flax.linen as linen
@@ -22,12 +19,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ScheduleError, aot
+from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import permute_program
+from tests.elsewhere import compiled_elsewhere
 from tests.execute.harness import integers, mesh_of, sharded
+from tests.printed import assert_claimed
 
 N, DEPTH, WIDTH = 8, 4, 4
-ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -280,23 +278,23 @@ def test_bad_arguments_are_refused(call, error, match):
 
 
 @pytest.mark.slow
+@pytest.mark.targets("tpu")
 def test_a_tpu_runs_the_steps_under_the_products():
-    if not aot.is_available("tpu"):
-        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | aot.ENVIRONMENT
-    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    worker = Path(__file__).with_name("compile_overlap.py")
-    done = subprocess.run(
-        [sys.executable, worker], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    [found] = compiled_elsewhere(Path(__file__).with_name("compile_overlap.py"))
     assert set(found["native"]) == {"M"}  # one all-reduce, after all products
 
+    def begun_of(order: str) -> tuple[int, int]:
+        """How many permutes start before the last product, of how many."""
+        return order[: order.rindex("M")].count("s"), order.count("s")
+
     def begun(order: str) -> float:
-        """Share of the permutes that start before the last product."""
-        return order[: order.rindex("M")].count("s") / order.count("s")
+        return operator.truediv(*begun_of(order))
+
+    assert_claimed(
+        "docs/training.md",
+        r"(\d+) of (\d+) permutes start before the last product of [\w ]+, against (\d+) without",
+        [*begun_of(found["overlapped"]), begun_of(found["by_leaf"])[0]],
+    )
 
     # By themselves, sums have their first steps under the products; here later ones, too.
     assert begun(found["overlapped"]) > 1.5 * begun(found["by_leaf"])

@@ -100,7 +100,7 @@ def measure(name: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "us": seconds * 1e6,
                 "took": chosen_by_auto(schedule),
                 "chunks": schedule.collective.chunks_per_shard,
-                "/ bound": seconds / bound(topology, kind, nbytes).time,
+                "/ bound": seconds / bound(topology.forwarding_only(), kind, nbytes).time,
                 "CPU s": spent,
             }
             best = known.get(kind, {}).get(size)

@@ -168,7 +168,7 @@ def measure(number: int, limits: Limits, seed: int = SEED) -> dict[str, Any]:
     nbytes = SIZES[size]
     schedule, spent = cpu_timed(lambda: synthesize(topology, kind, nbytes=nbytes))
     seconds = simulate(schedule, nbytes).time
-    least = bound(topology, kind, nbytes).time
+    least = bound(topology.forwarding_only(), kind, nbytes).time
     best, by = least, "bound"
     if seconds > WITHIN * least:
         found = search(topology, kind, limits, {size: nbytes}).best[size]
@@ -346,7 +346,7 @@ def measure_degraded(group: str, name: str, topology: Topology) -> dict[str, Any
     """The row of a network."""
     schedule, spent = cpu_timed(lambda: synthesize(topology, "all_reduce", nbytes=NBYTES))
     seconds = simulate(schedule, NBYTES).time
-    least = bound(topology, "all_reduce", NBYTES, exact=True).time
+    least = bound(topology.forwarding_only(), "all_reduce", NBYTES, exact=True).time
     row: dict[str, Any] = {
         "group": group,
         "network": name,

@@ -60,35 +60,50 @@ def choose(
             collective from which this one cannot be derived, or one that does not verify.
     """
     collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
+    check_choice(choice)
     if choice is None:
         shard = nbytes // len(collective.groups[0])
         return default_schedule(collective, shard, jax.default_backend())
-    if isinstance(choice, TreeFlow):
-        choice = _unsplit(choice)
-    if isinstance(choice, Schedule):
-        schedule = choice
-    elif isinstance(choice, type):
-        raise ScheduleError(
-            f"schedule= was the class {choice.__name__}; give one of its instances, as in "
-            f"schedule={choice.__name__}(...)"
-        )
-    elif isinstance(choice, (str, Synthesizer)):
+    if isinstance(choice, (str, Synthesizer)):
         return synthesized(synthesizer_named(choice), collective)
-    elif callable(choice):
-        _check_takes_two(choice)
+    if isinstance(choice, TreeFlow):
+        schedule = _unsplit(choice)
+    elif isinstance(choice, Schedule):
+        schedule = choice
+    else:
         schedule = choice(default_topology(axes.num_ranks), collective)
         if not isinstance(schedule, Schedule):
             raise ScheduleError(
                 f"schedule= was a function that returned {type(schedule).__name__}, not a Schedule"
             )
+    _check_fits(schedule, collective, axes)
+    _check_runs_on_stated(schedule)
+    return derived(schedule, kind)
+
+
+def check_choice(choice: object) -> None:
+    """Refuse what ``schedule=`` cannot be, also for a call that runs without a schedule.
+
+    Raises:
+        CollectiveError: no synthesizer has the name.
+        ScheduleError: another type than those of ``Choice``.
+    """
+    if isinstance(choice, type):
+        raise ScheduleError(
+            f"schedule= was the class {choice.__name__}; give one of its instances, as in "
+            f"schedule={choice.__name__}(...)"
+        )
+    if isinstance(choice, str):
+        synthesizer_named(choice)
+    elif choice is None or isinstance(choice, (Schedule, TreeFlow, Synthesizer)):
+        return
+    elif callable(choice):
+        _check_takes_two(choice)
     else:
         raise ScheduleError(
             "schedule= takes a Schedule, a TreeFlow, a synthesizer or its name, a function of "
             f"(topology, collective), or None; got {type(choice).__name__}"
         )
-    _check_fits(schedule, collective, axes)
-    _check_runs_on_stated(schedule)
-    return derived(schedule, kind)
 
 
 def on_network(
@@ -190,7 +205,7 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
 def _check_runs_on_stated(schedule: Schedule) -> None:
     """Refuse a whole network's schedule where the network was stated with links down."""
     network = stated.current().topology
-    if network is None or not network.losses or schedule.topology != network.whole:
+    if network is None or not network.losses or not schedule.topology.has_links_of(network.whole):
         return
     whole = schedule.topology
     # A schedule may list edges that none of its sends uses; only links of the others count.
@@ -225,7 +240,7 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
         return schedule
     # A derived schedule is verified too: ranks that only forward a chunk in a gather have nothing
     # to give when it runs backwards (``Schedule.reverse``).
-    if schedule.topology != schedule.topology.transpose():
+    if not schedule.topology.has_links_of(schedule.topology.transpose()):
         raise ScheduleError(
             f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
             f"one the other way; synthesize {kind} itself"

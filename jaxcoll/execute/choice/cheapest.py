@@ -72,6 +72,7 @@ _ON_LINKS = (
     "swing",
     "bfb",
     "multitree",
+    "middle_trees",
     "forestcoll",
     "min_congestion",
 )
@@ -79,7 +80,7 @@ _WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
 # Ranks up to which all candidates are tried; beyond, those of ``_MANY``.
 _FEW_RANKS = 64
 _MOST_CHUNKS = 16
-_MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "forestcoll")
+_MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "middle_trees", "forestcoll")
 # A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
 # were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
 # should not cost those who only changed an import.

@@ -113,8 +113,14 @@ def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------- in and out
 
 
-def initial_buffer(program: PermuteProgram, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
-    """The buffer before the first step."""
+def initial_buffer(
+    program: PermuteProgram, x: jax.Array, rank: jax.Array, width: int, op: Callable
+) -> jax.Array:
+    """The buffer before the first step.
+
+    Args:
+        op: as in ``Setting``.
+    """
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
     if collective.traits.starts_with_shard:
@@ -125,7 +131,21 @@ def initial_buffer(program: PermuteProgram, x: jax.Array, rank: jax.Array, width
         buffer = write(blank(x, length), x, program.group_size * k, width)
         start = lookup(program.group_index * k, rank)
         return write(buffer, read(x, start, k, width), start, width)
-    return x if x.shape[0] == length else write(blank(x, length), x, 0, width)
+    if x.shape[0] == length:
+        return x
+    if collective.is_reducing:
+        # A rank that only forwards a chunk may add arrivals to its row, which must change none.
+        rest = [(0, length - x.shape[0], 0), *((0, 0, 0) for _ in x.shape[1:])]
+        return lax.pad(x, _neutral(op, x.dtype), rest)
+    return write(blank(x, length), x, 0, width)
+
+
+def _neutral(op: Callable, dtype) -> jax.Array:
+    """The element that any other is combined with to give itself."""
+    if op in (lax.max, lax.min):
+        extreme = lax.reduce_max if op is lax.max else lax.reduce_min
+        return extreme(jnp.zeros(0, dtype), (0,))
+    return jnp.asarray(-0.0 if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
 
 
 def read_result(

@@ -61,7 +61,9 @@ def run(
     axes, width = setting.axes, setting.width
     rank = axes.rank()
     if not program.steps:
-        return read_result(program, initial_buffer(program, x, rank, width), rank, width)
+        return read_result(
+            program, initial_buffer(program, x, rank, width, setting.op), rank, width
+        )
     # DMAs and vector units work on whole tiles: rows are padded to them, and the result is cut
     # again.
     tile = TILE_BYTES // x.dtype.itemsize
@@ -74,7 +76,7 @@ def run(
         return out.reshape(-1, padded)[:, :width].reshape(-1)
     interpret = False if setting.target == "tpu" else interpreter or pltpu.InterpretParams()
     shape = (program.num_rows, width // LANES, LANES)
-    buffer = initial_buffer(program, x, rank, width).reshape(shape)
+    buffer = initial_buffer(program, x, rank, width, setting.op).reshape(shape)
     call = _call(tables_of(program, axes), axes, buffer, rank, interpret, setting.op)
     return read_result(program, call.reshape(-1), rank, width)
 

@@ -46,7 +46,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     """
     program = split_long_steps(program) if setting.target == "tpu" else program
     rank = setting.axes.rank()
-    buffer = initial_buffer(program, x, rank, setting.width)
+    buffer = initial_buffer(program, x, rank, setting.width, setting.op)
     for stage in stages(program):
         buffer = _run_stage(stage, buffer, rank, setting)
     return read_result(program, buffer, rank, setting.width)

@@ -69,7 +69,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
 def _run_buffer(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     axes, width = setting.axes, setting.width
     rank = axes.rank()
-    buffer = initial_buffer(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width, setting.op)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
@@ -83,7 +83,7 @@ def _run_overlapped(program: PermuteProgram, x: jax.Array, setting: Setting) -> 
     # The rows that the next step sends are read then, too, unless they are only just arriving.
     width, op = setting.width, setting.op
     rank = setting.axes.rank()
-    buffer = initial_buffer(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width, op)
     arrived, behind = [], ()  # of the last step, if it is not written yet
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):

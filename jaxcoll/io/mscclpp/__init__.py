@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,9 +135,15 @@ def _sends(gpu: object, rank: int, ranks: int) -> list[tuple[int, int, int, int,
     try:
         blocks, remote = gpu["threadblocks"], gpu["remote_buffers"]  # type: ignore[index]
         found = []
+        # Ranks and blocks are places in their lists, to the executor too.
+        for at, each in ((rank, gpu), *enumerate(blocks)):
+            if each["id"] != at:  # type: ignore[index]
+                raise FormatError(f"gpus and blocks stand in order: place {at} has another id")
         for block in blocks:
-            refs = {r["access_channel_type"]: r["remote_buffer_ids"]
-                    for r in block["remote_buffer_refs"]}  # fmt: skip
+            # Buffers of a type may be listed in several parts, and count through all of them.
+            refs: defaultdict[str, list[int]] = defaultdict(list)
+            for part in block["remote_buffer_refs"]:
+                refs[part["access_channel_type"]] += part["remote_buffer_ids"]
             for op in block["ops"]:
                 if "step" not in op or op["name"] not in ("put", "rre", "re"):
                     continue

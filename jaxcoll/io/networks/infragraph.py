@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxcoll import fields as readers
-from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, shown, warn_user
+from jaxcoll.errors import AssumptionWarning, FormatError, JaxcollError, named, shown, warn_user
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text
 from jaxcoll.io.networks.link_types import ALPHA, Wire, wired
@@ -194,7 +194,7 @@ class _Model:
             raise FormatError(f"the device {glimpse(device)} is not there, or holds itself")
         own = self.devices[device]
         for i, value in enumerate(own["edges"]):
-            where = f"device {device[:40]}: edges[{i}]"
+            where = f"device {named(device)}: edges[{i}]"
             edge = readers.Fields(value, where)
             ends = []
             for side in ("ep1", "ep2"):
@@ -226,7 +226,7 @@ class _Model:
             match = _PART.fullmatch(text)
             parts = self.devices[device]["parts"] if device in self.devices else {}
             if match is None or match[1] not in parts:
-                raise FormatError(f"{where}: {glimpse(path)} names no component of {device[:40]}")
+                raise FormatError(f"{where}: {glimpse(path)} names no component of {named(device)}")
             count, _ = parts[match[1]]
             indices = _indices(match, count, where)
             # Before they are listed: eight brackets of a thousand would be 10^24 names.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
@@ -22,6 +23,11 @@ COLUMNS = ("nominal", "nccl")
 # Guesses, of which every network that is read warns: NVLink as TE-CCL has it for the NDv2, a
 # hop over PCIe and its bridge, and a NIC with the switches behind it.
 ALPHA, PCIE_ALPHA, NETWORK_ALPHA = 0.7e-6, 2e-6, 5e-6
+
+
+# The first compute capability whose NVSwitches copy and add (NVLS): Hopper's, by NVIDIA's
+# documentation of NCCL, ``NCCL_NVLS_ENABLE``.
+NVLS = 90
 
 
 class Speed(NamedTuple):
@@ -107,12 +113,19 @@ def sockets(vendor: str, model: int) -> Speed:
 Wire = tuple[int, int, float, float]  # two vertices, seconds and bytes per second each way
 
 
-def wired(ranks: int, names: Sequence[str], wires: Sequence[Wire], name: str) -> Topology:
+def wired(
+    ranks: int,
+    names: Sequence[str],
+    wires: Sequence[Wire],
+    name: str,
+    able: Sequence[int] = (),
+) -> Topology:
     """The network of wires, every one of which is a link in both directions.
 
     Args:
         ranks: vertices that are ranks, the first ones.
         names: of all vertices.
+        able: switches that copy and add.
     """
     a, b, alpha, speed = map(np.asarray, zip(*wires, strict=True)) if wires else [np.zeros(0)] * 4
     return Topology(
@@ -124,4 +137,5 @@ def wired(ranks: int, names: Sequence[str], wires: Sequence[Wire], name: str) ->
         num_vertices=len(names),
         name=name,
         vertex_names=tuple(names),
+        in_network=InNetwork(tuple(able), tuple(able)),
     )

@@ -4,8 +4,10 @@
 
 NVLinks and xgmi first: direct ones join two GPUs; all switches that a host's GPUs see are one, as
 in NCCL, and those of a rack are one for all its hosts. Where they do not reach every GPU of a host,
-the tree of its PCIe bridges and sockets is added. Of several hosts every port of a network card is
-a vertex between the GPUs that it is nearest to and the switch of the network.
+the tree of its PCIe bridges and sockets is added. NVSwitches copy and add for GPUs of compute
+capability 9.0 and newer; what switches of the network do, the file does not say. Of several hosts
+every port of a network card is a vertex between the GPUs that it is nearest to and the switch of
+the network.
 """
 
 from __future__ import annotations
@@ -104,6 +106,7 @@ class _Builder:
         ]
         self.ranks = count * self.hosts
         self.wires: list[Wire] = []
+        self.able: list[int] = []  # switches that copy and add
         self.assumed: list[str] = []
         self.links: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -162,6 +165,8 @@ class _Builder:
                 name = "rack" if host is None else f"host {h if self.hosts > 1 else host}"
                 switch = self.vertex(f"{name} NVSwitch")
                 self.wires += [(first + g, switch, ALPHA, speed) for g, speed in ends]
+                if min(self.gpus[g].sm for g, _ in ends) >= link_types.NVLS:
+                    self.able.append(switch)
 
     def _lane(self, gpu: Gpu) -> float:
         """Bytes per second of one NVLink or xgmi link of a GPU."""
@@ -339,7 +344,7 @@ class _Builder:
         count = max(self.hosts, self.system.hosts)
         hosts = f"{count} hosts, " if count > 1 else ""
         name = f"{hosts}{self.ranks} GPUs by NCCL's topology ({self.speeds})"
-        return wired(self.ranks, self.names, self.wires, name)
+        return wired(self.ranks, self.names, self.wires, name, self.able)
 
     def _parts(self) -> np.ndarray:
         """Of each vertex the least that wires join it to."""

@@ -91,13 +91,14 @@ def loads(text: str) -> Connections:
             rows[words[0]] = _cells(words, columns)
     for name in columns[:gpus]:
         if name not in rows:
-            raise FormatError(f"the row of {name} is missing")
+            raise FormatError(f"the row of {shown(name)} is missing")
     # A pasted table may have lost a line's end or a column: its halves then differ somewhere.
     for i, name in enumerate(columns):
         for j, other in enumerate(columns):
             if name in rows and other in rows and rows[name][j] != rows[other][i]:
                 raise FormatError(
-                    f"{name} is {rows[name][j]} from {other}, which is {rows[other][i]} from it"
+                    f"{shown(name)} is {rows[name][j]} from {shown(other)}, which is "
+                    f"{rows[other][i]} from it"
                 )
     nics = {
         name: tuple(rows[f"GPU{g}"][gpus + i] for g in range(gpus))
@@ -113,11 +114,11 @@ def _is_cell(word: str) -> bool:
 def _cells(words: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     name, cells = words[0], words[1 : len(columns) + 1]
     if len(cells) < len(columns):
-        raise FormatError(f"the row of {name} is cut: {len(cells)} of {len(columns)} cells")
+        raise FormatError(f"the row of {shown(name)} is cut: {len(cells)} of {len(columns)} cells")
     for other, cell in zip(columns, cells, strict=True):
         if not _is_cell(cell) or (cell == "X") != (name == other):
             raise FormatError(
-                f"{name} has {shown(cell)} under {other}, expected NV1 to NV99, "
+                f"{shown(name)} has {shown(cell)} under {shown(other)}, expected NV1 to NV99, "
                 f"{', '.join(KINDS)}, or X under itself; this is read from nvidia-smi topo -m, "
                 "not from -p2p, nor from rocm-smi"
             )
@@ -161,7 +162,8 @@ def topology(
     Equal NVLinks between all GPUs, as many as a GPU has, end in a switch; others join two GPUs.
     Where NVLink does not reach every GPU, a tree of PCIe switches is added, one switch for the GPUs
     that are PIX, PXB, PHB and NODE from one another. Of several hosts every NIC is a vertex between
-    the GPUs that it is nearest to and the network's switch.
+    the GPUs that it is nearest to and the network's switch. NVSwitches copy and add for GPUs of
+    compute capability 9.0 and newer.
 
     Args:
         table: what ``load`` read.
@@ -218,6 +220,12 @@ class _Host:
         self.lane = link_types.nvlink(sm).by(speeds) if inside is None else float(inside)
         self.pcie = 16 * link_types.PCIE_LANE[link_types.slot(sm)].by(speeds)
         self.names = [f"gpu {g}" for g in range(table.gpus)]
+        self.sm = sm
+
+    @property
+    def is_able(self) -> bool:
+        """Whether there is an NVSwitch that copies and adds; asked after ``wires``."""
+        return "NVSwitch" in self.names and self.sm >= link_types.NVLS
 
     def wires(self) -> Iterator[Wire]:
         """Pairs of vertices, with seconds and bytes per second each way."""
@@ -301,4 +309,5 @@ def _joined(host: _Host, wires: Sequence[Wire], hosts: int, network: float) -> T
             found += [(place(h, g), first + used.index(name), PCIE_ALPHA, host.pcie)
                       for g, name in near]  # fmt: skip
     count = f"{hosts} hosts of " if hosts > 1 else ""
-    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi")
+    able = [names.index(f"host {h} NVSwitch") for h in range(hosts)] if host.is_able else []
+    return wired(hosts * n, names, found, f"{count}{n} {host.kind} by nvidia-smi", able)

@@ -324,7 +324,7 @@ class Synthesizer(abc.ABC):
         gather, scatter = self.answer(problem.of(collective.with_kind(copies)), None), None
         # Sums run over the links backwards: where those are other links, they need a schedule of
         # their own; elsewhere one solution serves both phases.
-        if topology != topology.transpose():
+        if not topology.has_links_of(topology.transpose()):
             scatter = self.answer(problem.of(collective.with_kind(sums)), None)
         return derive(gather, collective.kind, self._order_for(problem), scatter)
 

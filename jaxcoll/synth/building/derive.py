@@ -61,6 +61,8 @@ def derive(
         if wanted.has_phases:
             is_last = given == wanted.phase_names[-1]
             found = concatenate(*((found, schedule) if is_last else (schedule, found)))
+            if found.topology != schedule.topology:  # switches that add copy on the transposed one
+                found = dataclasses.replace(found, topology=schedule.topology)
     claims = schedule.provenance.certificate
     certificate = {given: claims} if claims else {}
     return found.with_provenance(dataclasses.replace(schedule.provenance, certificate=certificate))

@@ -190,7 +190,11 @@ def link_ticks(
         Two columns, int64 of shape (links,): bytes / bandwidth, and that with alpha.
     """
     weight, total = common_parts(collective)
-    size = nbytes * int(weight.max()) / total
+    return message_ticks(topology, nbytes * int(weight.max()) / total, hops)
+
+
+def message_ticks(topology: Topology, size: Fraction, hops: int) -> tuple[np.ndarray, np.ndarray]:
+    """``link_ticks`` of a message of so many bytes."""
     speeds, which = topology.speeds
     longest = max(alpha + size / bandwidth for alpha, bandwidth in speeds)
     # Rounded: ticks only decide the order of sends, and the times of the schedule are those of the

@@ -104,7 +104,7 @@ class Cascade(Synthesizer):
         if collective.traits.copies:
             return gather
         back = topology.transpose()
-        scatter = gather if topology == back else self._gather(back, gather.collective)
+        scatter = gather if topology.has_links_of(back) else self._gather(back, gather.collective)
         # Reversed, the chunk that gathers last is summed first. Counted backwards, the chunk that
         # the all_gather starts with is the first that is complete, and the phases overlap.
         chunks, chunk = collective.chunks_per_shard, scatter.chunk

@@ -149,7 +149,8 @@ class Blink(Synthesizer):
         # Sums flow over the reversed links, so that where links differ by direction they need trees
         # of their own.
         back = topology.transpose()
-        up = (down if back == topology else self._broadcast(back, root, simple, hops)).reverse()
+        is_same = back.has_links_of(topology)
+        up = (down if is_same else self._broadcast(back, root, simple, hops)).reverse()
         return _one_after_another(up, down, collective)
 
     def _broadcast(
@@ -195,7 +196,7 @@ def _fastest_root(topology: Topology) -> int:
     flows speak for all ranks. The same network is asked for again with every number of chunks.
     """
     n, back = topology.num_ranks, topology.transpose()
-    ways = (topology,) if back == topology else (topology, back)
+    ways = (topology,) if back.has_links_of(topology) else (topology, back)
     least = np.full((len(ways), n), Fraction(0), object)
     best, fastest = None, 0
     for root in range(n):

@@ -128,7 +128,7 @@ class JointTrees(Synthesizer):
 
     def may_win(self, problem: Problem) -> bool:
         """Whether the joint bound of an all_reduce is below that of two phases."""
-        collective, topology = problem.collective, problem.topology
+        collective, topology = problem.collective, problem.topology.forwarding_only()
         if not collective.traits.has_phases:
             return True
         phases = (collective.with_kind(kind) for kind in collective.traits.phase_names)

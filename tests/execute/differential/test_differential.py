@@ -22,10 +22,9 @@ def test_ten_cases():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_two_thousand_cases():
-    done = subprocess.run(
-        [*COMMAND, "--cases", "2000"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.timeout(1800)
+def test_three_hundred_cases():
+    """By hand thousands: `python -m tests.execute.differential`."""
+    done = subprocess.run([*COMMAND, "--cases", "300"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " same" in done.stdout

@@ -57,6 +57,29 @@ def test_as_the_kernel_takes_them():
     np.testing.assert_array_equal(got, np.broadcast_to(x.max(0), x.shape))
 
 
+def test_a_rank_outside_the_group_adds_nothing_of_its_own():
+    """The hub of a star sums for the others, in rows that hold nothing before."""
+    schedule = schedule_of("star", 4, "all_reduce", "middle_trees", groups=((1, 2, 3),))
+    assert (schedule.dst[schedule.reduce] == 0).all()
+    x = np.random.default_rng(0).integers(1, 9, (4, 5, 7))
+    # Beside zeros the maximum of negative numbers is lost, and the minimum of positive ones.
+    given = {"sum": x.astype(jnp.bfloat16), "max": -x.astype(np.float32), "min": x.astype(np.int8)}
+    axes = Axes(("x",), (4,), ("x",))
+    run = functools.partial(primitives.run, axes=axes, schedule=schedule, invarying=False)
+
+    def body(v):
+        return {
+            (op, *way): run(v[op][0], lowering=way[0], op=op, target=way[1])[None]
+            for op in given
+            for way in (("scan", "cpu"), ("ssa", "tpu"))
+        }
+
+    found = sharded(body, mesh_of(4), P("x"), P("x"), check_vma=False)(given)
+    want = {op: getattr(np, op)(given[op][1:], axis=0) for op in given}
+    for (op, *_), got in found.items():
+        np.testing.assert_array_equal(got[1:], np.broadcast_to(want[op], got[1:].shape))
+
+
 @pytest.mark.parametrize("function", ["pmax", "pmin"])
 def test_one_rank_with_nan_gives_nan_to_all(function):
     # lax.max's meaning. XLA's collectives on CPU devices lose some, depending on their order.

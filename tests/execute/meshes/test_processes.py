@@ -28,9 +28,8 @@ def test_every_collective(three):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
-def test_every_collective_on_eight_devices(processes, devices):
-    for said in printed(processes, devices, "same"):
+def test_every_collective_on_eight_devices():
+    for said in printed(2, 4, "same"):
         assert said["same"].rstrip().endswith("OK"), said
 
 

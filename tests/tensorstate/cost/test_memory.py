@@ -1,4 +1,4 @@
-"""Memory of compiled steps against the prediction of their plans."""
+"""Memory and bytes sent of compiled steps against the prediction of their plans."""
 
 from __future__ import annotations
 
@@ -66,11 +66,13 @@ def baselines():
 
 
 @pytest.mark.parametrize(("name", "axes", "strategy"), list(baselines()))
-def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
-    """Within a quarter of the bytes beside the arguments, but for the listed exceptions."""
+def test_memory_and_bytes_sent_are_those_of_the_model(name, axes, strategy):
+    """All bytes sent; memory within a quarter beside the arguments, but for listed exceptions."""
     sizes: dict[str, Any] = SIZES.get(name, {})
     problem = problem_of(name, axes, **sizes)
     taken = report(traced(name, **sizes)[0], problem, solve_baseline(problem, strategy))
+    assert taken.agrees, str(taken)
+    assert taken.compiled_inputs == taken.predicted_inputs
     listed = (name, strategy, len(axes)) in UNLIKE
     assert (abs(excess(taken)) <= 0.25) != listed, excess(taken)
     assert -0.45 < excess(taken) < 1.8
@@ -108,19 +110,17 @@ LIMITED = {
         "gpt",
         {"layers": 3, "batch": 16, "sequence_length": 32},
         LINE,
-        (1.0, 0.8, 0.65, 0.5, 0.4),
+        (1.0, 0.65, 0.4),
     ),
-    "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
-    "llama": ("llama", {}, LINE, (None, 0.65)),
-    "llama-8": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
+    "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.65, 0.5)),
+    "llama-8": ("llama", {}, LINE, (None, 0.65, 0.5)),
     "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
-    "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
+    "moe": ("moe", {}, LINE, (1.0, 0.65)),
     "vgg": ("vgg", {"batch": 64, "image_size": 16}, LINE, (None, 0.65)),
-    "vgg-8": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
-    "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
+    "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.65)),
 }
 # Ten seconds to minutes of searching.
-SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg", "vgg-8", "vit")
+SLOW = ("gpt", "gpt_scan", "llama-8", "llama-2x4", "moe", "vgg", "vit")
 
 
 def limited_cases() -> list[Any]:
@@ -147,7 +147,8 @@ def test_lower_limits_take_less_memory(case):
             limit = share * free.cost.memory.peak
             if compiled and found.cost.memory.fits(limit):
                 continue
-            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+            # Any plan that fits will do, and near the best the search takes minutes.
+            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=5e-2)
             assert found.cost.memory.peak <= limit
         taken = report(model, problem, found)
         assert taken.agrees, str(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 import re
@@ -110,8 +111,10 @@ def test_any_plan_on_a_mesh_with_explicit_axes(kinds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "gpt_scan", "llama", "moe", "vgg", "vit"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    list(zip(("gpt", "gpt_scan", "llama", "moe", "vgg", "vit"), itertools.cycle((0, 1)))),
+)
 def test_any_plan_of_any_model(name, seed):
     problem = problem_of(name, PLANE)
     decisions = drawn(problem, seed)

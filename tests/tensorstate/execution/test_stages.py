@@ -246,11 +246,10 @@ def test_a_language_model_trains_in_stages(name, schedule):
     ("name", "schedule"),
     [*((name, "gpipe") for name in ALL), *((name, "1f1b") for name in INTERLEAVED)],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_any_plan_in_stages(name, schedule, seed):
-    """Drawn strategies, beside the stages, on three axes."""
+def test_any_plan_in_stages(name, schedule):
+    """Drawn strategies, beside the stages, on three axes; others for each order of stages."""
     problem = planned(name, tuple(CUBE.items()), 2, schedule).problem
-    agrees(problem, drawn(problem, seed), CUBE, name)
+    agrees(problem, drawn(problem, int(schedule == "1f1b")), CUBE, name)
 
 
 @pytest.mark.slow

@@ -68,6 +68,68 @@ def test_steps_in_place_return_what_they_change(step):
     assert_alike(jax.device_get(nnx.state(first)), jax.device_get(nnx.state(model)), 1e-4)
 
 
+def merged(finish):
+    """A functional step: it merges a state, changes what it has merged, and returns a pytree."""
+
+    def made():
+        model, optimizer, x, y = init()
+        graphdef, state = nnx.split((model, optimizer))
+
+        def step(state, x, y):
+            model, optimizer = nnx.merge(graphdef, state)
+            value = train(model, optimizer, x, y)
+            return finish(model, optimizer, value)
+
+        return step, (state, x, y)
+
+    return made
+
+
+def returned_model():
+    model, optimizer, x, y = init()
+
+    def step(model, optimizer, x, y):
+        value = train(model, optimizer, x, y)
+        return {"optimizer": nnx.state(optimizer), "model": model, "value": value}
+
+    return step, (model, optimizer, x, y)
+
+
+FUNCTIONAL = {
+    "state and value": merged(lambda m, o, value: (nnx.state((m, o)), value)),
+    "parts": merged(lambda m, o, value: {"o": nnx.state(o), "m": nnx.state(m), "v": [value]}),
+    "a part": merged(lambda m, o, value: (value, nnx.state(m, nnx.Param), nnx.state(o))),
+    "split": merged(lambda m, o, value: (nnx.split((m, o))[1], value)),
+    "the model": returned_model,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_steps_return_the_pytree_that_they_return(name):
+    step, args = FUNCTIONAL[name]()
+    plan = ts.search(step, args, mesh={"data": 2, "model": 2}, network=NETWORK, hardware="CPU")
+    assert plan.graph.changed == ()
+    expected = jax.device_get(jax.jit(step)(*nnx.clone(args)))
+    assert plan.graph.out_tree == jax.tree.structure(expected)
+    if name not in ("state and value", "the model"):
+        return  # compiled once is enough
+    applied = plan.apply(None, lax_collectives)
+    found = jax.device_get(jitted(applied)(*jax.device_put(nnx.clone(args), applied.in_shardings)))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert_alike([*jax.tree.leaves(found)], [*jax.tree.leaves(expected)], 1e-4)
+
+
+def test_what_a_step_in_place_does_not_return_is_returned_first():
+    model, optimizer, x, y = init()
+
+    def some(model, optimizer, x, y):
+        value = train(model, optimizer, x, y)
+        return nnx.state(model, nnx.Param), value
+
+    graph = ts.trace(some, (model, optimizer, x, y))
+    assert graph.changed == ("model", "optimizer")
+
+
 def nothing(x):
     jnp.sin(x)
 

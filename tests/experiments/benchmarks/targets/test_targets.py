@@ -9,6 +9,7 @@ import pytest
 from experiments.benchmarks import targets
 from jaxcoll import aot
 from tests.execute.harness import mesh_of
+from tests.printed import claimed
 
 
 def test_missing_compilers_are_named(monkeypatch, tmp_path, capsys):
@@ -45,11 +46,16 @@ def test_native_collectives_as_rows(function, monkeypatch):
     assert row["sent"] == pytest.approx(least[function])
 
 
+SAID = (
+    r"has (\d+) of (\d+) products under a permute and takes ([\d.]+) MB of temporaries; "
+    r"`window=4` has (\d+) under one and takes ([\d.]+) MB, `jax.lax.pmean` none and ([\d.]+) MB"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.targets("tpu")
 def test_many_buckets_leave_the_memory_and_cover_the_products():
-    if not aot.is_available("tpu"):
-        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
     rows, why = targets.compiled_for("v5e:4x4", targets.MANY_BUCKETS)
     assert why == ""
     native, unlimited, limited = rows
@@ -58,6 +64,13 @@ def test_many_buckets_leave_the_memory_and_cover_the_products():
         # A bucket schedule of this slice has 12 steps of 20 rounds, none of them cut.
         assert row["permutes"] == 20 * targets.BUCKETS
         assert row["XLA's own"] == ""
+    # The page has megabytes, and rows mebibytes with one digit.
+    covered, products, *said = map(float, claimed("docs/training.md", SAID))
+    assert (covered, products) == (unlimited["covered"], unlimited["products"])
+    unlimited_mb, limited_covered, limited_mb, native_mb = said
+    assert limited_covered == limited["covered"]
+    rows_mb = [row["temp MiB"] * 2**20 / 1e6 for row in (unlimited, limited, native)]
+    assert [unlimited_mb, limited_mb, native_mb] == pytest.approx(rows_mb, abs=0.11)
     assert 24 * limited["covered"] >= 15 * limited["products"]
 
     # Temporary values lie in the memory of the results too, as long as these are not written. The

@@ -2,12 +2,13 @@
 
 Links are sorted by source, destination, alpha and bandwidth, so that networks given in any order of
 links are equal column by column. Bandwidths are floats, and beside them exact rationals where a
-float cannot hold one. Last come the arguments that families of networks share, checked before
-anything is built.
+float cannot hold one. ``Links`` has the facts that follow from the columns. Last come the arguments
+that families of networks share, checked before anything is built.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import numbers
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
 from jaxcoll.grid import per_dimension
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import hops_to
 from jaxcoll.numerics.rational import as_fraction, fits_float
 
 # Vertices of the largest network: some columns have a number for each, whatever joins them.
@@ -229,6 +231,100 @@ def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndar
     for column in (ptr, order):
         column.setflags(write=False)
     return ptr, order
+
+
+class Links:
+    """The columns of links of a network, and the facts that follow from them; ``Topology`` is one.
+
+    Attributes: see ``Topology``.
+    """
+
+    num_ranks: int
+    num_vertices: int
+    src: np.ndarray
+    dst: np.ndarray
+    alpha: np.ndarray
+    bandwidth: np.ndarray
+    vertex_names: tuple[str, ...]
+    _exact_bandwidth: tuple[Fraction, ...] | None
+
+    @property
+    def num_links(self) -> int:
+        """Number of directed links."""
+        return len(self.src)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether there is no switch: every link joins two ranks."""
+        return self.num_vertices == self.num_ranks
+
+    @functools.cached_property
+    def is_homogeneous(self) -> bool:
+        """Whether all links have the same alpha and the same bandwidth."""
+        return len(self.speeds[0]) <= 1
+
+    @functools.cached_property
+    def has_parallel_links(self) -> bool:
+        """Whether some two vertices are joined by more than one link in one direction."""
+        # int64: the product of two numbers of vertices may be larger than int32 holds.
+        pairs = self.src.astype(np.int64) * self.num_vertices + self.dst
+        return len(np.unique(pairs)) < self.num_links
+
+    @functools.cached_property
+    def exact_alpha(self) -> tuple[Fraction, ...]:
+        """Latency of each link in seconds, as the rational its decimal denotes."""
+        return fractions_of(self.alpha)
+
+    @functools.cached_property
+    def exact_bandwidth(self) -> tuple[Fraction, ...]:
+        """Bandwidth of each link in bytes per second, exactly as given."""
+        return self._exact_bandwidth or fractions_of(self.bandwidth)
+
+    @functools.cached_property
+    def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
+        """The distinct (alpha, bandwidth), and which of them each link has, int64 (links,)."""
+        return distinct_speeds(self.alpha, self.bandwidth, self._exact_bandwidth)
+
+    @functools.cached_property
+    def out_links(self) -> tuple[np.ndarray, np.ndarray]:
+        """Outgoing links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        return group_by(self.src, self.num_vertices)
+
+    @functools.cached_property
+    def in_links(self) -> tuple[np.ndarray, np.ndarray]:
+        """Incoming links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        return group_by(self.dst, self.num_vertices)
+
+    @functools.cached_property
+    def hops_to_rank(self) -> np.ndarray:
+        """Fewest links between each vertex and a rank, whichever way they point; -1 if none."""
+        return hops_to(np.arange(self.num_ranks), self.num_vertices, self.src, self.dst)
+
+    def out_bandwidth(self) -> np.ndarray:
+        """Bytes per second that can leave each vertex, float64 of shape (vertices,)."""
+        return np.bincount(self.src, weights=self.bandwidth, minlength=self.num_vertices)
+
+    def in_bandwidth(self) -> np.ndarray:
+        """Bytes per second that can enter each vertex, float64 of shape (vertices,)."""
+        return np.bincount(self.dst, weights=self.bandwidth, minlength=self.num_vertices)
+
+    def link_name(self, link: int) -> str:
+        """A link as users read it: ``3->5``, or with names of its vertices."""
+        ends = (int(self.src[link]), int(self.dst[link]))
+        if self.vertex_names:
+            return "->".join(self.vertex_names[v] for v in ends)
+        return "->".join(str(v) for v in ends)
+
+    @functools.cached_property
+    def links_digest(self) -> str:
+        """SHA-256 of ranks, vertices and links alone: all that a schedule depends on."""
+        columns = (self.src, self.dst, self.alpha, self.bandwidth)
+        return links_digest(self.num_ranks, self.num_vertices, columns, self._exact_bandwidth)
+
+    def has_links_of(self, other: Links) -> bool:
+        """Whether schedules of one are schedules of the other, whatever else switches do."""
+        checks.instance(other, Links, "other", TopologyError)
+        return self.links_digest == other.links_digest
 
 
 # Bytes in flight on one link: 4 GB are 0.3 s at 100 Gbit/s, and 0.3 s is around the Earth and back.

@@ -1,0 +1,269 @@
+"""Files of ``jaxcoll.schedule/1``, read by the definition of the format: all of it is checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from jaxcoll.prove import fields
+from jaxcoll.prove.answers import NotProved, NotRead, quoted
+from jaxcoll.prove.contents import KINDS, MOST_RANKS
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_SHARED = ("all_gather", "reduce_scatter", "all_reduce")
+_MOST_FREE = 2**22  # (rank, chunk) pairs that a file may claim whatever it holds
+_LEAST, _MOST = 1e-100, 1e100  # seconds, and bytes per second
+_RATIONAL = re.compile(r"([0-9]{1,1000})/([0-9]{1,1000})", re.ASCII)
+_LARGEST, _MOST_DEPTH = 10**1000 - 1, 32
+
+
+class What(NamedTuple):
+    """A collective: its groups, and ``k`` chunks of each shard, or as many times as its share."""
+
+    kind: str
+    ranks: int
+    groups: list[list[int]]
+    root: int
+    k: int
+    shares: list[int] | None
+
+    @property
+    def shards(self) -> int:
+        """How many there are, of all groups."""
+        each = {"broadcast": lambda n: 1, "reduce": lambda n: 1, "all_to_all": lambda n: n * n}
+        return sum(each.get(self.kind, lambda n: n)(len(group)) for group in self.groups)
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return self.k * (self.shards if self.shares is None else sum(self.shares))
+
+
+class Edge(NamedTuple):
+    """Two ranks, and the links of the file from one to the other."""
+
+    src: int
+    dst: int
+    links: tuple[int, ...]
+
+
+class File(NamedTuple):
+    """The edges are those of ``edge``, the columns one number per send."""
+
+    what: What
+    edges: list[Edge]
+    step_ptr: list[int]
+    edge: list[int]
+    chunk: list[int]
+    reduce: list[int]
+
+
+def read(value: dict) -> File:
+    """A file, of which everything is as the format has it.
+
+    Raises:
+        NotRead, NotProved: naming the field that is not.
+    """
+    column = fields.integers(0, _INT32)
+    said = fields.said(value, "schedule", {
+        "format": fields.exactly("jaxcoll.schedule/1"), "topology": _network,
+        "collective": _collective, "edges": lambda value, name: value,
+        "step_ptr": fields.integers(0, _INT64), "edge": column, "chunk": column,
+        "reduce": fields.integers(0, 1), "provenance": _provenance,
+    }, provenance=None)  # fmt: skip
+    what, (ranks, ends), ptr = said["collective"], said["topology"], said["step_ptr"]
+    if ranks != what.ranks:
+        raise NotProved(f"the network has {ranks} ranks, the collective {what.ranks}")
+    edges = _edges(said["edges"], ends, ranks)
+    columns = [said[key] for key in ("edge", "chunk", "reduce")]
+    sends = len(columns[0])
+    for key, most in (("edge", len(edges)), ("chunk", what.chunks)):
+        fields.integers(0, most - 1)(said[key], key)
+    if {len(each) for each in columns} != {sends} or not _rises(ptr, sends):
+        raise NotRead('"step_ptr" must rise from 0 to the number of sends, and columns be as long')
+    _check_claims(what, sends)
+    return File(what, edges, ptr, *columns)
+
+
+def _rises(ptr: list[int], to: int) -> bool:
+    return bool(ptr) and (ptr[0], ptr[-1]) == (0, to) and all(a <= b for a, b in pairwise(ptr))
+
+
+def _check_claims(what: What, sends: int) -> None:
+    """Every schedule delivers what its collective asks for, or is cut short or made up."""
+    pairs = sum((1 if what.kind in _ROOTED else len(g)) * (len(g) - 1) for g in what.groups)
+    least = what.k * pairs if what.shares is None else what.chunks * (what.ranks - 1)
+    if what.ranks * what.chunks > _MOST_FREE and sends < max(least, what.chunks // 2):
+        raise NotRead(f"{what.chunks} chunks on {what.ranks} ranks take more than {sends} sends")
+
+
+# ---------------------------------------------------------------------- the network
+
+
+def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
+    """Ranks, and the ends of every link."""
+    column = fields.integers(0, _INT32)
+    said = fields.said(value, name, {
+        "format": fields.exactly("jaxcoll.topology/1"), "src": column, "dst": column,
+        "alpha": fields.list_of(fields.number), "bandwidth": fields.list_of(_rate),
+        "num_ranks": fields.integer(1, MOST_RANKS), "num_vertices": fields.integer(1, 2**22),
+        "name": fields.text, "vertex_names": fields.list_of(fields.text),
+        "grid": fields.optional(_grid), "generators": fields.list_of(column),
+    }, num_vertices=None, name="", vertex_names=[], grid=None, generators=[])  # fmt: skip
+    ranks, columns = said["num_ranks"], [said[k] for k in ("src", "dst", "alpha", "bandwidth")]
+    vertices = said["num_vertices"] or ranks
+    # Ranks have a link each, and switches may be left without: a few bytes claim no millions.
+    most = 2**16 + 2 * len(said["src"])
+    if not ranks <= vertices <= most:
+        raise NotRead(f'"num_vertices" must be an integer from {ranks} to {most}, got {vertices}')
+    if len({len(each) for each in columns}) > 1:
+        raise NotRead("columns of links are not equally long")
+    for i, (a, b, seconds, rate) in enumerate(zip(*columns, strict=True)):
+        fine = (not seconds or _within(seconds)) and _within(rate)
+        if a == b or max(a, b) >= vertices or not fine:
+            raise NotRead(f"link {i} must join two of {vertices} vertices, with an alpha of 0 or "
+                          f"{_LEAST:g} to {_MOST:g} s and a bandwidth of as much")  # fmt: skip
+    links = list(zip(*columns, strict=True))
+    if len(said["vertex_names"]) not in (0, vertices):
+        raise NotRead(f'"vertex_names" must be one for each of {vertices} vertices')
+    if said["grid"] not in (None, ranks):
+        raise NotRead(f"the grid has {quoted(said['grid'])} places for {ranks} ranks")
+    for image in said["generators"]:
+        moved = _permutes(image, vertices) and max(image[:ranks]) < ranks and (
+            Counter((image[a], image[b], *speed) for a, b, *speed in links))  # fmt: skip
+        if moved != Counter(links):
+            raise NotRead("a generator must map ranks to ranks and links onto themselves")
+    ends = list(zip(*columns[:2], strict=True))
+    for side in (0, 1):
+        if _reached(ends, side, vertices, ranks) < ranks:
+            raise NotRead("every rank must reach every other one")
+    return ranks, ends
+
+
+def _permutes(image: list[int], count: int) -> bool:
+    return sorted(image) == list(range(count))
+
+
+def _reached(ends: list[tuple[int, int]], side: int, vertices: int, ranks: int) -> int:
+    """How many ranks rank 0 reaches, or is reached by."""
+    beside: list[list[int]] = [[] for _ in range(vertices)]
+    for pair in ends:
+        beside[pair[side]].append(pair[1 - side])
+    seen, going = {0}, [0]
+    while going:
+        new = {vertex for at in going for vertex in beside[at]} - seen
+        seen |= new
+        going = list(new)
+    return sum(vertex < ranks for vertex in seen)
+
+
+def _rate(value: object, name: str) -> Fraction:
+    """A number, as the decimal that it is written as, or the quotient of a text "p/q"."""
+    if not isinstance(value, str):
+        return Fraction(repr(float(fields.number(value, name))))
+    found = _RATIONAL.fullmatch(value)
+    if found is None or not int(found[2]):
+        raise NotRead(f'"{name}" must be a number or "p/q", got {quoted(value)}')
+    return Fraction(int(found[1]), int(found[2]))
+
+
+def _within(value: Fraction | float) -> bool:
+    try:
+        return _LEAST <= float(value) <= _MOST
+    except OverflowError:
+        return False
+
+
+def _grid(value: object, name: str) -> int:
+    """How many ranks it has."""
+    said = fields.said(value, name, {
+        "shape": fields.integers(1, _INT64), "wrap": fields.list_of(fields.flag),
+        "ranks": fields.optional(fields.integers(0, _INT32)),
+    }, ranks=None)  # fmt: skip
+    size = math.prod(said["shape"])
+    places = [said["ranks"]] if said["ranks"] is not None else []
+    placed = all(len(p) == size and _permutes(p, size) for p in places)
+    if not said["shape"] or len(said["wrap"]) != len(said["shape"]) or not placed:
+        raise NotRead('"grid" must have a flag for every side, and a rank for every place')
+    return size
+
+
+def _edges(value: object, links: list[tuple[int, int]], ranks: int) -> list[Edge]:
+    """Every edge, which must be a path of links from a rank to another one."""
+    end = fields.integers(0, ranks - 1)
+    said = fields.said(value, "edges", {
+        "src": end, "dst": end, "path_ptr": fields.integers(0, _INT64),
+        "path_link": fields.integers(0, len(links) - 1),
+    })  # fmt: skip
+    src, dst, ptr, path = said.values()
+    if len(src) != len(dst) or len(ptr) != len(src) + 1 or not _rises(ptr, len(path)):
+        raise NotRead('"path_ptr" must rise from 0 to the number of links, and columns be as long')
+    edges = [Edge(a, b, tuple(path[begin:end]))
+             for a, b, (begin, end) in zip(src, dst, pairwise(ptr), strict=True)]  # fmt: skip
+    for e, (a, b, way) in enumerate(edges):
+        at = a
+        for head, tail in (links[i] for i in way):
+            at = tail if at == head else -1
+        if a == b or not way or at != b:
+            raise NotProved(f"edge {e} is not a path of links from rank {a} to rank {b}", a)
+    return edges
+
+
+# ---------------------------------------------------------------------- the collective
+
+
+def _collective(value: object, name: str) -> What:
+    column = fields.integers(0, _INT32)
+    said = fields.said(value, name, {
+        "format": fields.exactly("jaxcoll.collective/1"), "kind": fields.text,
+        "num_ranks": fields.integer(1, MOST_RANKS), "chunks_per_shard": fields.integer(1, _INT32),
+        "groups": fields.optional(fields.list_of(column)), "shares": fields.optional(column),
+        "root": fields.optional(fields.integer(0, _INT32)),
+    }, chunks_per_shard=1, groups=None, root=None, shares=None)  # fmt: skip
+    kind, ranks, shares = said["kind"], said["num_ranks"], said["shares"]
+    if kind not in KINDS:
+        raise NotRead(f'"kind" must be one of {", ".join(KINDS)}, got {quoted(kind)}')
+    groups = [list(range(ranks))] if said["groups"] is None else said["groups"]
+    members = [rank for group in groups for rank in group]
+    if not groups or not all(groups) or len(set(members)) < len(members) or max(members) >= ranks:
+        raise NotRead('"groups" must be of ranks, none of them empty, and no rank in two places')
+    if said["root"] is not None and (kind not in _ROOTED or said["root"] >= min(map(len, groups))):
+        raise NotRead(f'"root" must be a place in every group, and not of {kind}')
+    if shares is not None and (
+        kind not in _SHARED or len(groups[0]) < ranks or len(shares) != ranks or not any(shares)
+    ):
+        raise NotRead(f'"shares" are one for each of {ranks} ranks in one group, not all 0')
+    what = What(kind, ranks, groups, said["root"] or 0, said["chunks_per_shard"], shares)
+    if what.chunks > _INT32:
+        raise NotRead(f"{what.chunks} chunks are more than can be numbered")
+    return what
+
+
+# ---------------------------------------------------------------------- provenance
+
+
+def _provenance(value: object, name: str) -> None:
+    def content(value: object, name: str) -> None:
+        for each in fields.of_type(dict, "an object")(value, name).values():
+            _free(each, name, 1)
+
+    fields.said(value, name, {
+        "synthesizer": fields.text, "parameters": content, "certificate": content,
+        "seed": fields.optional(fields.integer(-_LARGEST, _LARGEST)), "seconds": fields.number,
+    }, synthesizer="", parameters={}, certificate={}, seed=None, seconds=0)  # fmt: skip
+
+
+def _free(value: Any, name: str, depth: int) -> None:
+    """A value of any form, of which objects of one key "p/q" are quotients."""
+    if depth > _MOST_DEPTH:
+        raise NotRead(f'"{name}" is nested deeper than {_MOST_DEPTH}')
+    if isinstance(value, dict) and set(value) == {"p/q"}:
+        _rate(fields.text(value["p/q"], name).removeprefix("-"), name)
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            _free(each, name, depth + 1)
