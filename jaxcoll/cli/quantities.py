@@ -108,7 +108,7 @@ class Quantity(click.ParamType):
         """The number that a text says, exactly, in bytes, seconds or bytes per second.
 
         Raises:
-            ValueError: a text of another kind, and what was expected.
+            ValueError: the text is not such a quantity; units that are read.
         """
         digits, unit = _parts_of(text)
         scale = self._scale(unit) if unit else Fraction(1)

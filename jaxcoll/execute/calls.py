@@ -356,12 +356,14 @@ def summable(leaf, function: str):
     return leaf
 
 
-def counted(leaf, function: str):
+def counted(leaf, function: str) -> Any:
     """An operand as it is, or as int32 if it is boolean."""
     _check_operand(leaf, function)
-    leaf = leaf if isinstance(leaf, _NUMERIC) else jnp.asarray(leaf)
+    if not isinstance(leaf, _NUMERIC):
+        leaf = jnp.asarray(leaf)
     is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
-    return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
+    wide: Any = leaf
+    return lax.convert_element_type(wide, np.int32) if is_bool else leaf
 
 
 _NUMERIC = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)

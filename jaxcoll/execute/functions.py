@@ -153,7 +153,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
     is_fixed = fixed_order.is_fixed(order)
     names = opened(axis_name, groups, schedule, lowering)
     leaves, structure = jax.tree.flatten(x)
-    kept = range(len(leaves))
+    kept = list(range(len(leaves)))
     if op == "sum":
         leaves = [counted(leaf, "psum") for leaf in leaves]
         # The sum of a constant is one, n times itself: jax.lax returns Python numbers for such,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax._src.shard_map import ShardMapTrace
+from jax.extend import core as extend
+from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -48,10 +50,21 @@ def varying(x) -> frozenset[str]:
     return frozenset(jax.typeof(x).mat.varying)
 
 
-def shape_like(shape: tuple[int, ...], x) -> jax.ShapeDtypeStruct:
-    """The type of an array of some shape that is of the dtype of ``x`` and varies as it does."""
+def varying_of(aval) -> frozenset[str]:
+    """The same of a type, as of a variable of a jaxpr."""
+    return frozenset(aval.mat.varying) if hasattr(aval, "mat") else frozenset()
+
+
+def shape_like(shape: tuple[int, ...], x, same: Collection[str] = ()) -> jax.ShapeDtypeStruct:
+    """The type of an array of some shape that is of the dtype of ``x`` and varies as it does.
+
+    Args:
+        same: axes over which it does not vary.
+    """
     aval = jax.typeof(x)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, manual_axis_type=aval.mat)
+    types = aval.mat.update(varying=aval.mat.varying - frozenset(same))
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, manual_axis_type=types, weak_type=weak)
 
 
 def unreduced(x) -> frozenset[str]:
@@ -277,6 +290,47 @@ class ProfileSession:
         if isinstance(found, bytes):
             return jax.profiler.ProfileData.from_serialized_xspace(found)
         return found
+
+
+# ---------------------------------------------------------------------- programs
+
+# Primitives that run one jaxpr once, with the name of the parameter that has it.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+def parts_of(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr, closed or not, and the values of its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def called_by(eqn: Any) -> Any | None:
+    """The jaxpr that an equation runs once on its operands, if it does nothing else."""
+    jaxpr = eqn.params.get(_CALLS.get(eqn.primitive.name))
+    if jaxpr is None or len(parts_of(jaxpr)[0].invars) != len(eqn.invars):
+        return None
+    return jaxpr
+
+
+def run_equation(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation on operands that may be of other shapes."""
+    # As a program of one equation, which JAX runs with its context and the name of its scope.
+    # Variables are new, since an operand may stand there twice, or be a literal.
+    invars = [extend.Var(jax.typeof(x)) for x in operands]
+    eqn = eqn.replace(invars=invars)
+    names = ("",) * len(invars), ("",) * len(eqn.outvars)
+    debug = extend.DebugInfo("an equation", eqn.primitive.name, *names)
+    program = extend.Jaxpr((), invars, eqn.outvars, [eqn], eqn.effects, debug)
+    return extend.jaxpr_as_fun(extend.ClosedJaxpr(program, ()))(*operands)
 
 
 # ---------------------------------------------------------------------- primitives

@@ -126,7 +126,7 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
 def _handed_on(x, axes: Axes, root: int):
     """The arrays of a rank of axes of which some are of ``vmap``, or arrays of symbolic shapes."""
     if not is_vmapped(axes.names):
-        return lax.pbroadcast(x, axes.names if len(axes.names) > 1 else axes.names[0], root)
+        return lax.pbroadcast(x, axes.names, root)
     # Along one axis after the other, on each from where the root is on it. By a gather of those of
     # vmap, which moves nothing there: jax.lax.pbroadcast fails under vmap in JAX 0.12.
     for name, place in zip(axes.names, np.unravel_index(root, axes.sizes), strict=True):

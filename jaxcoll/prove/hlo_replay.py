@@ -154,6 +154,8 @@ class _Run:
         plain = all(s.layout == tuple(range(len(s.dims)))[::-1] for s in (shape, held.shape))
         if each.opcode == "bitcast" and not plain:
             raise NotRead(f"{each.place}: layouts other than rows are not replayed")
+        if each.opcode in ("copy", "convert") and held.shape.dims != shape.dims:
+            raise NotRead(f"{each.place}: its result is not of the shape of its operand")
         if each.opcode == "convert":
             return Held(shape, [[_wrapped(e, shape.kind) for e in row] for row in held.ranks])
         return Held(shape, held.ranks)

@@ -174,8 +174,10 @@ class Gpu:
         counts = [len(listed(said, key, _MOST_ENDS)) for key in ("src_buff", "dst_buff")]
         if name in (*PUTS, "get") and counts[0] != counts[1]:
             raise NotProved(f"{place}: {counts[0]} sources for {counts[1]} targets", self.rank)
-        ends = [self._ends(said, name, side, kind, remote.get(kind, []), place) for side in (0, 1)]
-        moved = Op(name, *ends, [channels[kind][i] for i in ids], [], place)
+        src, dst = (
+            self._ends(said, name, side, kind, remote.get(kind, []), place) for side in (0, 1)
+        )
+        moved = Op(name, src, dst, [channels[kind][i] for i in ids], [], place)
         return self._as_it_runs(moved, said, kind)
 
     def _ends(self, said: dict, name: str, side: int, kind: str, remote: list, place: str):

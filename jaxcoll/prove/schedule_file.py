@@ -69,9 +69,10 @@ def read(value: dict) -> File:
     Raises:
         NotRead, NotProved: naming the field that is not.
     """
-    column = fields.integers(0, _INT32)
+    column, form = fields.integers(0, _INT32), fields.exactly("jaxcoll.schedule/1")
+    form(value.get("format"), "format")  # first, as it says which the others are
     said = fields.said(value, "schedule", {
-        "format": fields.exactly("jaxcoll.schedule/1"), "topology": _network,
+        "format": form, "topology": _network,
         "collective": _collective, "edges": lambda value, name: value,
         "step_ptr": fields.integers(0, _INT64), "edge": column, "chunk": column,
         "reduce": fields.integers(0, 1), "provenance": _provenance,

@@ -1,9 +1,10 @@
 """Training: gradients and optimizer states reduced by schedules; public as ``jc.optax``.
 
 Read in this order: ``transforms`` (the public gradient transformations, and sums that advance
-during the backward pass), ``sharded_optimizer`` (ZeRO). Both use this module: gradients are each
-rank's own, or are refused, and are joined before they are summed where that is worth it. Buckets of
-gradients are ``execute.buckets``.
+during the backward pass), ``sharded_optimizer`` (ZeRO), with ``parts`` (how arrays are shared out),
+``evaluation`` (the inner optimizer, run on parts) and ``sharded_state``. All use this module:
+gradients are each rank's own, or are refused, and are joined before they are summed where that is
+worth it. Buckets of gradients are ``execute.buckets``.
 """
 
 from __future__ import annotations

@@ -1,214 +1,41 @@
 """An optimizer whose state is sharded over the ranks that average gradients (ZeRO).
 
-Outside of ``jax.shard_map`` every array of the state has a leading dimension of the number of
-ranks n, a row per rank. What belongs to a parameter of s elements has shape (n, ceil(s / n)): the
-parameter as a vector, padded with zeros to a multiple of n and cut into n shards. All else, such as
-a count of steps, stands there n times. On three ranks, a parameter of five elements in Adam::
-
-             gradient (own)    reduce_scatter   first moment   count    update, all_gather
-    rank 0:  a0 b0 c0 d0 e0    a b              ma mb          7        ua ub uc ud ue
-    rank 1:  a1 b1 c1 d1 e1    c d              mc md          7        ua ub uc ud ue
-    rank 2:  a2 b2 c2 d2 e2    e 0              me 0           7        ua ub uc ud ue
-
-The rows of another number of ranks are the same elements, cut elsewhere (``reshard_zero``).
+The update of the inner optimizer is traced on whole parameters and runs on a rank's shards
+(``evaluation``); what stands in its state, and how, says ``sharded_state``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import lax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
-from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
+from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets, is_void, same
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, narrowed, widened
 from jaxcoll.execute.choice import Choice
-from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training import LeafSums, check_options, names_of, tracked
-
-
-class ZeroState(NamedTuple):
-    """State of an optimizer, of which every rank has its part.
-
-    Attributes:
-        inner: state of the inner optimizer for this rank's shards, each array with a leading
-            dimension of 1: this rank's row of the arrays that all ranks keep together.
-    """
-
-    inner: Any
-
-
-def shards_of(x, n: int) -> jax.Array:
-    """An array as n shards of its elements, padded with zeros: shape (n, elements of a shard)."""
-    flat = jnp.asarray(x).reshape(-1)
-    return jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-
-
-def joined_shards(shards: jax.Array, like) -> jax.Array:
-    """The array of the shape of ``like`` that ``shards_of`` has cut."""
-    return shards.reshape(-1)[: np.size(like)].reshape(np.shape(like))
-
-
-# ---------------------------------------------------------------------- one rank's row
-
-
-def as_row(state, axes: tuple[str, ...]) -> ZeroState:
-    """One rank's part of the state, as its row; it varies over the axes."""
-    # Typed as varying whatever it is, a count of steps too: state that comes back in through its
-    # spec, P(axis_name), is typed so, and a loop's carry must not change its type.
-    return ZeroState(jax.tree.map(lambda x: vary(jnp.asarray(x), axes)[None], state))
-
-
-def of_row(state, axis_name: AxisName, ranks: int):
-    """One rank's part of the state, from its row.
-
-    Raises:
-        CollectiveError: this is not the state of a sharded optimizer, or a rank has another number
-            of rows of it than one, as if it had been made for another number of ranks.
-    """
-    if not isinstance(state, ZeroState):
-        raise CollectiveError(
-            f"the state of zero is what its init gave, got {type(state).__name__}"
-        )
-    for path, leaf in jax.tree.leaves_with_path(state.inner):
-        rows = np.shape(leaf)[:1]
-        if rows != (1,):
-            count = rows[0] if rows else 0
-            raise CollectiveError(
-                f"the state of zero has {count} rows per rank at {jax.tree_util.keystr(path)}, "
-                f"expected 1: it is the state of {count * ranks} ranks, and axis {axis_name!r} has "
-                f"{ranks}. Convert it by jc.optax.reshard_zero(state, params, {count * ranks}, "
-                f"{ranks}); if it was made for {ranks} ranks, its spec is P({axis_name!r})"
-            )
-    return jax.tree.map(lambda x: x[0], state.inner)
-
-
-# ---------------------------------------------------------------------- all rows
-
-
-def reshard_zero(state: Any, params: Any, from_ranks: int, to_ranks: int) -> Any:
-    """The state of ``zero`` on one number of ranks, for another: to go on from a checkpoint.
-
-    Called outside of ``jax.shard_map`` and ``jax.jit``. Training goes on as on ``from_ranks`` ranks
-    would, element by element.
-
-    Args:
-        state: a pytree with one ``ZeroState`` or more in it, such as the state of an
-            ``optax.chain`` or a Flax ``TrainState``; all else stays as it is.
-        params: the parameters, whole; shapes are enough.
-        from_ranks, to_ranks: how many ranks the state is for, and how many it shall be for.
-
-    Returns:
-        The state with NumPy arrays of ``to_ranks`` rows, on no device yet.
-
-    Raises:
-        CollectiveError: numbers of ranks below 1; no ``ZeroState``, or one whose arrays do not fit
-            ``from_ranks`` and ``params``; or an array that belongs to no parameter and is not the
-            same on all ranks.
-    """
-    for name, ranks in (("from_ranks", from_ranks), ("to_ranks", to_ranks)):
-        checks.integer(ranks, name, CollectiveError, least=1)
-    sizes = {
-        _names(path): math.prod(np.shape(leaf)) for path, leaf in jax.tree.leaves_with_path(params)
-    }
-    nodes, structure = jax.tree.flatten(state, is_leaf=_is_state)
-    if not any(map(_is_state, nodes)):
-        raise CollectiveError(
-            f"there is no ZeroState in {type(state).__name__}: give reshard_zero the state that "
-            "init or update of jc.optax.zero returned, or a pytree that has it"
-        )
-    return jax.tree.unflatten(
-        structure,
-        [_resharded(x, sizes, from_ranks, to_ranks) if _is_state(x) else x for x in nodes],
-    )
-
-
-def _is_state(x) -> bool:
-    return isinstance(x, ZeroState)
-
-
-def _resharded(state: ZeroState, sizes: Mapping[tuple, int], old: int, new: int) -> ZeroState:
-    """``state`` for ``new`` ranks; ``sizes`` are elements of the parameters by path."""
-
-    def one(path, leaf):
-        rows, where = np.asarray(leaf), jax.tree_util.keystr(path)
-        if rows.shape[:1] != (old,):
-            raise CollectiveError(
-                f"the state at {where} has shape {rows.shape}, and from_ranks={old} means {old} "
-                "rows"
-            )
-        # The state repeats the tree of the parameters somewhere inside: mu/layers/0/kernel belongs
-        # to layers/0/kernel, and the longest such end wins, since "kernel" alone may be another.
-        names = _names(path)
-        ends = (names[start:] for start in range(len(names) + 1))
-        size = next((sizes[end] for end in ends if end in sizes), None) if rows.ndim == 2 else None
-        if size is not None and rows.shape[1] == -(-size // old):
-            flat = rows.reshape(-1)[:size]
-            return np.pad(flat, (0, -size % new)).reshape(new, -1)
-        # All else is one value that every rank has. By bytes: a NaN is not equal to itself.
-        if rows.tobytes() != np.broadcast_to(rows[:1], rows.shape).tobytes():
-            raise CollectiveError(
-                f"the state at {where} has shape {rows.shape} and differs from rank to rank, and "
-                f"no parameter of that path has shards of that size on {old} ranks: are params "
-                "those that the state was made for?"
-            )
-        return np.repeat(rows[:1], new, axis=0)
-
-    return ZeroState(jax.tree_util.tree_map_with_path(one, state.inner))
-
-
-def _names(path: tuple) -> tuple[str, ...]:
-    """A path as names alone, whatever its containers are, without the wrappers of Flax."""
-    if path and path[-1] == jax.tree_util.GetAttrKey("value"):
-        path = path[:-1]
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-# ---------------------------------------------------------------------- specs
-
-
-def state_specs(state: Any, axis_name: AxisName) -> Any:
-    """How ``jax.shard_map`` takes a training state that has the state of ``zero`` in it.
-
-    Args:
-        state: a pytree such as a Flax ``TrainState`` or what ``nnx.split`` gives of an
-            ``nnx.Optimizer``; arrays, or of a ``ZeroState`` shapes.
-        axis_name: the axis of ``zero``.
-
-    Returns:
-        A tree of the same structure, for ``in_specs`` and ``out_specs``: ``P(axis_name)`` for the
-        arrays of every ``ZeroState``, and for others whose leading dimension is sharded over that
-        axis; ``P()`` for all else.
-    """
-    sharded = _spec(axis_name)
-
-    def of(node):
-        if _is_state(node):
-            return jax.tree.map(lambda _: sharded, node)
-        # What other transformations shard over the axis stays sharded; most is on every device.
-        sharding = getattr(node, "sharding", None)
-        leading = sharding.spec[:1] if isinstance(sharding, NamedSharding) else ()
-        return sharded if tuple(leading) == tuple(sharded) else PartitionSpec()
-
-    return jax.tree.map(of, state, is_leaf=_is_state)
-
-
-def _spec(axis_name: AxisName) -> PartitionSpec:
-    """That of an array whose leading dimension is sharded over an axis, or over several."""
-    names = names_of(axis_name)
-    return PartitionSpec(names[0] if len(names) == 1 else names)
+from jaxcoll.training import LeafSums, check_options, evaluation, names_of, tracked
+from jaxcoll.training.parts import Cut, Part, Ranks, Value, is_value, joined_shards, shards_of
+from jaxcoll.training.sharded_state import (
+    Names,
+    ZeroState,
+    as_row,
+    axes_in,
+    check_specs,
+    cuts_of,
+    names_on,
+    of_row,
+    specs_of_init,
+)
 
 
 def zero(
@@ -223,6 +50,7 @@ def zero(
     leaf_order: Order = "reverse",
     lowering: str = "auto",
     window: int = WINDOW,
+    specs: Any = None,
     mesh: Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer whose state is sharded over an axis (ZeRO, stages 1 and 2).
@@ -233,10 +61,15 @@ def zero(
     (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
     2020, Sec. 5).
 
-    The inner optimizer sees the tree of the parameters, each leaf as the vector of its shard, the
-    last one padded with zeros. So it must be elementwise: the update of an element may depend on
-    the leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and
-    RMSprop are; clipping by global norm, LAMB, Adafactor and noise are not.
+    The inner optimizer may be any: its update is traced on whole gradients, state and parameters,
+    and its operations run on shards. So masks and labels see whole shapes; norms and other
+    reductions over whole leaves or over all are reduced over the ranks, too, by one number of
+    each rank; and what looks at an array in another way (rows and columns in Adafactor, products
+    of matrices in Muon, sorting, loops) gets it gathered, which costs an all_gather of that array
+    in each update. Nothing depends on padding. Results differ from those of whole updates by the
+    order of additions alone. What stands in the state with the shape of its parameter is sharded,
+    and all else is on every rank: factors of Adafactor, the memory of L-BFGS, the one vector of
+    ``optax.flatten``.
 
     Parameters are the same on all ranks, and so are the updates, in type as well. The state differs
     from rank to rank; its spec is ``P(axis_name)``, whatever is in it::
@@ -248,22 +81,33 @@ def zero(
     does in ``TrainState.create`` and ``nnx.Optimizer``. ``state_specs`` gives the specs of a
     training state, ``reshard_zero`` brings one to another number of ranks.
 
+    Where other manual axes shard the parameters, as in tensor parallelism, ``specs`` says how. The
+    inner optimizer sees the parameters as on one device then, too, and the state is sharded over
+    these axes as well: its specs are ``state_specs(state, axis_name, specs)``.
+
     Args:
-        inner: the optimizer.
+        inner: the optimizer. Extra arguments of ``update`` reach it as they are, and must be the
+            same on all ranks: the mean of the loss, not a rank's own.
         schedule: of reduce_scatter or all_gather, the other being the same one backwards; or what
             else ``jc.psum_scatter`` takes.
         axis_name, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window: as for
             ``all_reduce_gradients``; updates are sent in their own dtype.
+        specs: how manual axes other than ``axis_name`` shard parameters: their ``PartitionSpec`` in
+            ``jax.shard_map``, one for each of them or for a subtree. By default they are the same
+            on all ranks of all of these; where that cannot be known, with ``check_vma=False`` on a
+            mesh of several manual axes, it has to be said: ``specs=P()``.
         mesh: for an ``init`` outside of ``jax.shard_map``; by default that of ``jax.set_mesh``.
 
     Raises:
-        CollectiveError: a mesh without the axis, an unknown ``order``; from ``init`` or ``update``:
-            the axis is not bound and there is no mesh, a state for another number of ranks, or as
-            for ``all_reduce_gradients``.
+        CollectiveError: a mesh without the axis, specs that name it, an unknown ``order``; from
+            ``init`` or ``update``: the axis is not bound and there is no mesh, specs that are not
+            those of the parameters, a state for another number of ranks or other parameters,
+            updates that would differ from rank to rank, or as for ``all_reduce_gradients``.
     """
     check_options(axis_name, mean, bucket_bytes, window)
+    check_specs(specs, axis_name)
     if mesh is not None:
-        _check_mesh(mesh, axis_name)
+        _check_mesh(mesh, (*names_of(axis_name), *axes_in(specs)))
     # MultiSteps of Optax is an optimizer, and no GradientTransformation.
     if not callable(getattr(inner, "init", None)) or not callable(getattr(inner, "update", None)):
         raise CollectiveError(
@@ -271,7 +115,7 @@ def zero(
         )
     sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
     full = optax.with_extra_args_support(inner)
-    sharded = _Sharded(full, sums, mesh, bucket_bytes, leaf_order, window)
+    sharded = _Sharded(full, sums, specs, mesh, bucket_bytes, leaf_order, window)
     return optax.GradientTransformationExtraArgs(sharded.init, sharded.update)
 
 
@@ -281,63 +125,147 @@ class _Sharded:
 
     Attributes:
         sums: how gradients are summed; names, schedule and lowering are the gather's, too.
-        mesh, bucket_bytes, leaf_order, window: as the arguments of ``zero``.
+        specs, mesh, bucket_bytes, leaf_order, window: as the arguments of ``zero``.
     """
 
     inner: optax.GradientTransformationExtraArgs
     sums: LeafSums
+    specs: Any
     mesh: Mesh | None
     bucket_bytes: int
     leaf_order: Order
     window: int
 
+    @property
+    def _ranks(self) -> Ranks:
+        return Ranks(self.sums.axis_name, self._gather)
+
     def init(self, params) -> ZeroState:
         """The state: a rank's row inside of ``shard_map``, all rows of it on a mesh elsewhere."""
         axis_name, mesh = self.sums.axis_name, self.mesh
         if _is_bound(axis_name):
-            return as_row(self.inner.init(self._own_shards(params)), tracked(axis_name))
+            cuts = self._cuts(params, "parameter")
+            state = evaluation.run(self.inner.init, self._ranks, self._blocks(params, cuts))
+            return as_row(state, cuts, self._ranks)
         # With no mesh given, shard_map takes that of jax.set_mesh by itself.
-        context = jax.sharding.get_abstract_mesh()
-        if mesh is None and not set(names_of(axis_name)) <= set(context.axis_names):
+        scope = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        manual = {*names_of(axis_name), *axes_in(self.specs)}
+        if not manual <= set(scope.axis_names):
             raise _unbound(axis_name)
+        cuts = cuts_of(params, self.specs, dict(scope.shape), are_blocks=False)
+        specs = jax.tree.unflatten(jax.tree.structure(params), [cut.spec for cut in cuts.values()])
         if mesh is not None:
             # jit refuses parameters that are committed to other devices than the mesh's; those that
             # are not committed go wherever the program runs.
-            whole = NamedSharding(mesh, PartitionSpec())
             params = jax.tree.map(
-                lambda x: jax.device_put(x, whole) if _is_off(x, mesh) else x, params
+                lambda x, spec: (
+                    jax.device_put(x, NamedSharding(mesh, spec)) if _is_off(x, mesh) else x
+                ),
+                params,
+                specs,
             )
         # Run as one program, so that no device ever holds the rows of all ranks.
         mapped = jax.shard_map(
             self.init,
             mesh=mesh,
-            in_specs=PartitionSpec(),
-            out_specs=_spec(axis_name),
-            axis_names=set(names_of(axis_name)),
+            in_specs=(specs,),
+            out_specs=specs_of_init(jax.eval_shape(self.inner.init, params), cuts, axis_name),
+            axis_names=manual,
         )
         return jax.jit(mapped)(params)
 
     def update(self, updates, state, params=None, **extra):
         """The updates of whole parameters, and the state after them; inside of ``shard_map``."""
-        axis_name = self.sums.axis_name
+        axis_name, ranks = self.sums.axis_name, self._ranks
         if not _is_bound(axis_name):
             raise _unbound(axis_name)
         self.sums.check(updates)
-        n = _ranks(axis_name)
-        kept = of_row(state, axis_name, n)
-        own = None if params is None else self._own_shards(params)
-        shards = self._in_buckets(
-            self._scatter, "reduce_scatter", updates, lambda x: shards_of(x, n)
+        # Gradients may be of another tree than parameters (optax.lookahead), or of other shapes
+        # (optax.contrib.dpsgd), and the state is that of parameters.
+        cuts = of_gradients = self._cuts(updates, "gradient")
+        own = None
+        if params is not None:
+            cuts = self._cuts(params, "parameter")
+            own = self._blocks(params, cuts)
+        kept = of_row(state, cuts, ranks)
+        rows = self._in_buckets(
+            self._scatter, "reduce_scatter", updates, lambda x: shards_of(x, ranks.n)
         )
-        steps, kept = self.inner.update(shards, kept, own, **extra)
-        rows = self._in_buckets(self._gather, "all_gather", steps, lambda x: x)
-        return jax.tree.map(joined_shards, rows, updates), as_row(kept, tracked(axis_name))
+        shards = jax.tree_util.tree_map_with_path(
+            lambda path, x: x if is_void(x) else Part(of_gradients[names_on(path)], x), rows
+        )
+        steps, kept = evaluation.run(
+            lambda *given: self.inner.update(*given, **extra), ranks, shards, kept, own
+        )
+        return self._blocks_of(steps, cuts), as_row(kept, cuts, ranks)
 
-    def _own_shards(self, tree):
-        n, rank = _ranks(self.sums.axis_name), lax.axis_index(self.sums.axis_name)
-        return jax.tree.map(
-            lambda x: lax.dynamic_index_in_dim(shards_of(x, n), rank, 0, False), tree
+    def _cuts(self, tree, what: str) -> dict[Names, Cut]:
+        """How parameters are cut, by the blocks of them, or of their gradients, that are here."""
+        sizes = jax_internals.axis_sizes()
+        cuts = cuts_of(tree, self.specs, sizes, are_blocks=True)
+        mine = names_of(self.sums.axis_name)
+        others = [name for name in jax_internals.mesh_axes() if name not in mine]
+        if not jax_internals.checks_vma():
+            # Types say nothing, and a state that is not the same where its spec says so is lost
+            # when it is saved.
+            unknown = [name for name in others if sizes[name] > 1]
+            if self.specs is None and unknown:
+                raise CollectiveError(
+                    f"whether axis {unknown[0]!r} shards parameters cannot be known without "
+                    "check_vma: give zero specs=, their PartitionSpecs in jax.shard_map, or "
+                    "specs=P() if all of them are the same on its ranks"
+                )
+            return cuts
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if is_void(leaf) or not isinstance(leaf, jax.Array):
+                continue
+            found = jax_internals.varying(leaf) & set(others)
+            named = set(cuts[names_on(path)].names)
+            if found != named:
+                name = min(found ^ named)
+                if name in found:
+                    does = f"varies over axis {name!r}, and specs= of zero does not shard it so"
+                    remedy = f", or reduce it over {name!r} before"
+                else:
+                    does = f"is the same on all ranks of axis {name!r}, over which specs= shards it"
+                    remedy = ""
+                raise CollectiveError(
+                    f"the {what} {jax.tree_util.keystr(path) or 'given'} {does}: give zero specs=, "
+                    f"the PartitionSpecs of the parameters in jax.shard_map{remedy}"
+                )
+        return cuts
+
+    def _blocks(self, params, cuts: Mapping[Names, Cut]):
+        """The parameters that are here; the same on all ranks that average gradients."""
+        axes = tracked(self.sums.axis_name)
+
+        def one(path, x) -> Value:
+            return Part(cuts[names_on(path)], block=same(jnp.asarray(x), axes))
+
+        return jax.tree_util.tree_map_with_path(one, params)
+
+    def _blocks_of(self, steps, cuts: Mapping[Names, Cut]):
+        """The updates of the parameters that are here, gathered from rows."""
+        ranks = self._ranks
+        values, structure = jax.tree.flatten(steps, is_leaf=is_value)
+        rows = [
+            ranks.row(x, x.cut) if isinstance(x, Part) and x.block is None else None for x in values
+        ]
+        gathered = structure.flatten_up_to(
+            self._in_buckets(
+                self._gather, "all_gather", jax.tree.unflatten(structure, rows), lambda x: x
+            )
         )
+        blocks = []
+        for (path, x), all_rows in zip(
+            jax.tree.leaves_with_path(steps, is_leaf=is_value), gathered, strict=True
+        ):
+            if all_rows is not None:
+                x = dataclasses.replace(x, block=joined_shards(all_rows, x.cut.block))
+            cut = cuts.get(names_on(path))
+            is_block = is_value(x) and cut is not None and cut.shape == x.shape
+            blocks.append(ranks.block(x, cut) if is_block else ranks.whole(x) if is_value(x) else x)
+        return jax.tree.unflatten(structure, blocks)
 
     def _in_buckets(self, function: Callable, kind: str, tree, rows: Callable):
         apart = functools.partial(self.sums.apart, kind=kind)
@@ -356,7 +284,7 @@ class _Sharded:
             order=sums.order,
         )
         if sums.mean:
-            total = jax.tree.map(lambda x: x / _ranks(sums.axis_name), total)
+            total = jax.tree.map(lambda x: x / self._ranks.n, total)
         return jax.tree.map(lambda new, old: narrowed(new, old, sums.accum_dtype), total, rows)
 
     def _gather(self, row):
@@ -403,8 +331,3 @@ def _unbound(axis_name: AxisName) -> UnboundAxisError:
         "over a mesh that has it as a manual axis. For init alone it is enough to give zero the "
         f"mesh: jc.optax.zero({axis_name!r}, inner, mesh=mesh)"
     )
-
-
-def _ranks(axis_name: AxisName) -> int:
-    sizes = jax_internals.axis_sizes()
-    return math.prod(sizes[name] for name in names_of(axis_name))

@@ -66,7 +66,8 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
 from jaxcoll.training import LeafSums, check_options, tracked
-from jaxcoll.training.sharded_optimizer import ZeroState, reshard_zero, state_specs, zero
+from jaxcoll.training.sharded_optimizer import zero
+from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
 
 __all__ = [
     "BUCKET_BYTES",

@@ -196,10 +196,10 @@ def _leaf_difference(kind: str, planned: Sequence[Leaf], given: Sequence[Leaf]) 
     types = {leaf.name: leaf.type for leaf in planned}
     for leaf in given:
         if leaf.name not in types:
-            return f"its {kind} {named(leaf.name)} of {leaf.type} is not in the plan"
+            return f"its {kind} {named(leaf.name)} of {named(leaf.type)} is not in the plan"
         if types[leaf.name] != leaf.type:
-            of = types[leaf.name]
-            return f"its {kind} {named(leaf.name)} is {leaf.type}, the plan is for {of}"
+            of, given_type = named(types[leaf.name]), named(leaf.type)
+            return f"its {kind} {named(leaf.name)} is {given_type}, the plan is for {of}"
     missing = types.keys() - {leaf.name for leaf in given}
     if missing:
         return f"it has no {kind} {named(min(missing))}, for which the plan is"

@@ -389,7 +389,7 @@ def _read_candidate(value: object, where: str) -> tuple[Any, int]:
     try:
         return REGISTRY[name](**parameters), chunks
     except TypeError as error:
-        raise FormatError(f"{where}: {name} does not take these parameters: {error}") from None
+        raise FormatError(f"{where}: {name} does not take these: {shown(str(error))}") from None
 
 
 def _leaf_reader(mesh: MeshShape) -> Callable[[object, str], Leaf]:

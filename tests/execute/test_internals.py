@@ -154,3 +154,32 @@ def test_profiles_name_the_operations_of_programs():
     compiled = str(total.lower(x).compile().as_text())
     found = [e for e in events if f"%{e.name} = " in compiled and e.end_ns > e.start_ns]
     assert len(found) >= 8, VERSION
+
+
+# ---------------------------------------------------------------------- programs
+
+
+def test_equations_run_on_operands_of_other_shapes():
+    def function(x):
+        return jax.jit(lambda y: jnp.maximum(y, 0) * y)(x) + x * 2, jax.nn.relu(x)
+
+    jaxpr, constants = jax_internals.parts_of(jax.make_jaxpr(function)(jnp.ones((2, 3))))
+    assert not constants, VERSION
+    called = [jax_internals.called_by(eqn) for eqn in jaxpr.eqns]
+    assert {eqn.primitive.name for eqn, inner in zip(jaxpr.eqns, called, strict=True) if inner} <= {
+        *("jit", "pjit", "custom_jvp_call")
+    }, VERSION
+    assert sum(inner is not None for inner in called) == 2, VERSION
+    product = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "mul")
+    x = jnp.arange(5.0)
+    (found,) = jax_internals.run_equation(product, [x, x])  # one value twice
+    assert (found == x * x).all(), VERSION
+
+
+def test_types_of_shapes():
+    def over(v, same):
+        shape = jax_internals.shape_like((3,), v, same)
+        jaxpr, _ = jax_internals.parts_of(jax.make_jaxpr(lambda w: w)(shape))
+        return jax_internals.varying_of(jaxpr.invars[0].aval)
+
+    assert inside(lambda v: over(v, ("x",))) == set(), VERSION

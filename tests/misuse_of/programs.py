@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.optax.zero,
         {
             **COMMON, "inner": optax.sgd(0.1), "mean": True, "bucket_bytes": 100, "window": 2,
-            "mesh": MESH,
+            "specs": P(), "mesh": MESH,
         },
     ),
     "optax.overlap": (
@@ -179,9 +179,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "bucket_bytes": 100,
         },
     ),
-    "optax.state_specs": (jc.optax.state_specs, {"state": TREE, "axis_name": "i"}),
+    "optax.state_specs": (jc.optax.state_specs, {"state": TREE, "axis_name": "i", "specs": P()}),
     "optax.reshard_zero": (
-        functools.partial(jc.optax.reshard_zero, TREE, TREE), {"from_ranks": 2, "to_ranks": 4}
+        functools.partial(jc.optax.reshard_zero, TREE, TREE),
+        {"from_ranks": 2, "to_ranks": 4, "specs": P(), "mesh": MESH},
     ),
     # ------------------------------------------------------------------ tuning by measurement
     "tune.bucket_bytes": (tune.bucket_bytes, {"step_of": None, "sizes": (1000,), "rounds": 2}),

@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-THREADS, ELEMENTS = 3, 2
+THREADS, ELEMENTS = 3, 4
 KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 _PACKETS = ("ppkt", "rppkt", "cpkt", "upkt", "repkt", "respkt", "recpkt", "recspkt")
 
@@ -102,8 +102,7 @@ class Machine:
 
     @staticmethod
     def sum(a: Any, b: Any) -> Any:
-        good = a is not None and b is not None and len(a) == len(b) == 3
-        if not good or a[:2] != b[:2] or a[2] & b[2]:
+        if not a or not b or not len(a) == len(b) == 3 or a[:2] != b[:2] or a[2] & b[2]:
             return ("a wrong sum",)
         return (*a[:2], a[2] | b[2])
 
@@ -213,7 +212,7 @@ class Machine:
         else:
             self.tokens[key] += 1
 
-    def base(self, rank: int, block: dict, end: dict, port: bool, packed: bool) -> tuple:
+    def base(self, rank: int, block: dict, end: dict, port: bool, packed: bool) -> Address:
         """Rank, buffer and first half of a source or target."""
         first = 2 * ELEMENTS * end["index"]
         if "buffer_id" not in end:
@@ -253,8 +252,7 @@ class Machine:
                     values = []
                     for end, packed in ins:
                         at = self.base(rank, block, end, False, packed)
-                        place = (*at[:2], at[2] + half) if packed else self.address(
-                            *at[:2], at[2] + half)  # fmt: skip
+                        place = self.moved(at, half, packed)
                         if packed:
                             yield Next(lambda p=place: self.has_packet(rank, p))
                             values.append(self.memory[place][1])
@@ -266,10 +264,14 @@ class Machine:
                         total = self.sum(total, value)
                     for end, packed in outs:
                         at = self.base(rank, block, end, False, packed)
-                        place = (*at[:2], at[2] + half) if packed else self.address(
-                            *at[:2], at[2] + half)  # fmt: skip
-                        yield Next(NOW.may, None if packed else place, True)
+                        place = self.moved(at, half, packed)
+                        yield Next(NOW.may, place, True)
                         self.write(rank, place, (self.run[rank], total) if packed else total)
+
+    def moved(self, at: Address, half: int, packed: bool) -> Address:
+        """A half element of a source or target."""
+        rank, buffer, first = at
+        return (rank, buffer, first + half) if packed else self.address(rank, buffer, first + half)
 
     def has_packet(self, rank: int, place: Address) -> bool:
         found = self.memory.get(place)
@@ -288,8 +290,7 @@ class Machine:
         b = self.base(rank, block, dsts[t], True, packed)
         moves = []
         for half in range(2 * ELEMENTS * source["size"]):
-            ends = [(*at[:2], at[2] + half) for at in (a, b)]
-            moves.append(tuple(ends if packed else (self.address(*end) for end in ends)))
+            moves.append((self.moved(a, half, packed), self.moved(b, half, packed)))
         self.fifo[channel].append(("put", moves))
         if name in ("pws", "pwsf"):
             self.fifo[channel].append(("signal",))
@@ -315,10 +316,10 @@ class Machine:
     # ------------------------------------------------------------------ runs
 
     def threads(self, rank: int, number: int) -> int:
-        """Threads of a block, enough for its channels."""
+        """Threads of a block: one for each channel of an operation, and one that waits for none."""
         ops = self.gpus[rank]["threadblocks"][number]["ops"]
-        return max([THREADS, *(len(op.get(key, ())) for op in ops
-                               for key in ("channel_ids", "semaphore_ids"))])  # fmt: skip
+        ids = [len(op.get(k, ())) for op in ops for k in ("channel_ids", "semaphore_ids")]
+        return max([THREADS, *(1 + count for count in ids)])
 
     def begin(self, rank: int) -> None:
         self.fill(rank)

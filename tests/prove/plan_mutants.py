@@ -210,7 +210,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     given = parser.parse_args(arguments)
     found = list(differences(given.count, given.seed, given.seconds))
-    print("".join(f"seed {number}: {said}\n" for number, said in [*found[:20], found[-1]]), end="")
+    print(
+        "".join(f"seed {number}: {said}\n" for number, said in [*found[:-1][:20], found[-1]]),
+        end="",
+    )
     return int(len(found) > 1)
 
 

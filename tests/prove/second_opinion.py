@@ -136,10 +136,11 @@ def _proved(fields: dict) -> str:
 def tiny() -> list[str]:
     """Files of small schedules that say all that a file can say."""
     ring = jc.topologies.ring(3)
-    moved = jc.Topology(
-        3, [2, 0, 1, 0, 1, 2, 1], [0, 1, 2, 2, 0, 1, 0], [1e-6] * 6 + [0.0],
-        [3, 10**9, 25e9, 1e9, 1e9, 1e9, 2e9], vertex_names=("a", "b", "c"),
+    columns: Any = (
+        [2, 0, 1, 0, 1, 2, 1], [0, 1, 2, 2, 0, 1, 0], [1e-6] * 6 + [0.0],
+        [3, 10**9, 25e9, 1e9, 1e9, 1e9, 2e9],
     )  # fmt: skip
+    moved = jc.Topology(3, *columns, vertex_names=("a", "b", "c"))
     grid = jc.topologies.torus(2, 2)
     made = [
         jc.synthesize(ring, "all_reduce", "ring"), jc.synthesize(moved, "all_gather", "tacos"),

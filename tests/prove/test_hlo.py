@@ -422,3 +422,43 @@ def _collectives(text: str) -> list[list[tuple[int, ...]]]:
     module = hlo.parsed(text)
     every = itertools.chain.from_iterable(module.computations.values())
     return [hlo.groups(module, each) for each in every if hlo.base(each)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%w = f32[4] slice(%p), slice={[0:8]}",
+        "%w = f32[8] slice(%p), slice={[0:4]}",
+        "%w = f32[8] slice(%p), slice={[4:12]}",
+        "%w = f32[2,4] slice(%p), slice={[0:8]}",
+        "%w = f32[4] copy(%p)",
+        "%w = f32[2,4] copy(%p)",
+        "%w = f32[4] reshape(%p)",
+        "%w = f32[8,2] broadcast(%p), dimensions={1}",
+        "%w = f32[12] concatenate(%p, %p), dimensions={0}",
+        "%w = f32[8] concatenate(%p, %p), dimensions={0}",
+        "%w = f32[9] pad(%p, %q), padding=0_2",
+        "%w = f32[4] add(%p, %p)",
+        "%w = f32[2,4] add(%p, %p)",
+        "%w = f32[4] dynamic-slice(%p, %i), dynamic_slice_sizes={8}",
+        "%w = f32[16] dynamic-slice(%p, %i), dynamic_slice_sizes={16}",
+    ],
+)
+def test_sizes_that_contradict_the_shape_are_refused(line: str):
+    before = "%q = f32[] constant(0)\n%i = s32[] constant(0)\n"
+    with pytest.raises((NotRead, NotProved), match=r"sizes|shape|not replayed"):
+        prove_text(program(f"{before}{line}\nROOT %z = f32[8] copy(%p)"), "all_reduce")
+
+
+def test_sizes_that_fit_are_replayed():
+    """As above, with the shapes that the operations give."""
+    lines = """%q = f32[] constant(0)
+%i = s32[] constant(0)
+%a = f32[4] slice(%p), slice={[0:4]}
+%b = f32[2] slice(%p), slice={[1:8:4]}
+%c = f32[16] concatenate(%p, %p), dimensions={0}
+%d = f32[10] pad(%p, %q), padding=0_2
+%e = f32[2,8] broadcast(%p), dimensions={1}
+%f = f32[4] dynamic-slice(%p, %i), dynamic_slice_sizes={4}"""
+    with pytest.raises(NotProved, match="lacks the contribution"):
+        prove_text(program(f"{lines}\nROOT %z = f32[8] copy(%p)"), "all_reduce")

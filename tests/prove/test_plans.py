@@ -292,7 +292,7 @@ def test_the_machine_finds_what_is_wrong():
 
 
 def test_mutants_are_refused_where_an_order_of_threads_is_wrong_and_only_there():
-    *found, (_, counts) = plan_mutants.differences(150, seconds=20)
+    *found, (_, counts) = plan_mutants.differences(120, seconds=15)
     assert found == []
     assert " 0 proved" not in counts
 

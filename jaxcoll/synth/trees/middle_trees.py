@@ -45,7 +45,7 @@ from jaxcoll.synth.building.base import (
 from jaxcoll.synth.building.derive import in_order
 from jaxcoll.synth.building.list_scheduling import message_ticks
 from jaxcoll.synth.building.sends import distinct_edges
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 # Pieces of the data of a group that auto tries at most: of more, one takes next to no time.
 _MANY_PIECES = 64
@@ -274,7 +274,7 @@ class _Way:
 @functools.lru_cache(maxsize=4)
 def _ways(topology: Topology, size: Fraction) -> tuple[_Way, _Way]:
     """The ways of sums and of copies, for messages of so many bytes."""
-    image = topology.transpose_links()
+    image = connected(topology).transpose_links()
     back = np.empty_like(image)
     back[image] = np.arange(len(image))
     return (
@@ -295,10 +295,9 @@ def _scheduled(
     first, last = np.repeat([each.chunks for each in messages], counts, axis=0)[order].T
     reduce = np.repeat([each.reduce for each in messages], counts)[order]
     # A step per message, in order, and then as few steps as keep that order.
-    number = np.repeat(np.arange(len(order)), last - first)
-    within = np.arange(len(number)) - np.repeat(
-        np.cumsum(last - first) - (last - first), last - first
-    )
+    size = last - first
+    number = np.repeat(np.arange(len(order)), size)
+    within = np.arange(len(number)) - np.repeat(np.cumsum(size) - size, size)
     schedule = Schedule.from_sends(
         topology,
         collective,

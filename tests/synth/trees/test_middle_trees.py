@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import MODELS, simulate
@@ -217,3 +217,6 @@ def test_refusals():
         MiddleTrees(nth=-1)
     with pytest.raises(CollectiveError, match="offers all_reduce"):
         MiddleTrees().synthesize(mesh(3), Collective("all_gather", 3))
+    one_way = Topology(3, [0, 1], [1, 2], [A] * 2, [B] * 2, allow_unreachable=True)
+    with pytest.raises(TopologyError, match="reach"):
+        MiddleTrees().synthesize(one_way, Collective("all_reduce", 3))
