@@ -15,8 +15,8 @@ A kind says who holds a chunk before, who must hold it after, and whether ranks 
     scatter         target   owner   no                 one per rank; the root is target
     =============== ======== ======= ================== ==============================
 
-What the library does with a kind follows from these columns: how it is verified, bounded, run,
-derived from its dual and written to files. A new kind is a row here; an algorithm that serves it
+All that the library does with a kind follows from these columns: it is verified, bounded, run,
+derived from its dual and written to files by them. A new kind is a row here; an algorithm that serves it
 names it in its ``kinds``.
 """
 
@@ -130,7 +130,7 @@ class Kind:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether every rank has a shard, and data of it go to or come from all others alike."""
+        """Whether every rank has a shard, and no rank is the root."""
         return self.shards is Shards.PER_RANK and not self.has_root
 
     @property
@@ -203,6 +203,7 @@ _ROWS = (
 
 KINDS: Mapping[str, Kind] = MappingProxyType({row.name: row for row in _ROWS})
 NAMES = tuple(KINDS)
+ALL_GATHER = KINDS["all_gather"]
 
 
 def kind_of(name: object) -> Kind:

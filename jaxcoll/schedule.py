@@ -385,7 +385,7 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     The second starts, rank by rank, as its chunks become complete; nothing waits for all ranks.
 
     Raises:
-        ScheduleError: kinds that are no phases of another, or schedules of different topologies,
+        ScheduleError: kinds that do not make up another, or schedules of different topologies,
             groups or chunks.
     """
     for name, schedule in (("first", first), ("second", second)):

@@ -13,7 +13,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import KINDS, NAMES, Holder, kind_of, names_in, those
 
-# Who has chunk c of n ranks (of n * n chunks in an all_to_all) before and after; the root is rank 1.
+# Who has chunk c of n ranks (of n * n in an all_to_all) before and after; the root is rank 1.
 DEFINED = {
     "all_gather": (lambda n, r, c: r == c, lambda n, r, c: True),
     "reduce_scatter": (lambda n, r, c: True, lambda n, r, c: r == c),
