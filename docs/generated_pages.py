@@ -11,8 +11,10 @@ import click
 
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.cli import COMMANDS, application
-from jaxcoll.collective import DUALS, KINDS
+from jaxcoll.kinds import KINDS, NAMES
 from jaxcoll.synth import REGISTRY
+
+DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
 # Modules whose ``__all__`` is public, with a line for the list of them.
 MODULES = {
@@ -110,7 +112,7 @@ def _kinds(name: str) -> str:
     offered = solved | {DUALS[kind] for kind in solved}
     if "all_gather" in offered:
         offered.add("all_reduce")
-    return ", ".join(kind for kind in KINDS if kind in offered) or "those of its candidates"
+    return ", ".join(kind for kind in NAMES if kind in offered) or "those of its candidates"
 
 
 def _synthesizer(name: str) -> str:

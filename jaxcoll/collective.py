@@ -17,24 +17,9 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import KINDS, Holder, Kind, Shards, kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
-
-# kind -> its dual: the kind whose schedules are its schedules run backwards.
-DUALS = {
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "all_reduce": "all_reduce",
-    "broadcast": "reduce",
-    "reduce": "broadcast",
-    "all_to_all": "all_to_all",
-    "gather": "scatter",
-    "scatter": "gather",
-}
-KINDS = tuple(DUALS)
-REDUCING = frozenset({"reduce_scatter", "all_reduce", "reduce"})
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-SHARED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})  # with shares, if wished
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
 _MOST_CHUNKS = 2**31 - 1
@@ -52,7 +37,7 @@ class Collective:
     A rank's index in its group decides which shard is its own.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: the name of a kind; ``traits`` is the kind itself.
         num_ranks: ranks of the network, of which the groups are made.
         chunks_per_shard: chunks in a shard (k).
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
@@ -79,15 +64,13 @@ class Collective:
     shares: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise CollectiveError(f"unknown collective {checks.shown(self.kind)}; known: {known}")
+        traits = kind_of(self.kind)
         for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", _MOST_CHUNKS)):
             count = checks.integer(getattr(self, name), name, CollectiveError, least=1, most=most)
             checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
-        if self.kind in ROOTED:
+        if traits.has_root:
             smallest = min(len(group) for group in self.groups)
             root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
             if not 0 <= root < smallest:
@@ -110,9 +93,10 @@ class Collective:
     def _check_shares(self) -> None:
         shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
         group, *others = self.groups
-        if self.kind not in SHARED or others or len(group) < self.num_ranks:
+        if not self.traits.takes_shares or others or len(group) < self.num_ranks:
+            known = ", ".join(sorted(kind.name for kind in KINDS.values() if kind.takes_shares))
             raise CollectiveError(
-                f"shares are for {', '.join(sorted(SHARED))} of one group of all ranks, not for "
+                f"shares are for {known} of one group of all ranks, not for "
                 f"{self.kind} with {len(self.groups)} groups"
             )
         if len(shares) != self.num_ranks or not any(shares):
@@ -133,9 +117,14 @@ class Collective:
     # ------------------------------------------------------------------ facts
 
     @property
+    def traits(self) -> Kind:
+        """The kind of collective: all that does not depend on ranks, groups and chunks."""
+        return KINDS[self.kind]
+
+    @property
     def is_reducing(self) -> bool:
         """Whether ranks add chunks."""
-        return self.kind in REDUCING
+        return self.traits.adds
 
     @property
     def is_grouped(self) -> bool:
@@ -158,17 +147,14 @@ class Collective:
         """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
         if self.shares is not None:
             return self.num_chunks * (self.num_ranks - 1)
-        rooted = self.kind in ROOTED
-        pairs = ((1 if rooted else len(group)) * (len(group) - 1) for group in self.groups)
+        pairs = (
+            (1 if self.traits.has_root else len(group)) * (len(group) - 1) for group in self.groups
+        )
         return self.chunks_per_shard * sum(pairs)
 
     def _shards(self, size: int) -> int:
         """Chunks of a group of some size, in units of ``chunks_per_shard``."""
-        if self.kind in ("broadcast", "reduce"):
-            return 1
-        if self.shares is not None:
-            return sum(self.shares)
-        return size * size if self.kind == "all_to_all" else size
+        return self.traits.shards.count(size) if self.shares is None else sum(self.shares)
 
     @functools.cached_property
     def group_of_rank(self) -> np.ndarray:
@@ -188,15 +174,14 @@ class Collective:
     def owner(self) -> np.ndarray:
         """The rank whose shard each chunk belongs to; int32 of shape (chunks,).
 
-        Where it starts (all_gather, broadcast, gather, all_to_all), where it ends
-        (reduce_scatter, reduce, scatter) or where its shard lies between the two phases
-        (all_reduce).
+        Where it starts or ends (``Kind.before``, ``Kind.after``), or where its shard lies between
+        the two phases of an all_reduce.
         """
         return self._shard_places()[0]
 
     @functools.cached_property
     def target(self) -> np.ndarray:
-        """The other end of each chunk (all_to_all, gather, scatter); int32 of shape (chunks,)."""
+        """The other end of each chunk of a kind that moves them; int32 of shape (chunks,)."""
         return self._shard_places()[1]
 
     def check_listed(self) -> None:
@@ -217,12 +202,13 @@ class Collective:
         for group in self.groups:
             ranks = np.asarray(group, np.int32)
             root = ranks[self.root] if self.root is not None else ranks[0]
-            if self.kind in ("broadcast", "reduce"):
-                owner, target = ranks[[self.root or 0]], ranks[[self.root or 0]]
-            elif self.kind == "all_to_all":
-                owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
-            else:
-                owner, target = ranks, np.full(len(ranks), root)
+            match self.traits.shards:
+                case Shards.ONE:
+                    owner, target = ranks[[self.root or 0]], ranks[[self.root or 0]]
+                case Shards.PER_PAIR:
+                    owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
+                case Shards.PER_RANK:
+                    owner, target = ranks, np.full(len(ranks), root)
             chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
             owners.append(np.repeat(owner, chunks))
             targets.append(np.repeat(target, chunks))
@@ -238,12 +224,7 @@ class Collective:
         Args:
             rank, chunk: integers or arrays, broadcast against each other.
         """
-        rank, chunk = np.asarray(rank), np.asarray(chunk)
-        # Every rank of a group contributes to every chunk that is summed.
-        if self.is_reducing:
-            return self.group_of_rank[rank] == self.group_of_chunk[chunk]
-        # Of a scatter the shards' owners are where they end; all start at the root.
-        return rank == (self.target if self.kind == "scatter" else self.owner)[chunk]
+        return self._has(self.traits.before, np.asarray(rank), np.asarray(chunk))
 
     def wants(self, rank, chunk) -> np.ndarray:
         """Whether ranks must hold chunks, in full, after.
@@ -251,11 +232,16 @@ class Collective:
         Args:
             rank, chunk: integers or arrays, broadcast against each other.
         """
-        rank, chunk = np.asarray(rank), np.asarray(chunk)
-        if self.kind in ("all_gather", "broadcast", "all_reduce"):
+        return self._has(self.traits.after, np.asarray(rank), np.asarray(chunk))
+
+    def ends(self, holder: Holder) -> np.ndarray:
+        """The rank that is the owner, or the target, of each chunk; int32 of shape (chunks,)."""
+        return self.target if holder is Holder.TARGET else self.owner
+
+    def _has(self, holder: Holder, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+        if holder is Holder.ALL:
             return self.group_of_rank[rank] == self.group_of_chunk[chunk]
-        ends_at_owner = self.kind in ("reduce_scatter", "reduce", "scatter")
-        return rank == (self.owner if ends_at_owner else self.target)[chunk]
+        return rank == self.ends(holder)[chunk]
 
     def precondition(self) -> np.ndarray:
         """``holds`` for every rank and chunk, bool of shape (ranks, chunks)."""
@@ -285,7 +271,7 @@ class Collective:
         if self.shares is not None:
             return np.full(self.num_chunks, self.num_chunks, np.int64)
         sizes = np.asarray(
-            [1 if self.kind in ("broadcast", "reduce") else len(group) for group in self.groups]
+            [1 if self.traits.shards is Shards.ONE else len(group) for group in self.groups]
         )
         return (sizes * self.chunks_per_shard)[self.group_of_chunk].astype(np.int64)
 
@@ -301,9 +287,9 @@ class Collective:
     def busbw_factor(self) -> Fraction:
         """busbw = algbw x this, as nccl-tests define it (for the largest group)."""
         n = max(len(group) for group in self.groups)
-        if self.kind in ("broadcast", "reduce"):
+        if self.traits.shards is Shards.ONE:
             return Fraction(1)
-        return Fraction((2 if self.kind == "all_reduce" else 1) * (n - 1), n)
+        return Fraction(len(self.traits.phases) * (n - 1), n)
 
     def with_equal_shards(self, who: str) -> Collective:
         """The collective, if its shards are equal.
@@ -324,7 +310,7 @@ class Collective:
 
     def dual(self) -> Collective:
         """The collective whose schedules, run backwards, are this one's."""
-        return dataclasses.replace(self, kind=DUALS[self.kind])
+        return dataclasses.replace(self, kind=self.traits.dual_name)
 
     def dual_chunks(self) -> np.ndarray:
         """The chunk of ``dual()`` that each chunk is, int64 of shape (chunks,).
@@ -332,7 +318,7 @@ class Collective:
         The same numbers, except that all_to_all's (source, destination) trade places.
         """
         self.check_listed()
-        if self.kind != "all_to_all":
+        if not self.traits.is_pairwise:
             return np.arange(self.num_chunks)
         # Backwards, what went from u to v goes from v to u.
         parts = []
@@ -344,8 +330,7 @@ class Collective:
 
     def with_kind(self, kind: str) -> Collective:
         """The collective of another kind on the same ranks, groups and chunks."""
-        checks.text(kind, "kind", CollectiveError)
-        root = self.root if kind in ROOTED else None
+        root = self.root if kind_of(kind).has_root else None
         return dataclasses.replace(self, kind=kind, root=root)
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Collective:

@@ -21,6 +21,7 @@ import numpy as np
 from jaxcoll import fields, pictures
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError, TopologyError, named
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
@@ -343,7 +344,7 @@ class Schedule:
         # In an all_to_all nothing is summed in either direction: copies stay copies.
         sums = dual.is_reducing or self.collective.is_reducing
         chunk = self.chunk
-        if self.collective.kind == "all_to_all":
+        if self.collective.traits.is_pairwise:
             chunk = self.collective.dual_chunks()[chunk].astype(chunk.dtype)
         backward = slice(None, None, -1)
         return Schedule(
@@ -378,21 +379,25 @@ class Schedule:
 
 
 def concatenate(first: Schedule, second: Schedule) -> Schedule:
-    """The all_reduce that runs a reduce_scatter and then an all_gather.
+    """The collective that runs two phases one after the other: an all_reduce, of a reduce_scatter
+    and an all_gather (``Kind.phases``).
 
     The second starts, rank by rank, as its chunks become complete; nothing waits for all ranks.
 
     Raises:
-        ScheduleError: other kinds, or two schedules of different topologies, groups or chunks.
+        ScheduleError: kinds that do not make up another, or schedules of different topologies,
+            groups or chunks.
     """
     for name, schedule in (("first", first), ("second", second)):
         checks.instance(schedule, Schedule, name, ScheduleError)
     kinds = (first.collective.kind, second.collective.kind)
-    if kinds != ("reduce_scatter", "all_gather"):
-        raise ScheduleError(f"concatenate joins a reduce_scatter and an all_gather, got {kinds}")
+    whole = next((kind for kind in KINDS.values() if kind.phase_names == kinds), None)
+    if whole is None:
+        joined = " or ".join(" and an ".join(k.phase_names) for k in KINDS.values() if k.has_phases)
+        raise ScheduleError(f"concatenate joins a {joined}, got {kinds}")
     if not first.topology.has_links_of(second.topology):
         raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
-    if first.collective.with_kind("all_gather") != second.collective:
+    if first.collective.with_kind(second.collective.kind) != second.collective:
         raise ScheduleError("the schedules have different groups or chunks per shard")
     # Steps of the second are numbered behind those of the first, but no barrier parts them: steps
     # are an order per link, and a rank sends a sum as soon as it is complete.
@@ -408,7 +413,7 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
         )
     return Schedule(
         first.topology,
-        first.collective.with_kind("all_reduce"),
+        first.collective.with_kind(whole.name),
         edges,
         np.concatenate([first.step_ptr, first.num_sends + second.step_ptr[1:]]),
         edge,

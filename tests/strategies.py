@@ -13,10 +13,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from jaxcoll import Collective, InNetwork, Schedule, Topology
-from jaxcoll.collective import KINDS, ROOTED
+from jaxcoll.kinds import NAMES, those
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
 from tests import reference
+
+ROOTED = those(lambda kind: kind.has_root)
 
 ALPHAS = (0.0, 0.5e-6, 1e-6, 0.7e-6, 3e-6)
 BANDWIDTHS = (50e9, 25e9, 12.5e9, 100e9, 30e9, 70e9)
@@ -131,7 +133,7 @@ def families(draw: st.DrawFn, max_ranks: int = 16) -> Topology:
 def collectives(
     draw: st.DrawFn,
     num_ranks: int,
-    kinds: tuple[str, ...] = KINDS,
+    kinds: tuple[str, ...] = NAMES,
     max_chunks: int = 3,
     grouped: bool | None = None,
 ) -> Collective:
@@ -160,7 +162,7 @@ def collectives(
 @st.composite
 def schedules(
     draw: st.DrawFn,
-    kinds: tuple[str, ...] = KINDS,
+    kinds: tuple[str, ...] = NAMES,
     networks: st.SearchStrategy[Topology] | None = None,
     grouped: bool | None = None,
     max_chunks: int = 3,

@@ -82,22 +82,18 @@ def needs_of(what: Collective) -> np.ndarray:
 
     For reducing kinds: the share of v's result that u contributes to.
     """
-    n = what.num_ranks
+    n, kind = what.num_ranks, what.traits
     share = np.zeros((n, n))
     # A sum is as large as one of its terms: reducing kinds move the same shares as their duals.
     for group in what.groups:
         members = np.asarray(group)
-        if what.kind == "all_reduce":
-            share[np.ix_(members, members)] = 1.0
-        elif what.kind in ("all_gather", "all_to_all", "reduce_scatter"):
-            share[np.ix_(members, members)] = 1.0 / len(members)
-        elif what.kind in ("gather", "scatter", "broadcast", "reduce"):
-            root = members[what.root or 0]
-            part = 1.0 if what.kind in ("broadcast", "reduce") else 1.0 / len(members)
-            if what.kind in ("gather", "reduce"):
-                share[members, root] = part
-            else:
-                share[root, members] = part
+        part = 1.0 if kind.is_whole else 1.0 / len(members)
+        if not kind.has_root:
+            share[np.ix_(members, members)] = part
+        elif kind.ends_at_root:
+            share[members, members[what.root or 0]] = part
+        else:
+            share[members[what.root or 0], members] = part
     np.fill_diagonal(share, 0.0)
     return share
 
@@ -203,10 +199,10 @@ def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int]
     Scattering is not gathering: there the root's data is taken for a broadcast's, which finds a cut
     too. The like goes for all_to_all and all_gather.
     """
-    root = group[what.root or 0]
-    if what.kind in ("broadcast", "scatter", "all_reduce"):
+    root, kind = group[what.root or 0], what.traits
+    if kind.starts_at_root or kind.sums_for_all:
         return {root: 1}, [rank for rank in group if rank != root]
-    if what.kind == "gather":
+    if kind.ends_at_root:
         return {rank: 1 for rank in group if rank != root}, [root]
     return dict.fromkeys(group, 1), list(group)
 

@@ -232,7 +232,7 @@ def step_bound(topology: Topology, collective: str | Collective) -> int:
     distances = hop_distances(topology)
     # Chunks that start at rank u and are wanted by rank v, at [u, v].
     chunks = np.zeros(distances.shape, np.int64)
-    for chunk, u in enumerate(what.target if what.kind == "scatter" else what.owner):
+    for chunk, u in enumerate(what.ends(what.traits.before)):
         chunks[u] += what.wants(np.arange(what.num_ranks), chunk)
     ports = np.bincount(topology.dst, minlength=topology.num_ranks)
     best = 0
@@ -255,7 +255,7 @@ def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> F
     """
     what = as_collective(topology, collective)
     size = as_size(nbytes)
-    if what.kind not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+    if what.traits.has_root:
         raise CollectiveError(f"Ideal is defined for collectives without a root, not {what.kind}")
     n = max(len(group) for group in what.groups)
     if n == 1:

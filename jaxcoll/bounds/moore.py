@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxcoll.collective import common_parts
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import hop_distances
@@ -26,7 +27,7 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
 # Phases of each collective that the bounds are about: an all_reduce gathers what it has scattered.
-_PHASES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+_PHASES = {kind.name: len(kind.phases) for kind in KINDS.values() if kind.is_sharded}
 
 
 @dataclasses.dataclass(frozen=True)

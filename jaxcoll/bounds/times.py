@@ -218,7 +218,7 @@ def bound(
             report(Progress(0, None, "exact bounds", bound=found.time))
         topology, what, _ = _of_one_group(topology, as_collective(topology, collective))
         size, latencies = float(as_size(nbytes)), Latencies(topology)
-        if what.kind == "all_reduce":
+        if what.traits.sums_for_all:
             seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
             reason = "the linear program of ForestColl's App. B.7"
             others = [Bound(seconds, "program", reason)]
@@ -229,7 +229,7 @@ def bound(
             others = _exact_of_copies(latencies.transpose(), what.dual(), size, found.time)
         else:
             others = _exact_of_copies(latencies, what, size, found.time)
-        if what.kind not in ("all_to_all", "gather", "scatter") and _is_of_all(what):
+        if not what.traits.moves and _is_of_all(what):
             others.append(cut_bound(topology, what, nbytes))
         found = max([found, *others], key=lambda b: b.time)
         if report is not None:
@@ -248,7 +248,7 @@ def _exact_of_copies(
     topology, nbytes = latencies.topology, needs_of(what) * size
     arrived = arrival_over_time(latencies, nbytes, known)
     found = [Bound(arrived.seconds, "flow", f"a flow over time of the data of rank {arrived.rank}")]
-    if what.kind in ("all_gather", "broadcast"):
+    if what.traits.copies:
         return found
     back = arrival_over_time(latencies.transpose(), nbytes.T, known)
     found.append(Bound(back.seconds, "flow", f"a flow over time of the data for rank {back.rank}"))
@@ -272,10 +272,10 @@ def lower_bounds(
     """
     what, size = as_collective(topology, collective), float(as_size(nbytes))
     topology, what, is_one = _of_one_group(topology, what)
-    latencies, is_backwards = Latencies(topology), what.is_reducing and what.kind != "all_reduce"
+    latencies, is_backwards = Latencies(topology), what.traits.dual.copies
     # A reduce_scatter is an all_gather backwards in time on the reversed network, so that its
     # bounds are those, with ingress and egress exchanged.
-    if what.kind == "all_reduce":
+    if what.traits.sums_for_all:
         found = _bounds_of_sums(latencies, what, size)
     elif is_backwards:
         found = _bounds_of_copies(latencies.transpose(), what.dual(), size, is_backwards)
@@ -310,7 +310,7 @@ def _bounds_of_copies(
     # Copied data leaves a set once, for all ranks outside together, and is copied there. Data of
     # which each rank has its own leaves once for each: then both directions and the sum over all
     # links bound it too.
-    is_copied = what.kind in ("all_gather", "broadcast")
+    is_copied = what.traits.copies
     back = latencies.transpose()
     found = [_of_a_rank(entering(latencies, nbytes), into)]
     if is_copied:
@@ -454,16 +454,16 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
         raise CollectiveError("cuts are bounds for one group of all ranks")
     if n == 1:
         return Bound(0.0, "cut", _NOTHING)
-    if what.kind in ("all_gather", "reduce_scatter"):
-        weights, share = None, size / n
-    elif what.kind in ("broadcast", "reduce", "all_reduce"):
+    if what.traits.moves:
+        raise CollectiveError(f"cuts bound no {what.kind}")
+    if what.traits.is_whole:
         root = group[what.root or 0]
         weights, share = [int(r == root) for r in range(n)], size
     else:
-        raise CollectiveError(f"cuts bound no {what.kind}")
+        weights, share = None, size / n
     # Gathered data leaves a cut; summed data enters it; an all_reduce does both.
     found = []
-    if what.kind not in ("reduce_scatter", "reduce"):
+    if not what.traits.dual.copies:
         found.append((False, bottleneck(topology, weights)))
     if what.is_reducing:
         found.append((True, bottleneck(topology.transpose(), weights)))

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.collective import ROOTED
 from jaxcoll.errors import FormatError
 from jaxcoll.io.timings import Timing
+from jaxcoll.kinds import kind_of
 from jaxcoll.links import canonical_order
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
@@ -168,7 +168,7 @@ def _schedules(topology: Topology, points: Sequence[Timing]) -> list[list[Schedu
 
 
 def _schedule(topology: Topology, point: Timing) -> Schedule:
-    name, root = point.synthesizer or "auto", 0 if point.collective in ROOTED else None
+    name, root = point.synthesizer or "auto", 0 if kind_of(point.collective).has_root else None
     checks.choice(name, SYNTHESIZERS, "the synthesizer of a log", FormatError)
     return synthesize(
         topology, point.collective, name, nbytes=point.nbytes, chunks=point.chunks, root=root

@@ -319,14 +319,14 @@ def network_options(command: Any) -> Any:
         gpu, hosts, column = (others.pop(name) for name in ("gpu", "hosts", "speeds"))
         # With --from, click has put the collective where the network stands otherwise.
         if table is not None and network is not None:
-            from jaxcoll.collective import KINDS
+            from jaxcoll.kinds import NAMES
 
             if "collective" not in others:
                 raise click.UsageError(f"give {network!r} or --from {table}, not both")
-            if network not in KINDS:
+            if network not in NAMES:
                 raise click.UsageError(
                     f"no collective is called {network[:40]!r}, and --from says the network; "
-                    f"known: {', '.join(KINDS)}"
+                    f"known: {', '.join(NAMES)}"
                 )
             others["collective"] = network
         if table is None and (gpu, hosts, column) != (None, None, None):

@@ -33,6 +33,7 @@ import numpy as np
 from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
+from jaxcoll.kinds import ALL_GATHER
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
@@ -133,7 +134,7 @@ def check_compact(topology: Topology, collective: Collective) -> None:
     if not topology.is_direct:
         raise ScheduleError(f"compact schedules run on networks without switches, not {topology}")
     unequal = collective.shares is not None
-    if collective.kind != "all_gather" or collective.is_grouped or unequal:
+    if collective.traits is not ALL_GATHER or collective.is_grouped or unequal:
         raise ScheduleError(
             f"compact schedules carry an all_gather of equal shards of all ranks, not {collective}"
         )

@@ -13,6 +13,7 @@ from jaxcoll import executors
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.io.files import completed
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
 from jaxcoll.simulation import simulate
@@ -22,7 +23,6 @@ from jaxcoll.topology import Topology
 
 # Exact searches: minutes for nine ranks, so they are run where they are named.
 SEARCHES = ("sccl", "step_milp")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Of the table: which network, collective, sizes and charges a row is of, as a digest; and the row.
 _COLUMNS = ("problem", "synthesizer", "nbytes", "bound_seconds", "seconds", "refusal")
 
@@ -171,7 +171,7 @@ def _timed(
     name: str,
 ) -> list[Compared]:
     """The rows of one synthesizer."""
-    root = 0 if collective in _ROOTED else None
+    root = 0 if kind_of(collective).has_root else None
     rows: list[Compared] = []
     refusal = None
     for nbytes, bound_seconds in least:

@@ -25,8 +25,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxcoll import fields
-from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError, TuneError
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 _DIGEST = 16  # characters of a topology's digest: 64 bits
@@ -53,11 +53,7 @@ class Task:
     topology: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.collective, str) or self.collective not in DUALS:
-            raise CollectiveError(
-                f"a task is of one of {', '.join(sorted(DUALS))}, got "
-                f"{checks.shown(self.collective)}"
-            )
+        kind_of(self.collective)
         for name, least in (("nbytes", 0), ("group_size", 1), ("num_groups", 1)):
             value = checks.integer(getattr(self, name), name, CollectiveError, least=least)
             object.__setattr__(self, name, value)

@@ -33,6 +33,7 @@ from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.execute.layout import Axes, at_least, is_same
 from jaxcoll.execute.primitives import Native
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer
@@ -157,7 +158,8 @@ class Call:
     def _on_parts(self, x: jax.Array) -> jax.Array:
         spec, explicit = jax_internals.explicit_sharding(x)
         # Every device needs whole blocks, so the leading dimension must not be sharded.
-        is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
+        kind = kind_of(self.kind)
+        is_whole = kind.is_whole
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         rest = jax_internals.nestable_axes()
         is_cut = inner is not spec
@@ -168,13 +170,13 @@ class Call:
             or explicit & jax_internals.batch_axes()
             or (is_cut and jax_internals.RESHARD_ABORTS)
         ):
-            out_spec = spec if self.kind == "all_to_all" else inner
+            out_spec = spec if kind.is_pairwise else inner
             return jax_internals.as_auto_axes(self._beside_auto, out_spec)(x)
         # Also where the operand is sharded so already: its tangent may not be.
         if not jax_internals.RESHARD_ABORTS:
             x = jax.reshard(x, inner)
         out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=rest)(x)
-        return jax.reshard(out, spec) if is_cut and self.kind == "all_to_all" else out
+        return jax.reshard(out, spec) if is_cut and kind.is_pairwise else out
 
     def _beside_auto(self, x: jax.Array) -> jax.Array:
         """Run where the axes in scope that are not manual are in Auto mode."""
@@ -227,7 +229,7 @@ class Call:
         """
         is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
         beside = jax_internals.explicit_sharding(x)[1]
-        if self.kind == "reduce_scatter":
+        if kind_of(self.kind).ends_with_shard:
             beside = jax_internals.explicit_axes()
         return is_plain and not beside and not is_same(x.size, 0) and self.is_native(x)
 
@@ -269,7 +271,7 @@ class Call:
     def _nbytes(self, x: jax.Array, groups: Groups) -> int:
         """Bytes of the larger of a rank's input and output."""
         ranks = self.axes.num_ranks if groups is None else len(groups[0])
-        return x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
+        return x.size * x.dtype.itemsize * (ranks if kind_of(self.kind).starts_with_shard else 1)
 
     def _task(self, x: jax.Array) -> Task:
         ranks, size = self.axes.num_ranks, group_size(self.axes, self.groups)

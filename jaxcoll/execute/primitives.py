@@ -46,7 +46,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcoll.collective import DUALS, ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute import fixed_order, jax_internals, layout
 from jaxcoll.execute.layout import Axes, Setting
@@ -54,6 +54,7 @@ from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.kinds import KINDS, Kind
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -69,7 +70,7 @@ class Native:
     collective: Collective
 
     def __post_init__(self) -> None:
-        if not is_native(self.collective.kind):
+        if self.collective.traits.lax is None:
             raise CollectiveError(
                 f"jax.lax has no {self.collective.kind} with a root; choose another algorithm"
             )
@@ -84,34 +85,31 @@ class Native:
         return PermuteProgram(self.collective, 0, (self.collective.num_ranks,), ())
 
 
-def is_native(kind: str) -> bool:
-    """Whether ``jax.lax`` has the collective."""
-    return kind not in ROOTED
-
-
 _SUMS = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
 def _run_native(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
     """The collective on an operand as ``bind`` has it, its blocks leading."""
     # Traced where types are no longer checked: jax.lax refuses groups where they are.
-    kind, names = collective.kind, axes.names
+    names = axes.names
     is_whole = len(collective.groups) == 1 and collective.groups[0] == tuple(range(axes.num_ranks))
     groups = None if is_whole else collective.groups
     with jax_internals.vma_unchecked():
-        if kind == "all_reduce":
-            return _SUMS[op](x, names, axis_index_groups=groups)
-        if kind == "all_gather":
-            return lax.all_gather(x, names, axis_index_groups=groups, tiled=True)
-        if kind == "reduce_scatter":
+        match collective.traits.lax:
+            case "psum":
+                return _SUMS[op](x, names, axis_index_groups=groups)
+            case "all_gather":
+                return lax.all_gather(x, names, axis_index_groups=groups, tiled=True)
+            case "psum_scatter":
 
-            def scattered(x):
-                return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
+                def scattered(x):
+                    return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
 
-            if jax_internals.explicit_axes():  # beside them that of JAX 0.12 fails to lower
-                return jax_internals.as_auto_axes(scattered, PartitionSpec())(x)
-            return scattered(x)
-        return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)
+                if jax_internals.explicit_axes():  # beside them that of JAX 0.12 fails to lower
+                    return jax_internals.as_auto_axes(scattered, PartitionSpec())(x)
+                return scattered(x)
+            case _:
+                return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)
 
 
 TIMEOUT_SECONDS = 300
@@ -302,25 +300,25 @@ def _shape(shape, *, schedule, **_):
 
 def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
-    kind = schedule.collective.kind
-    if kind == "all_reduce":
+    kind = schedule.collective.traits
+    if kind.sums_for_all:
         return weak and (invarying or jax_internals.checks_vma())
-    return weak and kind != "all_to_all"
+    return weak and not kind.is_pairwise
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
-    kind = schedule.collective.kind
+    kind = schedule.collective.traits
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
-        if kind != "all_gather":
+        if not kind.starts_with_shard:
             return varied
         program = _program(schedule)
         own = lookup(program.group_index, axes.rank())
         return read(varied, own, 1, varied.shape[0] // program.group_size)
     # A sum on all ranks is its own transpose; the others are those of their duals, whose schedules
     # are these run backwards (an all_gather's transpose is a reduce_scatter).
-    if kind == "all_reduce":
+    if kind.sums_for_all:
         return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
     dual = reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
@@ -423,8 +421,13 @@ def _declare(kind: str, op: str):
     )
 
 
-PRIMITIVES = {(kind, "sum"): _declare(kind, "sum") for kind in DUALS}
-PRIMITIVES |= {("all_reduce", op): _declare("all_reduce", op) for op in ("max", "min")}
-PRIMITIVES |= {
-    (kind, "fixed_sum"): _declare(kind, "fixed_sum") for kind in ("all_reduce", "reduce_scatter")
+def _operations(kind: Kind) -> tuple[str, ...]:
+    """How ranks add, or would: sums of any kind, extremes where all get them, sums in one order."""
+    if not (kind.adds and kind.is_sharded):
+        return ("sum",)
+    return ("sum", "max", "min", "fixed_sum") if kind.sums_for_all else ("sum", "fixed_sum")
+
+
+PRIMITIVES = {
+    (kind.name, op): _declare(kind.name, op) for kind in KINDS.values() for op in _operations(kind)
 }

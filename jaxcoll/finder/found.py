@@ -22,6 +22,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction, diameter, rate_bounds
 from jaxcoll.finder.search import FixedCost, Prices, tori
+from jaxcoll.kinds import ALL_GATHER, kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
@@ -156,9 +157,9 @@ class FoundTopology:
         Raises:
             TopologyError: an unknown kind.
         """
-        kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-        checks.choice(kind, kinds, "kind", TopologyError)
-        if kind == "all_to_all":
+        checks.choice(kind, names_in("lax"), "kind", TopologyError)
+        wanted = kind_of(kind)
+        if wanted.is_pairwise:
             topology = self.digraph.topology(alpha, link_bandwidth)
             synthesizer = REGISTRY["time_stepped"]()
             schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
@@ -169,13 +170,13 @@ class FoundTopology:
         # candidate has that cost then (``with_bfb_cost``).
         if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
             schedule = bfb_all_gather(digraph, alpha, link_bandwidth)
-        if kind != "all_gather":
+        if wanted is not ALL_GATHER:
             # By the isomorphism to the transpose (Theorem 2), else built up by itself (Cor. 1.2).
             if self.candidate.has & Has.REVERSAL:
                 scatter = scatter_of(self.digraph, schedule)
             else:
                 scatter = self.construction.reduce_scatter(alpha, link_bandwidth)[1]
-            schedule = all_reduce_of(scatter, schedule) if kind == "all_reduce" else scatter
+            schedule = all_reduce_of(scatter, schedule) if wanted.has_phases else scatter
         verify(schedule)
         return schedule
 

@@ -30,6 +30,7 @@ from jaxcoll.errors import FormatError, ScheduleError, TopologyError, shown
 from jaxcoll.io import json as native
 from jaxcoll.io.files import MAX_BYTES, read_bytes, write_bytes, write_text
 from jaxcoll.io.sends import edges_of
+from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import Timeline
@@ -37,12 +38,7 @@ from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
 # The custom collectives that ASTRA-sim runs, with the keys of its system file.
-KEYS = {
-    "all_reduce": "all-reduce-implementation-custom",
-    "all_gather": "all-gather-implementation-custom",
-    "reduce_scatter": "reduce-scatter-implementation-custom",
-    "all_to_all": "all-to-all-implementation-custom",
-}
+KEYS = names_in("chakra")
 SEND, RECEIVE = 5, 6  # NodeType of the schema
 _VERSION, _MOST_BYTES = "0.0.4", 2**63 - 1
 _OURS = "jaxcoll_"

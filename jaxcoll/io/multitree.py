@@ -76,7 +76,7 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
     """
     checks.instance(schedule, Schedule, "schedule", FormatError)
     collective, size = schedule.collective, None
-    if collective.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
+    if not collective.traits.is_sharded:
         raise FormatError(
             f"schedule tables hold all_reduce, reduce_scatter or all_gather, got {collective.kind}"
         )

@@ -21,11 +21,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from jaxcoll import fields as readers
-from jaxcoll.collective import KINDS
 from jaxcoll.errors import FormatError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.nccl import nccl_tests
+from jaxcoll.kinds import NAMES
 from jaxcoll.numerics import checks
 
 FORMAT = "jaxcoll.timings/1"
@@ -64,7 +64,7 @@ class Timing:
     chunks: int | None = None
 
     def __post_init__(self) -> None:
-        checks.choice(self.collective, KINDS, "collective", FormatError)
+        checks.choice(self.collective, NAMES, "collective", FormatError)
         for name, most in (("ranks", _MOST_RANKS), ("nbytes", readers.INT64)):
             checks.integer(getattr(self, name), name, FormatError, least=1, most=most)
         # A picosecond to eleven days: beyond these a unit was mistaken.
@@ -101,7 +101,7 @@ def loads(text: str, collective: str | None = None, ranks: int | None = None) ->
             ranks.
     """
     checks.text(text, "text", FormatError)
-    checks.optional(collective, checks.choice, KINDS, "collective", FormatError)
+    checks.optional(collective, checks.choice, NAMES, "collective", FormatError)
     checks.optional(ranks, checks.integer, "ranks", FormatError, least=1, most=_MOST_RANKS)
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith("{"):

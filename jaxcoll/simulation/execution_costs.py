@@ -17,14 +17,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.collective import KINDS, ROOTED, Collective, common_parts
+from jaxcoll.collective import Collective, common_parts
 from jaxcoll.errors import TuneError
+from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
 
 BACKENDS = ("cpu", "gpu", "tpu")
-NATIVE_KINDS = tuple(kind for kind in KINDS if kind not in ROOTED)
+NATIVE_KINDS = tuple(names_in("lax"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ class ExecutionCosts:
         received = round(float(pick(np.bincount(schedule.dst, size, n))))
         added = round(float(pick(np.bincount(schedule.dst, size * schedule.reduce, n))))
         per_byte = received * as_fraction(self.copied) + added * as_fraction(self.added)
-        if schedule.collective.kind == "all_to_all":
+        if schedule.collective.traits.is_pairwise:
             per_byte += times * total * int(steps.sum()) * as_fraction(self.swapped)
         per_step = int(steps.sum()) * as_fraction(self.permute)
         per_step += len(steps) * as_fraction(self.step)

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 
 from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.kinds import ALL_GATHER, KINDS, Holder, those
 from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
@@ -26,12 +27,12 @@ from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
 from jaxcoll.trees import TreeFlow
 
-# Of forests, whose trees are rooted at every rank; and of any trees.
-FOREST_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-KINDS = (*FOREST_KINDS, "broadcast", "reduce")
+# Of any trees; and of forests, whose trees are rooted at every rank.
+TREE_KINDS = tuple(row.name for row in KINDS.values() if not row.moves)
+FOREST_KINDS = tuple(row.name for row in KINDS.values() if row.is_sharded)
 _MOST_MESSAGES = 2**22  # some gigabytes, and a minute or two
-COPYING = ("all_gather", "broadcast", "all_reduce")
-ADDING = ("reduce_scatter", "reduce", "all_reduce")
+COPYING = those(lambda kind: kind.after is Holder.ALL)
+ADDING = those(lambda kind: kind.adds)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -174,14 +175,14 @@ def simulate_in_network(
         TopologyError: a switch that would copy or add and cannot, by number and name.
     """
     connected(topology)
-    checks.choice(kind, KINDS, "kind", ScheduleError)
+    checks.choice(kind, TREE_KINDS, "kind", ScheduleError)
     pieces = checks.integer(pieces, "pieces", ScheduleError, least=1, most=_MOST_MESSAGES)
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     down = _checked(topology, kind, trees, "trees")
     up = down if sums is None else _checked(topology, kind, sums, "sums")
     is_same = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
-    if not is_same or (sums is not None and kind != "all_reduce"):
+    if not is_same or (sums is not None and not KINDS[kind].sums_for_all):
         raise ScheduleError("sums= is for an all_reduce: a tree of the same root and weight each")
     does, n = topology.in_network, topology.num_ranks
     for way, verb, able in ((down, "copy", does.copying), (up, "add", does.adding)):
@@ -217,9 +218,9 @@ def _checked(
                 "every rank is the root or the end of a route, and every other end goes on"
             )
     roots = {tree.root for tree in found}
-    if kind == "all_reduce":
+    if KINDS[kind].sums_for_all:
         fits, wanted = bool(found), "a tree or more"
-    elif kind in ("broadcast", "reduce"):
+    elif KINDS[kind].has_root:
         fits, wanted = len(roots) == 1 and max(roots) < n, "trees rooted at one rank"
     else:
         fits, wanted = roots == set(range(n)), "trees rooted at every rank, and at no switch"
@@ -234,7 +235,7 @@ def _shares(kind: str, trees: Sequence[NetworkTree], size: Fraction, ranks: int)
     of_root: dict[int, Fraction] = {}
     for tree, weight in zip(trees, weights, strict=True):
         of_root[tree.root] = of_root.get(tree.root, Fraction(0)) + weight
-    if kind in ("all_gather", "reduce_scatter"):
+    if not KINDS[kind].is_whole:
         return [size / ranks * w / of_root[t.root] for t, w in zip(trees, weights, strict=True)]
     return [size * w / sum(weights) for w in weights]
 
@@ -289,10 +290,10 @@ def simulate_multicast(
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     collective = flow.collective(pieces)
-    if collective.kind != "all_gather":
+    if collective.traits is not ALL_GATHER:
         raise ScheduleError(f"these trees carry {collective}; multicast is timed for all ranks")
     # A forest for sums is of the transposed network, whose switches copy where this one's add.
-    network = flow.topology if kind == "all_gather" else flow.topology.transpose()
+    network = flow.topology if KINDS[kind].copies else flow.topology.transpose()
     able = _able(network.in_network, kind)
     given = (able if switches else ()) if isinstance(switches, bool) else switches
     capable = set(multicast(flow, given).switches)

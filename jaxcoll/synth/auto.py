@@ -17,9 +17,10 @@ from fractions import Fraction
 from typing import ClassVar
 
 from jaxcoll.bounds import bound
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
 from jaxcoll.errors import CollectiveError, JaxcollError
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.progress import Progress, Report

@@ -21,6 +21,7 @@ from jaxcoll.execute.buckets import is_void
 from jaxcoll.execute.calls import AxisName, check_accumulates, is_by_lax, narrowed, widened
 from jaxcoll.execute.choice import Choice
 from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 
 
@@ -132,5 +133,5 @@ class LeafSums:
         # and 5 times the compilation; 16 leaves of 1 MiB took 2.4 times the step (JAX 0.12, 2
         # cores). Apart, a program is the one that its author would have written.
         bucket = jax.ShapeDtypeStruct((sum(leaf.size for leaf in leaves),), leaves[0].dtype)
-        is_ordered = is_fixed(self.order) and kind != "all_gather"  # a gather adds nothing
+        is_ordered = is_fixed(self.order) and kind_of(kind).adds
         return is_by_lax(kind, bucket, self.axis_name, self.schedule, self.lowering, is_ordered)

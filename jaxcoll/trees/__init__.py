@@ -319,9 +319,10 @@ def _lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> S
 
 def _check_carries(flow: TreeFlow, made: Collective, collective: Collective) -> None:
     """Refuse a collective other than the one that is ``made``, but for the number of chunks."""
+    kind = collective.traits
     whole = len(collective.groups) == 1 and len(collective.groups[0]) == flow.topology.num_ranks
     # An all_gather to which one rank contributes is its broadcast.
-    known = collective.kind in (made.kind, "all_gather")
+    known = collective.kind == made.kind or (kind.copies and kind.is_sharded)
     if not (known and whole and np.array_equal(_shares(collective), _shares(made))):
         raise ScheduleError(f"these trees carry {flow.collective(1)}, not {collective}")
     if collective.chunks_per_shard % flow.granularity:

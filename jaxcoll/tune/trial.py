@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.configurations import Config, Parameter, Task
 from jaxcoll.configurations.space import Space, Subspace
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
@@ -44,6 +44,7 @@ from jaxcoll.execute.choice.configured import default_topology, is_small, schedu
 from jaxcoll.execute.choice.stated import alternatives, clique_conflict, compiler_options
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
 from jaxcoll.schedule import Schedule
@@ -87,7 +88,7 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     counts = tuple(n for n in _PARTS if n == 1 or task.nbytes >= n * _LEAST_PART_BYTES)
     parts = (Parameter("parts", counts, "resource"), Parameter("in_flight", counts, "resource"))
     subspaces = [Subspace(_implementation("default", "auto"), parts)]
-    if task.collective not in ROOTED:
+    if kind_of(task.collective).lax is not None:
         subspaces += [
             Subspace(implementation, parts)
             for implementation in _by_transports("native", "auto", backend, of_jit)
@@ -118,7 +119,7 @@ def collective_of(task: Task) -> Collective:
     """The task's collective, its groups of consecutive ranks."""
     size, count = task.group_size, task.num_groups
     groups = tuple(tuple(range(g * size, (g + 1) * size)) for g in range(count))
-    root = 0 if task.collective in ROOTED else None
+    root = 0 if kind_of(task.collective).has_root else None
     return Collective(task.collective, size * count, 1, groups, root)  # type: ignore[arg-type]
 
 
@@ -269,7 +270,7 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
     return dict(recorder.calls)
 
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = tuple(names_in("lax"))
 
 # Collectives as StableHLO names them.
 _COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
@@ -448,25 +449,28 @@ class Trial:
     def _traced(self, x: jax.Array) -> Any:
         spec = PartitionSpec(self.axis)
         # A sum is the same on all ranks; all else is laid out along the axis.
-        out = PartitionSpec() if self.collective == "all_reduce" else spec
+        out = PartitionSpec() if kind_of(self.collective).is_whole else spec
         mapped = functools.partial(jax.shard_map, mesh=self.mesh, in_specs=spec)
         if (beside := self._beside) is None:
             return mapped(self._call, out_specs=out)(x)
         return mapped(lambda x: (self._call(x), beside(x)), out_specs=(out, spec))(x)
 
     def _call(self, x: jax.Array) -> jax.Array:
-        if self.collective == "all_gather":
-            return functions.all_gather(x, self.axis, tiled=True)
-        if self.collective == "reduce_scatter":
-            return functions.psum_scatter(x, self.axis, tiled=True)
-        if self.collective == "all_to_all":
-            return functions.all_to_all(x, self.axis, 0, 0, tiled=True)
-        return functions.psum(x, self.axis)
+        match kind_of(self.collective).lax:
+            case "all_gather":
+                return functions.all_gather(x, self.axis, tiled=True)
+            case "psum_scatter":
+                return functions.psum_scatter(x, self.axis, tiled=True)
+            case "all_to_all":
+                return functions.all_to_all(x, self.axis, 0, 0, tiled=True)
+            case _:
+                return functions.psum(x, self.axis)
 
     def _operand(self, nbytes: int, dtype: np.dtype, seed: int) -> jax.Array:
         per_rank = -(-nbytes // dtype.itemsize)
         shards = -(-per_rank // self._ranks)
-        length = shards if self.collective == "all_gather" else shards * self._ranks
+        is_shard = kind_of(self.collective).starts_with_shard
+        length = shards if is_shard else shards * self._ranks
         # Sums of up to 128 ranks stay below 256, which every float holds exactly.
         drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length, np.int8)
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))

@@ -20,14 +20,16 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import Collective, Schedule, aot, synthesize, topologies
-from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.configured import default_schedule, schedule_of
 from jaxcoll.execute.choice.stated import TRANSPORTS
 from jaxcoll.execute.lowerings.rounds import permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.kinds import NAMES, those
 from jaxcoll.synth import Bucket
 from jaxcoll.tune import tasks_of
+
+ROOTED = those(lambda kind: kind.has_root)
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.
@@ -64,7 +66,7 @@ def main(name: str, wrap: str, which: str) -> None:
         for lowering in lowerings:
             row(target, schedule, synthesizer, lowering)
     if which == "rest":
-        for kind in sorted(set(KINDS) - set(GATHERS)):
+        for kind in sorted(set(NAMES) - set(GATHERS)):
             schedule = default_schedule(Collective(kind, n, root=1 if kind in ROOTED else None))
             for lowering in LOWERINGS:
                 row(target, schedule, "default", lowering)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from jaxcoll import synthesize, topologies
 from jaxcoll.bounds import Bound, bound, lower_bounds
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import AssumptionWarning, CollectiveError, JaxcollError, TopologyError
+from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
@@ -28,10 +29,10 @@ from tests.bounds.exhaustive import Chunk, Wire, copied, least_slots, summed
 from tests.strategies import SEEDS
 
 # All but the exact searches, which take minutes.
-NAMES = tuple(name for name in SYNTHESIZERS if name not in ("sccl", "step_milp"))
+SEARCHES = tuple(name for name in SYNTHESIZERS if name not in ("sccl", "step_milp"))
 SIZES = (1, 10**3, 10**5, 10**8)
 # An all_reduce has most terms.
-OFTEN_SUMS = (*KINDS, *("all_reduce",) * 4)
+OFTEN_SUMS = (*NAMES, *("all_reduce",) * 4)
 
 
 def _random_network(rng: random.Random) -> Topology:
@@ -125,7 +126,7 @@ def _check_all(topology: Topology, what: Collective, nbytes: int, seed: int, exa
     per_chunk = nbytes * len(what.groups) / max(1, what.num_chunks)
     hand = Hand(topology, per_chunk)
     found = [hand.schedule(what, places) for places in meeting_places(topology, what, rng)]
-    for name in rng.sample(NAMES, 3):
+    for name in rng.sample(SEARCHES, 3):
         try:
             found.append(
                 synthesize(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jaxcoll import topologies
 from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds
 from jaxcoll.bounds.times import all_reduce_seconds
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import BlueConnect, Bruck, Cascade, Direct, ForestColl, Tacos
 from jaxcoll.topology import Topology
@@ -226,7 +227,7 @@ def test_groups_bound_their_own_traffic():
     assert bound(topology, alone, 1e6).time == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_where_nobody_needs_anything_the_only_bound_is_0(kind):
     (only,) = lower_bounds(topologies.ring(4), Collective(kind, 4, groups=((2,), (0,))), 1e6)
     assert (only.time, only.name) == (0.0, "distance")
@@ -234,7 +235,7 @@ def test_where_nobody_needs_anything_the_only_bound_is_0(kind):
         assert cut_bound(topologies.ring(1), kind, 1e6).time == 0.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_without_latency_bounds_grow_with_the_bytes(kind):
     """However few they are: a rank outside of the group adds no byte of its own."""
     network, some = topologies.ring(5, alpha=0.0), Collective(kind, 5, groups=((0, 1, 3),))
@@ -359,7 +360,7 @@ def test_bounds_of_duals_are_equal(kind):
 @settings(max_examples=40, deadline=None)
 @given(
     schedules(
-        tuple(kind for kind in KINDS if kind != "all_reduce"),
+        tuple(kind for kind in NAMES if kind != "all_reduce"),
         networks(max_ranks=6, switches=True),
         max_chunks=2,
     ),

@@ -10,12 +10,15 @@ from hypothesis import given
 
 from jaxcoll import topologies
 from jaxcoll.bounds import ideal, step_bound
-from jaxcoll.collective import REDUCING, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import Bucket
 from tests.strategies import schedules
 from tests.strategies import topologies as networks
+
+REDUCING = those(lambda kind: kind.adds)
 
 
 @given(schedules(networks=networks(max_ranks=8, homogeneous=True), max_chunks=3))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll import FormatError
-from jaxcoll.collective import KINDS
 from jaxcoll.io import nccl_tests, timings
 from jaxcoll.io.timings import Timing
+from jaxcoll.kinds import NAMES
 from tests.tune.nccl.test_nccl_tests import DEVICES, NEW, OLD
 
 MSCCLPP = """
@@ -165,7 +165,7 @@ def assert_round_trips(measured):
 
 TIMING = st.builds(
     Timing,
-    collective=st.sampled_from(sorted(KINDS)),
+    collective=st.sampled_from(sorted(NAMES)),
     ranks=st.integers(1, 2**20),
     nbytes=st.integers(1, 2**60),
     seconds=st.floats(1e-12, 1e6),

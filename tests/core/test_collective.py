@@ -10,8 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxcoll import Collective, CollectiveError
-from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, common_parts
+from jaxcoll.collective import common_parts
+from jaxcoll.kinds import KINDS, NAMES, those
 from tests import oracle, strategies
+
+ROOTED = those(lambda kind: kind.has_root)
+REDUCING = those(lambda kind: kind.adds)
+DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
 COLLECTIVES = st.integers(1, 9).flatmap(lambda n: strategies.collectives(n))
 
@@ -114,7 +119,7 @@ def test_chunks_fill_the_buffer(collective, nbytes):
     assert [Fraction(int(w), total) * nbytes for w in weights] == list(sizes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_busbw_is_as_in_nccl_tests(kind):
     expected = {"all_reduce": Fraction(14, 8), "broadcast": 1, "reduce": 1}
     assert Collective(kind, 8).busbw_factor() == expected.get(kind, Fraction(7, 8))
@@ -125,7 +130,7 @@ def test_busbw_is_as_in_nccl_tests(kind):
     }.get(kind, Fraction(3, 4))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_facts_of_kinds(kind):
     collective = Collective(kind, 4)
     assert collective.is_reducing == (kind in REDUCING)
@@ -134,7 +139,7 @@ def test_facts_of_kinds(kind):
     assert Collective(kind, 4, groups=((0, 1, 2, 3),)) == collective
     assert Collective(kind, 4, groups=((1, 0, 2, 3),)).is_grouped
     assert collective.root == (0 if kind in ROOTED else None)
-    for other in KINDS:
+    for other in NAMES:
         assert collective.with_kind(other) == Collective(other, 4)
     assert hash(collective) == hash(Collective(kind, 4))
 

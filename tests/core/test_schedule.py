@@ -20,7 +20,7 @@ from jaxcoll import (
     TopologyError,
     concatenate,
 )
-from jaxcoll.collective import KINDS
+from jaxcoll.kinds import NAMES
 from jaxcoll.topologies import mesh, ring, switch
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
@@ -383,7 +383,7 @@ def test_relabelling_by_no_permutation_is_refused():
         schedule.relabel([0, 1, 1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_empty_schedules(kind):
     schedule = schedule_of(ring(3), Collective(kind, 3), [])
     assert (schedule.num_steps, schedule.num_sends, schedule.num_messages) == (0, 0, 0)

@@ -24,10 +24,12 @@ from jaxcoll import (
     verifier,
     verify,
 )
-from jaxcoll.collective import KINDS, REDUCING
+from jaxcoll.kinds import NAMES, those
 from jaxcoll.topologies import fully_connected, mesh, ring, switch
 from tests import oracle, reference, strategies
 from tests.reference import Send, schedule_of, sends_of
+
+REDUCING = those(lambda kind: kind.adds)
 
 
 def refusal(schedule: Schedule) -> ScheduleError | None:
@@ -56,7 +58,7 @@ def judge(schedule: Schedule) -> bool:
 # ---------------------------------------------------------------------- sound schedules
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @given(data=st.data())
 def test_sound_schedules_are_accepted(kind, data):
     schedule = data.draw(strategies.schedules(kinds=(kind,)))
@@ -66,7 +68,7 @@ def test_sound_schedules_are_accepted(kind, data):
 
 @given(strategies.topologies(min_ranks=9, max_ranks=24, switches=True), st.data())
 def test_sound_schedules_on_larger_networks_are_accepted(topology, data):
-    kinds = tuple(kind for kind in KINDS if kind != "all_to_all")
+    kinds = tuple(kind for kind in NAMES if kind != "all_to_all")
     collective = data.draw(strategies.collectives(topology.num_ranks, kinds))
     verify(reference.synthesize(topology, collective, data.draw(strategies.SEEDS)))
 
@@ -98,7 +100,7 @@ def test_the_width_of_the_chunk_column_does_not_matter(schedule):
     verify(wide)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("groups", [None, ((0,),)])
 def test_one_rank_needs_no_sends(kind, groups):
     topology = Topology(1, [], [], [], [])  # type: ignore[arg-type]
@@ -107,12 +109,12 @@ def test_one_rank_needs_no_sends(kind, groups):
     verify(schedule)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_groups_of_one_need_no_sends(kind):
     verify(schedule_of(ring(4), Collective(kind, 4, 1, ((2,), (0,))), []))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_an_empty_schedule_is_refused_where_there_is_something_to_do(kind):
     schedule = schedule_of(ring(3), Collective(kind, 3), [])
     assert judge(schedule)
@@ -161,7 +163,7 @@ def broken(draw: st.DrawFn, schedule: Schedule) -> tuple[str, list[Send]]:
     return how, sends
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @given(data=st.data())
 def test_mutations_are_judged_as_the_oracle_does(kind, data):
     schedule = data.draw(strategies.schedules(kinds=(kind,)))
@@ -201,7 +203,7 @@ def random_schedules(seed: int) -> Iterator[Schedule]:
     topology = rng.choice([ring(3), fully_connected(3), mesh(2, 2), switch(3)])
     paths = [path for _, _, path in reference.connections(topology)]
     for _ in range(25):
-        kind = rng.choice(KINDS)
+        kind = rng.choice(NAMES)
         groups: Any = rng.choice([None, None, ((0, 1),), ((2, 0), (1,))])
         collective = Collective(kind, topology.num_ranks, 1, groups)
         chunks = range(min(2, collective.num_chunks))
@@ -261,7 +263,7 @@ def test_of_2_to_the_26_pairs_of_ranks_and_chunks_any_sends_are_looked_at():
         many.check_claims()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_every_single_mutation_of_a_small_schedule(kind):
     topology = mesh(2, 2)
     schedule = reference.synthesize(topology, Collective(kind, 4, 1), 7)

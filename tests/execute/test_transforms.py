@@ -14,11 +14,13 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import ScheduleError
-from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind
+from jaxcoll.kinds import NAMES, those
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
+
+ROOTED = those(lambda kind: kind.has_root)
 
 N = 4
 X = integers((N * N, 3), jnp.float32) / 8
@@ -131,7 +133,7 @@ def test_eagerly(pair):
     close(eager(ours), eager(theirs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_transposes_and_batches_of_every_collective(kind, grouped):
     groups = ((0, 3, 1), (5, 4, 2)) if grouped else None

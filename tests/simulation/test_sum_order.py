@@ -15,9 +15,11 @@ from jaxcoll import (
     synthesize,
     topologies,
 )
-from jaxcoll.collective import REDUCING
+from jaxcoll.kinds import those
 from jaxcoll.synth import Halving, Rhd
 from tests import strategies
+
+REDUCING = those(lambda kind: kind.adds)
 
 
 def brackets(schedule) -> int:

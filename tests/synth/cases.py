@@ -11,7 +11,7 @@ import dataclasses
 from hypothesis import strategies as st
 
 from jaxcoll import topologies as families
-from jaxcoll.collective import KINDS
+from jaxcoll.kinds import NAMES
 from jaxcoll.synth import (
     Bfb,
     Blink,
@@ -152,9 +152,9 @@ CASES = [
         for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
     ),
     Case(NcclRing(pieces=2), "hosts", HOSTS, TREES, grouped=False),
-    Case(Direct(), "random", RANDOM, KINDS),
-    Case(Direct(), "switches", SWITCHED, KINDS),
-    Case(Direct(), "one or two ranks", SMALL, KINDS),
+    Case(Direct(), "random", RANDOM, NAMES),
+    Case(Direct(), "switches", SWITCHED, NAMES),
+    Case(Direct(), "one or two ranks", SMALL, NAMES),
     Case(Bucket(), "grids", strategies.grids(max_ranks=36), grouped=False),
     Case(Bucket(), "one or two ranks", SMALL, grouped=False),
     Case(Rhd(), "powers of two", POWERS, grouped=False),
@@ -246,12 +246,12 @@ CASES = [
         Case(VanDeGeijn(gather=Direct()), *family, BY_SHARES)
         for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
     ),
-    Case(Sccl(), "tiny", TINY, KINDS),
+    Case(Sccl(), "tiny", TINY, NAMES),
     Case(Sccl(rounds=1), "tiny", TINY, TREES),
-    Case(Sccl(), "one or two ranks", SMALL, KINDS),
-    Case(StepMilp(), "tiny", TINY, KINDS),
+    Case(Sccl(), "one or two ranks", SMALL, NAMES),
+    Case(StepMilp(), "tiny", TINY, NAMES),
     Case(StepMilp(1e6, ticks=8), "tiny with switches", SWITCHED_TINY, TREES),
-    Case(StepMilp(), "one or two ranks", SMALL, KINDS),
+    Case(StepMilp(), "one or two ranks", SMALL, NAMES),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")
@@ -262,13 +262,13 @@ CASES = [
             ("one or two ranks", SMALL),
         )
     ),
-    *(Case(Tacos(rule, 2), "mixed links", MIXED, KINDS) for rule in RULES),
-    Case(Tacos(attempts=3, nbytes=1e3, aggregate=None), "mixed links", MIXED, KINDS),
-    Case(Tacos(attempts=3, nbytes=1e3, aggregate=2), "grids", EVEN_GRIDS, KINDS),
-    Case(Tacos(attempts=2), "switches", SWITCHED, KINDS),
-    Case(Tacos(attempts=1, degree=2), "switches", SWITCHED, KINDS),
-    Case(Tacos(), "one or two ranks", SMALL, KINDS),
-    Case(FEW, "switches", SWITCHED, KINDS),
-    Case(FEW, "grids", EVEN_GRIDS, KINDS),
-    Case(Portfolio(), "one or two ranks", SMALL, KINDS),
+    *(Case(Tacos(rule, 2), "mixed links", MIXED, NAMES) for rule in RULES),
+    Case(Tacos(attempts=3, nbytes=1e3, aggregate=None), "mixed links", MIXED, NAMES),
+    Case(Tacos(attempts=3, nbytes=1e3, aggregate=2), "grids", EVEN_GRIDS, NAMES),
+    Case(Tacos(attempts=2), "switches", SWITCHED, NAMES),
+    Case(Tacos(attempts=1, degree=2), "switches", SWITCHED, NAMES),
+    Case(Tacos(), "one or two ranks", SMALL, NAMES),
+    Case(FEW, "switches", SWITCHED, NAMES),
+    Case(FEW, "grids", EVEN_GRIDS, NAMES),
+    Case(Portfolio(), "one or two ranks", SMALL, NAMES),
 ]

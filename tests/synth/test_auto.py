@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll.bounds import ideal
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import (
     BUCKET_BYTES,
@@ -59,7 +60,7 @@ PARTS = tuple(name for name, kind in REGISTRY.items() if kind.variants() and nam
 @given(strategies.topologies(max_ranks=8, switches=True), st.data(), SIZES)
 def test_auto_is_no_slower_than_any_of_its_parts(topology, data, nbytes):
     """Each part with the chunks chosen for the size, as ``synthesize`` chooses them by its name."""
-    kind = data.draw(st.sampled_from(KINDS))
+    kind = data.draw(st.sampled_from(NAMES))
     auto = synthesize(topology, kind, Portfolio(nbytes, names=PARTS))
     for variant in REGISTRY[data.draw(st.sampled_from(PARTS))].variants():
         try:
@@ -324,7 +325,7 @@ def test_progress_of_one_synthesizer_over_its_chunk_counts():
     assert len({each.what for each in seen}) == len(seen) > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_every_kind_by_default(kind):
     for topology in (switch(5), ring(3), ring(1)):
         schedule = synthesize(topology, kind, Portfolio(work=20_000))

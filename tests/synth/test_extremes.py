@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jaxcoll import bound, cut_bound, ideal, simulate, synthesize, verify
 from jaxcoll.bounds.throughput import optimum
-from jaxcoll.collective import KINDS
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.kinds import NAMES
 from jaxcoll.numerics.checks import LEAST, MOST
 from jaxcoll.synth import Tacos
 from jaxcoll.synth.registry import REGISTRY
@@ -43,7 +43,7 @@ def networks(draw) -> Topology:
 
 
 @settings(max_examples=60, deadline=None)
-@given(networks(), st.sampled_from(KINDS), SIZES)
+@given(networks(), st.sampled_from(NAMES), SIZES)
 def test_bounds_of_extreme_numbers(topology, kind, nbytes):
     assert 0 < bound(topology, kind, nbytes).time < float("inf")
     try:
@@ -65,7 +65,7 @@ def test_rates_of_extreme_numbers(topology):
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 @settings(max_examples=8, deadline=None)
-@given(networks(), st.sampled_from(KINDS), SIZES, st.integers(1, 2))
+@given(networks(), st.sampled_from(NAMES), SIZES, st.integers(1, 2))
 def test_schedules_of_extreme_numbers(name, topology, kind, nbytes, chunks):
     try:
         schedule = synthesize(topology, kind, FEW if name == "tacos" else name, chunks=chunks)

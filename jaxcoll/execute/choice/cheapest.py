@@ -21,7 +21,8 @@ from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
 from jaxcoll.execute.layout import Axes
-from jaxcoll.execute.primitives import Native, is_native
+from jaxcoll.execute.primitives import Native
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
@@ -128,11 +129,12 @@ def cheapest(
     """
     place = stated.place(kind, axes, groups, root)
     # jax.lax is out, and without a network few rounds are best, which the default has.
-    if place.topology is None and (not is_native(kind) or loses_nans(op, dtype, place.platform)):
+    by_lax = kind_of(kind).lax is not None and not loses_nans(op, dtype, place.platform)
+    if place.topology is None and not by_lax:
         shard = nbytes // len(place.collective.groups[0])
         return default_schedule(place.collective, shard, place.platform)
     found = candidates(place.collective, nbytes, place.topology, place.costs, len(axes.names) > 1)
-    chosen = taken(found, by_lax=not loses_nans(op, dtype, place.platform)).runs
+    chosen = taken(found, by_lax).runs
     if isinstance(chosen, Native):
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
     return chosen or default_schedule(place.collective, 0, place.platform)
@@ -168,7 +170,7 @@ def candidates(
         for name in names
         for each in _in_chunks(REGISTRY[name](), collective, links)
     ]
-    if is_native(collective.kind):
+    if collective.traits.lax is not None:
         found.insert(0, _native(collective, nbytes, topology, costs, several_axes))
     return tuple(found)
 
@@ -211,7 +213,7 @@ def _native(
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        makers = _BACKEND_ALGORITHMS[costs.backend][collective.kind == "all_to_all"]
+        makers = _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
         made = [
             _made(maker, each, nbytes, topology)
             for maker in makers
@@ -220,7 +222,7 @@ def _native(
         times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
         is_padded = several_axes and costs.backend == "tpu"
-        if is_padded and collective.kind in ("all_gather", "reduce_scatter"):
+        if is_padded and not collective.traits.is_whole and collective.traits.is_sharded:
             seconds *= 2  # XLA sums zero-padded buffers instead (compiled for v5p)
     return Candidate("jax.lax", Native(collective), seconds, charge)
 
@@ -263,11 +265,9 @@ def _made(
 
 
 _MOST_LINES, _WIDTH = 24, 100
-_FUNCTIONS = {
-    "psum": "all_reduce",
-    "pmean": "all_reduce",
-    "psum_scatter": "reduce_scatter",
-}
+# Kinds by the functions that run them.
+_FUNCTIONS = {function: name for name, function in names_in("lax").items()}
+_FUNCTIONS["pmean"] = _FUNCTIONS["psum"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -40,7 +40,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll import topologies
-from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
@@ -48,6 +48,7 @@ from jaxcoll.execute.buckets import after
 from jaxcoll.execute.choice.stated import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least
 from jaxcoll.execute.primitives import Native
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import FEW_SENDS, without_numba
 from jaxcoll.schedule import Provenance, Schedule
@@ -105,7 +106,7 @@ def choosing(choices: Choices | None) -> Iterator[None]:
         yield
 
 
-_GRID_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+_GRID_KINDS = those(lambda kind: kind.is_sharded)
 # Of ranks that interpreted kernels relate to one another.
 _MOST_PAIRS = 256
 _RING = Ring(bidirectional=False, order="ranks")
@@ -120,13 +121,13 @@ class Row(NamedTuple):
         synthesizers: the first that is defined for the groups of the collective runs.
     """
 
-    kinds: tuple[str, ...]
+    kinds: frozenset[str]
     min_shard_bytes: int
     synthesizers: tuple[Synthesizer, ...]
 
 
 _FEW_ROUNDS = Row(_GRID_KINDS, 0, (Bucket(), _RING))
-_ALL_TO_ALL = Row(("all_to_all",), 0, (Direct(),))
+_ALL_TO_ALL = Row(those(lambda kind: kind.is_pairwise), 0, (Direct(),))
 
 # By backend. From shards of 96 KiB on, a ring is as fast as few rounds: measured on CPU devices.
 # Nobody has measured GPUs and TPUs; their rows are those of the CPU until ``jc.tune`` has.
@@ -148,7 +149,7 @@ def default_schedule(
         backend: of the devices, as ``jax.default_backend`` names it; one without rows has those of
             the CPU.
     """
-    if collective.kind in ROOTED:
+    if collective.traits.has_root:
         return _binomial_verified(collective)
     rows = FIRST_ROWS.get(backend, FIRST_ROWS["cpu"])
     answers = (
@@ -220,10 +221,10 @@ def binomial(collective: Collective) -> Schedule:
     receiver and of the positions that the receiver will serve. Reduce and gather are these
     reversed.
     """
-    if collective.kind not in ("broadcast", "scatter"):
+    if not collective.traits.starts_at_root:
         return binomial(collective.dual()).reverse()
     k, root = collective.chunks_per_shard, collective.root or 0
-    is_scatter = collective.kind == "scatter"
+    is_scatter = collective.traits.moves
     sends = []
     for ranks, first in zip(collective.groups, collective.chunk_ptr[:-1], strict=True):
         size = len(ranks)
@@ -294,7 +295,8 @@ def run(
 
     # Parts cut every block, so that each part is an operand of the same collective. Operands that
     # mesh axes in Auto or Explicit mode shard further stay whole: XLA would move them.
-    is_many = collective.kind in ("reduce_scatter", "scatter", "all_to_all")
+    kind = collective.traits
+    is_many = not (kind.is_whole or kind.starts_with_shard)
     blocks = len(collective.groups[0]) if is_many else 1
     length = x.size // blocks
     parts = min(parts, length)

@@ -37,6 +37,7 @@ from jaxcoll.execute import functions
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.configured import default_topology
 from jaxcoll.io.files import load_usable, write_text
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
@@ -145,12 +146,7 @@ _FEW, _MANY = 1 << 10, 4 << 20
 _AXIS = "ranks"
 _TIMES = 16  # that a collective of few bytes runs in a program, or rounds of one
 
-_KINDS = {
-    "all_reduce": "psum",
-    "all_gather": "all_gather",
-    "reduce_scatter": "psum_scatter",
-    "all_to_all": "all_to_all",
-}
+_KINDS = names_in("lax")
 
 
 def measure_execution(
@@ -238,7 +234,9 @@ def _measured(
     calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = repeated(_body(_KINDS[kind], schedule), times)
-        cut = n if kind == "all_gather" else 1  # by which a result is larger than its operand
+        cut = (
+            n if kind_of(kind).starts_with_shard else 1
+        )  # by which a result is larger than its operand
         calls[label] = _call(mesh, body, nbytes, cut)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))

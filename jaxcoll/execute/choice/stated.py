@@ -39,6 +39,7 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of
@@ -307,7 +308,7 @@ _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 _CLIQUES = "xla_gpu_collective_permute_connected_components"
 _APART = tuple(
     f"xla_gpu_{kind}_combine_threshold_bytes"
-    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    for kind in sorted(those(lambda kind: kind.is_sharded))
 )
 _TPU_LIMIT = "xla_max_concurrent_async_collective_permutes"
 

@@ -123,10 +123,10 @@ def initial_buffer(
     """
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
-    if collective.kind in ("all_gather", "gather"):
+    if collective.traits.starts_with_shard:
         start = lookup(program.group_index * k, rank)
         return write(blank(x, length), x, start, width)
-    if collective.kind == "all_to_all":
+    if collective.traits.is_pairwise:
         # A rank's block for itself is at its final row from the start.
         buffer = write(blank(x, length), x, program.group_size * k, width)
         start = lookup(program.group_index * k, rank)
@@ -153,11 +153,10 @@ def read_result(
 ) -> jax.Array:
     """The rows of the result, after the last step; zeros at ranks that have none."""
     collective, k = program.collective, program.collective.chunks_per_shard
-    if collective.kind in ("reduce_scatter", "scatter"):
+    if collective.traits.ends_with_shard:
         return read(buffer, lookup(program.group_index * k, rank), k, width)
-    shards = 1 if collective.kind in ("broadcast", "reduce") else program.group_size
-    result = read(buffer, 0, shards * k, width)
-    if collective.kind in ("reduce", "gather"):
+    result = read(buffer, 0, program.blocks[1] * program.block_rows, width)
+    if collective.traits.ends_at_root:
         is_root = lookup(program.group_index == collective.root, rank)
         return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
     return result

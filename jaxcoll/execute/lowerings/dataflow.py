@@ -18,6 +18,7 @@ import functools
 import numpy as np
 
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
+from jaxcoll.kinds import Holder
 
 # With more variants than this of one segment, a buffer is cheaper than selecting between them.
 MOST_VARIANTS = 3
@@ -163,7 +164,8 @@ class _DataflowBuilder:
         """Whether a step is read from the result: if one read does, and saves joining segments."""
         # With several reads, or arrivals that need none, XLA would not know that all reading comes
         # before what the step writes to the result, and copy it.
-        gathers = self.program.collective.kind in ("all_gather", "all_reduce")
+        kind = self.program.collective.traits
+        gathers = kind.is_sharded and kind.after is Holder.ALL
         if self.style == "flat" or not gathers or any(map(self._is_split, segments)):
             return False
         if any(len(parted) == 1 for parted in segments) or any(r.add.any() for r in rounds):

@@ -197,23 +197,21 @@ class PermuteProgram:
     @property
     def is_whole(self) -> bool:
         """Whether input and output are one block, which is divided evenly into rows."""
-        return self.collective.kind in ("all_reduce", "broadcast", "reduce")
+        return self.collective.traits.is_whole
 
     @property
     def blocks(self) -> tuple[int, int]:
         """Blocks in a rank's input and in its output: 1, or the ranks of a group."""
-        kind, size = self.collective.kind, self.group_size
-        if self.is_whole:
+        kind, size = self.collective.traits, self.group_size
+        if kind.is_whole:
             return 1, 1
-        return (
-            1 if kind in ("all_gather", "gather") else size,
-            1 if kind in ("reduce_scatter", "scatter") else size,
-        )
+        return 1 if kind.starts_with_shard else size, 1 if kind.ends_with_shard else size
 
     @property
     def block_rows(self) -> int:
         """Rows of a block."""
-        shards = self.group_size if self.collective.kind == "all_reduce" else 1
+        kind = self.collective.traits
+        shards = kind.shards.count(self.group_size) if kind.is_whole else 1
         return shards * self.collective.chunks_per_shard
 
     @functools.cached_property
@@ -226,26 +224,26 @@ class PermuteProgram:
 
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
-        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
-        if kind in ("all_gather", "gather"):
+        kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
+        if kind.starts_with_shard:
             return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
-        if kind == "all_to_all":
+        if kind.is_pairwise:
             rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
             own = rows // k == self.group_index[:, None]
             # A rank's block for itself is at its final row from the start.
             return np.where(own, rows, self.group_size * k + rows)
         rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
-        if kind in ("broadcast", "scatter"):
+        if kind.starts_at_root:
             rows[self.group_index != self.collective.root] = -1
         return rows
 
     def output_rows(self) -> np.ndarray:
         """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
-        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
-        if kind in ("reduce_scatter", "scatter"):
+        kind, k, n = self.collective.traits, self.collective.chunks_per_shard, self.num_ranks
+        if kind.ends_with_shard:
             return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
-        if kind in ("reduce", "gather"):
+        if kind.ends_at_root:
             rows[self.group_index != self.collective.root] = -1
         return rows
 
@@ -282,7 +280,7 @@ def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np
     rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
     row = np.concatenate(home)
     num_rows = int(np.diff(collective.chunk_ptr).max())
-    if collective.kind == "all_to_all":  # the result, and behind it the input
+    if collective.traits.is_pairwise:  # the result, and behind it the input
         largest = max(map(len, collective.groups))
         num_rows = 2 * largest * collective.chunks_per_shard
     # Chunks that a rank only forwards are in no row of its result. They get rows of their own
@@ -303,7 +301,7 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
     """Row of chunks at ranks, -1 where a rank only passes a chunk on."""
     group = collective.group_of_chunk[chunk]
     local = chunk - collective.chunk_ptr[group]
-    if collective.kind != "all_to_all":
+    if not collective.traits.is_pairwise:
         return np.where(collective.group_of_rank[rank] == group, local, -1)
     k = collective.chunks_per_shard
     size = np.asarray([len(g) for g in collective.groups], np.int64)[group]

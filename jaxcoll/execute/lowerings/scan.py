@@ -111,10 +111,11 @@ def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slo
         recv[c, t, v, : r.size] = r.recv[v]
         add[c, t, v, : r.size] = r.add[v]
     group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
+    kind = program.collective.traits
     slots = []
     for c in range(shape[0]):
         pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
-        for u, v in pairs if program.collective.kind == "all_gather" else ():
+        for u, v in pairs if kind.copies and kind.starts_with_shard else ():
             # Idle entries carry the sender's own first chunk, which may go anywhere in its group:
             # rows that all ranks write need no select.
             if group[u] == group[v]:

@@ -130,7 +130,7 @@ class DataflowRun:
         self.whole, self.rows = used[0] if is_whole else None, None
         if not is_whole:
             self.rows = blank(x, program.blocks[1] * program.block_rows * self.width)
-            if program.collective.kind in ("reduce", "gather"):  # zeros on all ranks but the root
+            if program.collective.traits.ends_at_root:  # zeros on all ranks but the root
                 self.rows = lax.full_like(self.rows, 0)
         self.placed = 0  # values that are in the result already
         self.updates = 0  # of the result

@@ -26,16 +26,18 @@ from jaxcoll.io.msccl.program import (
     Program,
     Runtime,
     loads,
+    whole_buffer,
     written,
     written_for,
 )
 from jaxcoll.io.msccl.replay import lift
 from jaxcoll.io.sends import Run, continues, runs
+from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-_BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
+_KINDS = names_in("msccl")
 Connection = tuple[int, int, int]  # sender, receiver, channel
 Place = tuple[int, int]  # block, instruction
 _MOST_TRIALS = 8
@@ -73,9 +75,9 @@ def lower(
     if not name.isidentifier():
         raise FormatError(f"name must be letters, digits and _, got {checks.shown(name)}")
     collective = schedule.collective
-    if collective.kind not in _BUFFER or collective.is_grouped or collective.shares is not None:
+    if collective.kind not in _KINDS or collective.is_grouped or collective.shares is not None:
         raise FormatError(
-            f"MSCCL programs are written of {', '.join(_BUFFER)} of all ranks with equal shards, "
+            f"MSCCL programs are written of {', '.join(_KINDS)} of all ranks with equal shards, "
             f"not of {collective}"
         )
     if collective.num_chunks > form.MOST_CHUNKS:
@@ -120,7 +122,7 @@ def _rows(found: list[Run], schedule: Schedule, longest: int) -> tuple[tuple[Blo
     """The blocks of every rank, with at most so many runs in one."""
     ranks = [_Rank() for _ in range(schedule.collective.num_ranks)]
     connections = _connections(found, schedule, longest)
-    buffer = _BUFFER[schedule.collective.kind]
+    buffer = whole_buffer(schedule.collective.kind)
     for run, (connection, before) in zip(found, connections, strict=True):
         place = (buffer, run.first)
         sends = Instruction("s", place, place, run.count, step=run.step, place=run.place)

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 from jaxcoll.errors import FormatError
 from jaxcoll.io import xml
+from jaxcoll.kinds import KINDS, names_in
 from jaxcoll.numerics import checks
 
 MOST_ELEMENTS, MOST_CHARACTERS = 4095, 255
@@ -72,12 +73,9 @@ def written_for(dialect: object) -> Runtime:
 
 
 # MSCCL's names of collectives, and of jaxcoll's kinds.
-COLLECTIVES = {
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-}
+COLLECTIVES = {name: kind for kind, name in names_in("msccl").items()}
+# microsoft/msccl writes two words, where others write one.
+COLLECTIVES |= {kind: kind for kind in COLLECTIVES.values() if KINDS[kind].ends_with_shard}
 # Messages that a connection holds before its sender waits, by the buffers of NCCL's protocols: a
 # program that needs more deadlocks.
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
@@ -90,6 +88,11 @@ _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
 # stops; ``jaxcoll.prove`` runs the first two.
 _NOT_READ = {"re", "rrs", "ra"}
 _TAGS = ("algo", "gpu", "tb", "step")  # each in the one before
+
+
+def whole_buffer(kind: str) -> str:
+    """The buffer that is whole in place: the one of input and output that is not a shard."""
+    return "o" if KINDS[kind].starts_with_shard else "i"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +181,8 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
     runtime = written_for(dialect)
     max_bytes = checks.integer(max_bytes, "max_bytes", FormatError, least=1)
     check_limits(program, runtime)
-    collective = program.collective.replace("_", "")
-    if program.collective == "reduce_scatter":
-        collective = runtime.reduce_scatter
+    kind = KINDS[program.collective]
+    collective = runtime.reduce_scatter if kind.ends_with_shard else kind.msccl
     channels = _channels(program)
     # Azure's executor refuses files without outofplace, minBytes and maxBytes (Azure/msccl#26), the
     # others pass over them.
@@ -198,7 +200,7 @@ def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30)
         # In place the one buffer is whole, the other has no chunks: microsoft/msccl compares both
         # with nchunksperloop.
         if program.in_place:
-            sizes["o" if program.collective == "all_gather" else "i"] = program.chunks
+            sizes[whole_buffer(program.collective)] = program.chunks
         of_buffers = {f"{buffer}_chunks": size for buffer, size in sizes.items()}
         lines.append("  " + _tag("gpu", id=rank, **of_buffers) + ">")
         for number, block in enumerate(blocks):

@@ -12,8 +12,9 @@ from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.msccl import program as form
-from jaxcoll.io.msccl.program import Instruction, Program
+from jaxcoll.io.msccl.program import Instruction, Program, whole_buffer
 from jaxcoll.io.sends import edges_of, leads
+from jaxcoll.kinds import KINDS
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
@@ -237,11 +238,10 @@ class _Run:
         if not self.program.in_place or buffer == "s":
             return buffer, chunk
         share = self.program.chunks // len(self.program.ranks)
-        if self.program.collective == "all_gather" and buffer == "i":
-            return "o", rank * share + chunk
-        if self.program.collective == "reduce_scatter" and buffer == "o":
-            return "i", rank * share + chunk
-        return ("o" if self.program.collective == "all_gather" else "i"), chunk
+        kind, whole = KINDS[self.program.collective], whole_buffer(self.program.collective)
+        # A shard lies in the whole buffer, at the place of its rank.
+        is_shard = kind.starts_with_shard if buffer == "i" else kind.ends_with_shard
+        return whole, rank * share + chunk if is_shard else chunk
 
     def _read(self, rank: int, cell: Cell) -> _Value:
         cells = self.cells[rank]
@@ -258,7 +258,7 @@ class _Run:
         """The chunk that a cell holds before the program runs, None for no chunk."""
         buffer, place = cell
         program = self.program
-        if program.collective != "all_gather":
+        if not KINDS[program.collective].starts_with_shard:
             return place if buffer == "i" and place < program.chunks else None
         share = program.chunks // len(program.ranks)
         if program.in_place:

@@ -21,6 +21,7 @@ from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.io.mscclpp.lowering import NAMES, Plan, lower
 from jaxcoll.io.sends import edges_of, leads
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
@@ -105,9 +106,9 @@ def loads(text: str, topology: Topology) -> Schedule:
     if not rows and len(gpus) > 1:
         raise FormatError("no operation says its step: a plan of another tool; prove it instead")
     # Buffers of a plan are in chunks: of an all_gather the input is a shard, else the output.
-    share = gpus[0].get("input_chunks" if kind == "all_gather" else "output_chunks")
+    share = gpus[0].get("input_chunks" if kind_of(kind).starts_with_shard else "output_chunks")
     share = checks.integer(share, "chunks of a shard", FormatError, least=1, most=2**20)
-    k = max(1, share // len(gpus)) if kind == "all_reduce" else share
+    k = max(1, share // len(gpus)) if kind_of(kind).is_whole else share
     what = Collective(kind, len(gpus), k)
     fields.check_claims("the plan", len(gpus), what.num_chunks, what.num_deliveries, len(rows))
     edges, edge = _edges(topology, [(src, dst, path) for _, _, src, dst, _, _, path in rows])

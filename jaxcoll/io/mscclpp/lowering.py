@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io.sends import Run, continues, runs
+from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -25,8 +26,7 @@ from jaxcoll.schedule import Schedule
 MOST_OPERATIONS, MOST_IDS, MOST_CHANNELS = 64, 8, 16
 MOST_BLOCKS = 108  # streaming multiprocessors of an A100: all blocks must run at the same time
 MOST_BYTES = 2**32 - 16  # its offsets are of 32 bits
-NAMES = {"all_gather": "allgather", "reduce_scatter": "reducescatter", "all_reduce": "allreduce"}
-_BUFFER = {"all_gather": "o", "reduce_scatter": "i", "all_reduce": "i"}
+NAMES = names_in("msccl")
 
 Plan = dict[str, Any]  # the JSON object
 
@@ -116,7 +116,7 @@ class _Operations:
         edge = np.asarray(schedule.edge, np.int64)
         self.src, self.dst = (np.asarray(end, np.int64)[edge] for end in (edges.src, edges.dst))
         self.far = self.src // per_host != self.dst // per_host
-        self.closes = schedule.collective.kind == "reduce_scatter"
+        self.closes = schedule.collective.traits.ends_with_shard
         self.continues = continues(schedule, np.asarray(paths, np.int64)[edge])
 
     def most(self, block_of: np.ndarray) -> int:
@@ -195,8 +195,8 @@ def _plan(schedule: Schedule, name: str, ways: Sequence[_Block]) -> Plan:
     for way in ways:
         way.place_scratch(scratch)
     sizes = {
-        "input_chunks": share if what.kind == "all_gather" else whole,
-        "output_chunks": share if what.kind == "reduce_scatter" else whole,
+        "input_chunks": share if what.traits.starts_with_shard else whole,
+        "output_chunks": share if what.traits.ends_with_shard else whole,
     }
     gpus = [
         {"id": rank, **sizes, "scratch_chunks": scratch[rank], **_gpu(ways, rank)}
@@ -265,8 +265,9 @@ class _Block:
     """A block on every rank, with some chunks: its operations, peers and foreign buffers."""
 
     def __init__(self, schedule: Schedule, runs: Sequence[Run], per_host: int):
-        self.kind, self.per_host = schedule.collective.kind, per_host
-        self.buffer = _BUFFER[self.kind]
+        self.kind, self.per_host = schedule.collective.traits, per_host
+        # In place the whole buffer is the one of both that is not a shard.
+        self.buffer = "o" if self.kind.starts_with_shard else "i"
         ranks = schedule.collective.num_ranks
         self.peers = [self._peers(runs, rank) for rank in range(ranks)]
         self.remote: list[dict[str, list[tuple[int, str]]]] = [{} for _ in range(ranks)]
@@ -382,7 +383,7 @@ class _Block:
         peers = self.peers[rank]
         # In an all_reduce every rank that gave a part receives the total later, so nothing is read
         # after its end.
-        near = set(peers.get("memory", ())) if self.kind == "reduce_scatter" else set()
+        near = set(peers.get("memory", ())) if self.kind.ends_with_shard else set()
         signals, waits = (self._meet(rank, name, near) for name in ("signal", "wait"))
         flush = self._meet(rank, "flush", set(peers.get("port", ())))
         return [*signals, *waits, *flush]

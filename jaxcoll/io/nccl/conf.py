@@ -27,16 +27,12 @@ from collections.abc import Iterable
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
+from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 
 # NCCL's words for the collectives that a tuner decides, in the order of ncclFunc_t.
-COLLECTIVES = {
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "all_reduce": "allreduce",
-}
+_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+COLLECTIVES = dict(sorted(names_in("nccl").items(), key=lambda each: _FUNCTIONS.index(each[1])))
 # In the order of NCCL_ALGO_* and NCCL_PROTO_*.
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
@@ -48,9 +44,9 @@ _SHARDED = ("ring", "collnet_direct", "nvls", "pat")
 _RUNS = {
     "broadcast": ("ring",),
     "reduce": ("ring",),
-    "all_gather": _SHARDED,
-    "reduce_scatter": _SHARDED,
-    "all_reduce": ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree"),
+    "allgather": _SHARDED,
+    "reducescatter": _SHARDED,
+    "allreduce": ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree"),
 }
 
 
@@ -104,7 +100,7 @@ class NcclRule:
             value = getattr(self, name)
             checks.optional(value, checks.integer, name, TuneError, least=1, most=most)
         checks.optional(self.registered, checks.flag, "registered", TuneError)
-        runs = _RUNS[self.collective]
+        runs = _RUNS[COLLECTIVES[self.collective]]
         if self.algorithm not in runs:
             raise TuneError(
                 f"NCCL never runs {self.collective} by {self.algorithm!r} and would ignore the "

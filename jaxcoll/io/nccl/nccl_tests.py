@@ -21,15 +21,13 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
+from jaxcoll.kinds import KINDS, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.simulation import Timeline
 
 # Its programs (all_reduce_perf) and types by their names; some are called otherwise here.
-_KINDS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
-    "scatter": "scatter",
-}  # fmt: skip
+_PROGRAMS = names_in("nccl_tests")
+_KINDS = {name: kind for kind, name in _PROGRAMS.items()}
 _DTYPES = {
     **{name: name for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")},
     "half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16",
@@ -244,12 +242,7 @@ def _json_half(value: object, where: str, must: bool) -> tuple[float | None, int
 
 # ---------------------------------------------------------------------- writing
 
-_PROGRAMS = {kind: name for name, kind in _KINDS.items()}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_REDUCED = ("all_reduce", "reduce_scatter", "reduce")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-# Of these, ``count`` is of one rank's part of the buffer.
-_SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 # Widths as nccl-tests has them: whoever cuts columns by place reads ours, too.
 _HEADER = (
     "#{0:54}{1:^36}{2:^36}\n"
@@ -351,8 +344,12 @@ def _columns(measured: Measurements) -> list[tuple[Measurement, int, str, int]]:
     for row in measured.rows:
         name = _NAMES[checks.choice(row.dtype, _NAMES, "the dtype of nccl-tests", FormatError)]
         elements = row.nbytes // _ITEM_BYTES[name]
-        count = elements // measured.ranks if kind in _SHARED else elements
-        redop, root = "sum" if kind in _REDUCED else "none", 0 if kind in _ROOTED else -1
+        # Where the log does not say the collective, as one that moves the whole buffer.
+        row_of = None if kind is None else KINDS[kind]
+        is_part = row_of is not None and not row_of.is_whole  # ``count`` is of one rank's part
+        count = elements // measured.ranks if is_part else elements
+        redop = "sum" if row_of is not None and row_of.adds else "none"
+        root = 0 if row_of is not None and row_of.has_root else -1
         columns.append((row, count, redop, root))
     return columns
 
@@ -371,7 +368,7 @@ def _bandwidths(measured: Measurements, nbytes: int, seconds: float | None) -> t
     algbw = nbytes / seconds / 1e9 if seconds else 0.0
     if measured.collective is None:
         return f"{algbw:.2f}", "0.00"
-    root = 0 if measured.collective in _ROOTED else None
+    root = 0 if KINDS[measured.collective].has_root else None
     what = Collective(measured.collective, measured.ranks, root=root)
     return f"{algbw:.2f}", f"{algbw * float(what.busbw_factor()):.2f}"
 

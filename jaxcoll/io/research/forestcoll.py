@@ -24,6 +24,7 @@ from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.sends import links_by_ends
 from jaxcoll.io.xml import Element, parsed, written
+from jaxcoll.kinds import ALL_GATHER
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
@@ -83,7 +84,7 @@ def dumps(trees: TreeFlow | Schedule) -> str:
 def _of_schedule(schedule: Schedule) -> TreeFlow:
     """The tree that each chunk of an all_gather takes."""
     what, network = schedule.collective, schedule.topology
-    if what.kind != "all_gather" or what.is_grouped or what.shares is not None:
+    if what.traits is not ALL_GATHER or what.is_grouped or what.shares is not None:
         raise FormatError(f"trees are an all_gather of all ranks with equal shards, got {what}")
     # In the order of steps within each chunk, so a parent's edge precedes its children's. One send
     # per rank but the root is a tree if all are reached, which ``check_load`` shows.

@@ -30,6 +30,7 @@ from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.networks.link_types import ALPHA
 from jaxcoll.io.sends import links_by_ends
+from jaxcoll.kinds import KINDS, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
@@ -40,13 +41,7 @@ _MOST_RANKS, _MOST_MULTIPLE, _MOST_WIRES = 1024, 4096, 2**18
 _BANDWIDTH = 25e9  # of a link of one chunk per round, where nobody says it: an NVLink
 _ADDED = "links_are"
 # Names of msccl-tools; its files cannot say what the steps of other collectives add.
-_NAMES = {
-    "all_gather": "Allgather",
-    "all_to_all": "Alltoall",
-    "broadcast": "Broadcast",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
+_NAMES = names_in("sccl")
 
 
 # ---------------------------------------------------------------------- writing
@@ -265,7 +260,8 @@ def _read_collective(value: object, ranks: int) -> Collective:
     # and compared: names in files ("Allgather(n=8)") are for people, and tools write others.
     holds, wants = sides[:, 0].argmax(axis=1).tolist()
     for kind in _NAMES:
-        root = {"broadcast": holds, "scatter": holds, "gather": wants}.get(kind)
+        row = KINDS[kind]
+        root = holds if row.starts_at_root else wants if row.ends_at_root else None
         one = Collective(kind, ranks, 1, root=root).num_chunks
         if len(each) % one == 0:
             what = Collective(kind, ranks, len(each) // one, root=root)

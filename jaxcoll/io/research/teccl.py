@@ -26,6 +26,7 @@ from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.fields import glimpse
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.io.sends import edges_of, links_by_ends
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
@@ -274,7 +275,7 @@ def loads_schedule(text: str, network: Topology, kind: str | None = None) -> Sch
     # all_to_all those for the rank itself are not, and they need not be the last: rounded up.
     per_rank = 1 + max((flow[0] for flow in flows), default=-1)
     ranks = network.num_ranks
-    parts = per_rank if kind == "all_gather" else -(-per_rank // ranks)
+    parts = per_rank if kind_of(kind).copies else -(-per_rank // ranks)
     if not flows or ranks * ranks * parts > readers.MAX_FREE:
         raise FormatError(f"7-Flows has chunks to number {per_rank - 1}; 0 to a few are read")
     what = Collective(kind, ranks, parts)

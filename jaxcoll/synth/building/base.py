@@ -20,8 +20,9 @@ from typing import ClassVar, Self, final
 
 import numpy as np
 
-from jaxcoll.collective import DUALS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges, hop_distances
@@ -128,8 +129,7 @@ class Problem:
     @property
     def sends(self) -> int:
         """Chunks received in all: by every rank each once; an all_reduce sums them first."""
-        twice = 2 if self.collective.kind == "all_reduce" else 1
-        return twice * self.collective.num_deliveries
+        return len(self.collective.traits.phases) * self.collective.num_deliveries
 
     @property
     def hops(self) -> float:
@@ -303,29 +303,30 @@ class Synthesizer(abc.ABC):
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
         """The schedule of a problem with something to do: solved itself, or derived."""
-        kind = problem.collective.kind
-        if self.solves(kind):
+        kind = problem.collective.traits
+        if self.solves(kind.name):
             return self.solve(problem.topology, problem.collective, problem.seed)
-        if kind == "all_reduce" and (self.solves("all_gather") or self.solves("reduce_scatter")):
+        if any(self.solves(phase) for phase in kind.phase_names):
             return self.two_phases(problem)
-        if not self.solves(DUALS[kind]):
-            derived = {DUALS[solved] for solved in self.kinds & {"all_gather", "broadcast"}}
-            derived |= {"all_reduce"} if self.solves("all_gather") else set()
+        if not self.solves(kind.dual_name):
+            derived = those(lambda other: other.dual.copies and self.solves(other.dual_name))
+            derived |= those(lambda other: self.solves(other.phases[-1].name))
             offered = ", ".join(sorted(self.kinds | derived))
             raise CollectiveError(f"{self.name} is not defined for {kind}; it offers {offered}")
         dual = self.solve(problem.topology.transpose(), problem.collective.dual(), problem.seed)
-        return derive(dual, kind, self._order_for(problem))
+        return derive(dual, kind.name, self._order_for(problem))
 
     @final
     def two_phases(self, problem: Problem) -> Schedule:
-        """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
+        """The schedules of both phases of an all_reduce: its reduce_scatter and its all_gather."""
         collective, topology = problem.collective, problem.topology
-        gather, scatter = self.answer(problem.of(collective.with_kind("all_gather")), None), None
+        sums, copies = collective.traits.phase_names
+        gather, scatter = self.answer(problem.of(collective.with_kind(copies)), None), None
         # Sums run over the links backwards: where those are other links, they need a schedule of
         # their own; elsewhere one solution serves both phases.
         if not topology.has_links_of(topology.transpose()):
-            scatter = self.answer(problem.of(collective.with_kind("reduce_scatter")), None)
-        return derive(gather, "all_reduce", self._order_for(problem), scatter)
+            scatter = self.answer(problem.of(collective.with_kind(sums)), None)
+        return derive(gather, collective.kind, self._order_for(problem), scatter)
 
     def solves(self, kind: str) -> bool:
         """Whether ``solve`` makes schedules of a kind; schedules of other kinds are derived."""

@@ -18,8 +18,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxcoll.collective import DUALS
 from jaxcoll.errors import ScheduleError
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule, concatenate
@@ -47,9 +47,8 @@ def derive(
     given = schedule.collective.kind
     if given == kind:
         return schedule
-    takes = {kind, DUALS[kind]}
-    if kind == "all_reduce":
-        takes |= {"all_gather", "reduce_scatter"}
+    wanted = kind_of(kind)
+    takes = {kind, wanted.dual_name, *wanted.phase_names}
     if given not in takes:
         raise ScheduleError(
             f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
@@ -59,8 +58,8 @@ def derive(
         found = concatenate(scatter, schedule)
     else:
         found = schedule.reverse() if nbytes is None else reverse_in_time(schedule, nbytes)
-        if kind == "all_reduce":
-            is_last = given == "all_gather"
+        if wanted.has_phases:
+            is_last = given == wanted.phase_names[-1]
             found = concatenate(*((found, schedule) if is_last else (schedule, found)))
             if found.topology != schedule.topology:  # switches that add copy on the transposed one
                 found = dataclasses.replace(found, topology=schedule.topology)

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.kinds import ALL_GATHER
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule, concatenate
 from jaxcoll.topologies.generative.digraph import Digraph
@@ -100,7 +101,7 @@ class Gather:
         checks.instance(digraph, Digraph, "digraph", TopologyError)
         checks.instance(schedule, Schedule, "schedule", ScheduleError)
         collective, topology = schedule.collective, schedule.topology
-        if collective.kind != "all_gather" or collective.is_grouped:
+        if collective.traits is not ALL_GATHER or collective.is_grouped:
             raise CollectiveError(
                 f"expansions take an all_gather of all ranks in order, not {collective}; give a "
                 f"reduce_scatter to expand_reduce_scatter"
@@ -168,7 +169,7 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     collective = schedule.collective
-    if collective.kind not in ("all_gather", "reduce_scatter") or collective.is_grouped:
+    if ALL_GATHER not in (collective.traits, collective.traits.dual) or collective.is_grouped:
         raise CollectiveError(
             f"an all_gather or reduce_scatter of all ranks in order is reversed, not {collective}"
         )

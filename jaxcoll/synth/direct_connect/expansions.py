@@ -28,6 +28,7 @@ import numpy as np
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.kinds import ALL_GATHER
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import Bfb
@@ -124,7 +125,7 @@ class Expansion(abc.ABC):
         """
         checks.instance(base, Digraph, "base", TopologyError)
         checks.instance(schedule, Schedule, "schedule", ScheduleError)
-        if schedule.collective.kind != "reduce_scatter":
+        if schedule.collective.traits is not ALL_GATHER.dual:
             raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
         # Run backwards, a reduce_scatter of G is an all_gather of its transpose; expanded there and
         # turned back, its ranks are numbered as the transposed expansion has them.

@@ -29,8 +29,9 @@ from typing import ClassVar, Self
 
 from jaxcoll.bounds.cuts import AllReduceBound
 from jaxcoll.bounds.throughput import fastest, known_optimum
-from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Report
 from jaxcoll.schedule import Schedule
@@ -101,7 +102,7 @@ class ForestColl(Synthesizer):
 
     name: ClassVar[str] = "forestcoll"
     takes_shares: ClassVar[bool] = True
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     put_off: ClassVar[float] = SOON
 
     def __post_init__(self) -> None:
@@ -128,8 +129,9 @@ class ForestColl(Synthesizer):
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
         topology, collective = problem.topology, problem.collective
-        way = topology.transpose() if collective.kind == "reduce" else topology
-        root = collective.groups[0][collective.root or 0] if collective.kind in ROOTED else None
+        kind = collective.traits
+        way = topology.transpose() if kind.has_root and kind.adds else topology
+        root = collective.groups[0][collective.root or 0] if kind.has_root else None
         numbers = numbers_of_trees(way, root)
         multiples = (tuple(k * pieces for pieces in DOUBLINGS) for k in numbers)
         return ((1, 2, 3, 4, 6, 8, 12), *multiples)
@@ -193,7 +195,7 @@ class ForestColl(Synthesizer):
 
     def answer(self, problem: Problem, report: Report | None) -> Schedule:
         """As every synthesizer's, but for an all_reduce in joint phases where those are faster."""
-        if problem.collective.kind == "all_reduce" and self.phases == "joint":
+        if problem.collective.traits.has_phases and self.phases == "joint":
             _weights(problem.topology, problem.collective)
             bound = _known_bound(problem.topology)
             if bound.shared is not None:
@@ -219,7 +221,7 @@ def _weights(topology: Topology, collective: Collective) -> tuple[int, ...] | No
     if collective.shares is not None:
         shares = dict(zip(group, collective.shares, strict=True))
         return tuple(shares[r] for r in range(n))
-    if collective.kind in ("all_gather", "all_reduce"):
+    if not collective.traits.has_root:
         return None
     root = group[collective.root or 0]
     return tuple(int(r == root) for r in range(n))

@@ -18,8 +18,9 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.bounds import step_bound
-from jaxcoll.collective import KINDS, REDUCING, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
@@ -82,7 +83,7 @@ class StepMilp(Synthesizer):
     most_ranks: int = MOST_RANKS
 
     name: ClassVar[str] = "step_milp"
-    kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
@@ -307,7 +308,7 @@ class Sccl(Synthesizer):
     most_ranks: int = MOST_RANKS
 
     name: ClassVar[str] = "sccl"
-    kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     tried_by_auto: ClassVar[bool] = False
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 

@@ -101,7 +101,7 @@ class Cascade(Synthesizer):
             CollectiveError: groups that are not subgrids of this grid.
         """
         gather = self._gather(topology, collective.with_kind("all_gather"))
-        if collective.kind == "all_gather":
+        if collective.traits.copies:
             return gather
         back = topology.transpose()
         scatter = gather if topology.has_links_of(back) else self._gather(back, gather.collective)

@@ -24,6 +24,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building import sends
@@ -235,7 +236,7 @@ class Halving(Synthesizer):
     """
 
     name: ClassVar[str] = "halving"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "reduce_scatter", "all_reduce"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_sharded)
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     tried_by_auto: ClassVar[bool] = False
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
@@ -247,12 +248,12 @@ class Halving(Synthesizer):
         run (``reverse_in_time``): of two runs that a switch let arrive early, that may add either
         first.
         """
-        gather = collective.with_kind("all_gather")
-        if collective.kind == "all_gather":
+        gather, kind = collective.with_kind("all_gather"), collective.traits
+        if kind.copies:
             return self._gathered(topology, gather)
         # On the transposed network, so that the reversed sends run over links that there are.
         scatter = self._gathered(topology.transpose(), gather).reverse()
-        if collective.kind == "reduce_scatter":
+        if not kind.has_phases:
             return scatter
         return concatenate(scatter, self._gathered(topology, gather))
 

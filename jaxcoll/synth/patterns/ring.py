@@ -20,9 +20,10 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
@@ -108,7 +109,7 @@ class Ring(Synthesizer):
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
         """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
-        if problem.collective.kind in ROOTED:
+        if problem.collective.traits.has_root:
             return ONE_CHUNK
         circles = self.granularity(problem.topology, problem.collective)
         return ((circles, 2 * circles),)
@@ -218,7 +219,7 @@ class NcclRing(Synthesizer):
     pieces: int | None = None
 
     name: ClassVar[str] = "nccl_ring"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
@@ -234,7 +235,7 @@ class NcclRing(Synthesizer):
         return (tuple(channels * pieces for pieces in DOUBLINGS),)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        if collective.kind == "broadcast":
+        if collective.traits.has_root:
             return self._broadcast(topology, collective)
         channels = functools.partial(_channels, topology)
         each = -(-collective.chunks_per_shard // self.granularity(topology, collective))
@@ -294,9 +295,7 @@ class Direct(Synthesizer):
     """
 
     name: ClassVar[str] = "direct"
-    kinds: ClassVar[frozenset[str]] = frozenset(
-        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
-    )
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
     hop_work: ClassVar[float | None] = 1.0
     put_off: ClassVar[float] = LAST
@@ -312,8 +311,7 @@ class Direct(Synthesizer):
             chunks.append(listed[i])
             ranks.append(members[j])
         chunk, dst = np.concatenate(chunks), np.concatenate(ranks)
-        holder = collective.target if collective.kind == "scatter" else collective.owner
-        src = holder[chunk].astype(np.int64)
+        src = collective.ends(collective.traits.before)[chunk].astype(np.int64)
         # Sends of a step are served in order on a link. By distance first, so that at any time
         # all ranks send to different ones; by destination, all would queue for rank 0 first.
         order = np.lexsort((chunk, src, (dst - src) % n))

@@ -26,6 +26,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks, heap
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import equal_runs
@@ -71,7 +72,7 @@ class MinCongestion(Synthesizer):
     power: int = 5
 
     name: ClassVar[str] = "min_congestion"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.moves)
     has_nbytes: ClassVar[bool] = True
     series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks share the load more evenly
     hop_work: ClassVar[float | None] = 2.0  # every link of a path is searched and simulated
@@ -116,8 +117,8 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
         target: where each chunk of ``order`` ends.
         batch_ptr: chunks of batch b are ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
     """
-    ends = collective.owner.astype(np.int64), collective.target.astype(np.int64)
-    src, dst = ends[::-1] if collective.kind == "scatter" else ends
+    kind = collective.traits
+    src, dst = (collective.ends(end).astype(np.int64) for end in (kind.before, kind.after))
     chunk = np.flatnonzero(src != dst)
     # Piece by piece: the first one of every rank is routed before any second, so that no rank finds
     # the links taken by all data of another.
@@ -125,7 +126,7 @@ def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray
     ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
     order = chunk[np.lexsort((ahead, src[chunk], piece))]
     key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
-    if collective.kind == "scatter":
+    if kind.starts_at_root:
         key = np.arange(len(order))  # all of a piece on one tree would leave the root by few links
     ptr = equal_runs(key)
     return order, src[order[ptr[:-1]]], dst[order], ptr

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks, heap
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction
@@ -63,7 +64,7 @@ class TimeStepped(Synthesizer):
     tolerance: float = 0.005
 
     name: ClassVar[str] = "time_stepped"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.is_pairwise)
     has_nbytes: ClassVar[bool] = True
     tried_by_auto: ClassVar[bool] = False
     series: ClassVar[tuple[Counts, ...]] = (DOUBLINGS,)  # more chunks come nearer to the rate

@@ -26,6 +26,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.progress import Progress, Wanted, checked, reporting
@@ -95,9 +96,7 @@ class Tacos(Synthesizer):
     degree: int | str = "best"
     aggregate: int | None = 1
     name: ClassVar[str] = "tacos"
-    kinds: ClassVar[frozenset[str]] = frozenset(
-        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
-    )
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: not kind.adds)
     has_nbytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -122,7 +121,7 @@ class Tacos(Synthesizer):
     def work(self, problem: Problem) -> float:
         """Sends matched in all attempts, of every degree of unwound switches."""
         topology, sends = problem.topology, float(problem.sends)
-        is_moved = problem.collective.kind in ("all_to_all", "gather", "scatter")
+        is_moved = problem.collective.traits.moves
         if is_moved:
             sends = problem.hops
         if self.attempts is None:
@@ -164,7 +163,7 @@ class Tacos(Synthesizer):
         in_lockstep = (
             is_homogeneous
             and self.aggregate == 1
-            and collective.kind in ("all_gather", "broadcast")
+            and collective.traits.copies
             and rule in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
         )
         # Every degree of unwound switches has attempts of its own: there, more are not worth it.

@@ -30,7 +30,6 @@ from jaxcoll.topology import Topology
 NO_LIMIT = int(np.iinfo(np.int64).max)
 # Links that are matched in one call of a search in lockstep, in whole steps.
 _LINKS_AT_ONCE = 2**19
-_COPIED = ("all_gather", "broadcast")
 
 
 class Found(NamedTuple):
@@ -197,7 +196,7 @@ def best_in_lockstep(
         return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
     simple = 0
-    if collective.kind == "all_gather":
+    if collective.traits.copies and not collective.traits.has_root:
         # Steps that the links into a rank need for its chunks: at most ``step_bound``, found fast.
         ports = np.maximum(np.diff(network.in_ptr), 1)
         simple = int((-(-_wanted(collective) // ports)).max())
@@ -230,22 +229,12 @@ def _best(
 
 def _wanted(collective: Collective) -> np.ndarray:
     """Chunks that each rank must receive, int64 of shape (ranks,)."""
-    wanted, shard = np.zeros(collective.num_ranks, np.int64), collective.chunks_per_shard
-    for group, chunks in zip(
-        collective.groups, np.diff(collective.chunk_ptr).tolist(), strict=True
-    ):
-        members, root = np.asarray(group), collective.root or 0
-        if collective.kind == "all_gather":
-            wanted[members] = chunks - shard
-        elif collective.kind == "broadcast":
-            wanted[np.delete(members, root)] = chunks
-        elif collective.kind == "all_to_all":
-            wanted[members] = chunks // len(group) - shard
-        elif collective.kind == "gather":
-            wanted[members[root]] = chunks - shard
-        else:
-            wanted[np.delete(members, root)] = shard
-    return wanted
+    kind, n = collective.traits, collective.num_ranks
+    source, target = collective.ends(kind.before), collective.ends(kind.after)
+    if kind.moves:
+        return np.bincount(target[source != target], minlength=n)
+    all_of_group = np.append(np.diff(collective.chunk_ptr), 0)  # the last of ranks in no group
+    return all_of_group[collective.group_of_rank] - np.bincount(source, minlength=n)
 
 
 # ---------------------------------------------------------------------- by events
@@ -341,7 +330,7 @@ def search_by_events(
         most: chunks that a message may carry.
     """
     chunk_of_slot, slot = _slots(collective, random)
-    copied = collective.kind in _COPIED
+    copied = collective.traits.copies
     # A chunk for one rank is passed on towards it and never copied, so that nothing is left over.
     relay = copied and not _everyone(collective)
     now = _holdings(len(network.src), collective, tables.WORDS, True, relay)
@@ -350,9 +339,8 @@ def search_by_events(
         direct = _point_to_point(0, 0, 0, np.zeros(0, np.int32))
         wanted, _ = _prepare(network, path_cost, slot, collective, now)
     else:
-        holder, target = collective.owner, collective.target
-        if collective.kind == "scatter":
-            holder, target = target, holder
+        kind = collective.traits
+        holder, target = collective.ends(kind.before), collective.ends(kind.after)
         blocks, links, ranks = len(now.have), len(network.src), collective.num_ranks
         direct = _point_to_point(blocks, links, ranks, target[chunk_of_slot])
         wanted = tables.place_chunks(network, path_cost, holder, slot, direct, now)

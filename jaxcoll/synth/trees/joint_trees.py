@@ -129,9 +129,9 @@ class JointTrees(Synthesizer):
     def may_win(self, problem: Problem) -> bool:
         """Whether the joint bound of an all_reduce is below that of two phases."""
         collective, topology = problem.collective, problem.topology.forwarding_only()
-        if collective.kind != "all_reduce":
+        if not collective.traits.has_phases:
             return True
-        phases = (collective.with_kind(kind) for kind in ("reduce_scatter", "all_gather"))
+        phases = (collective.with_kind(kind) for kind in collective.traits.phase_names)
         separate = sum(bound(topology, phase, self.nbytes).time for phase in phases)
         return separate > _WORTH_TRYING * bound(topology, collective, self.nbytes).time
 
@@ -144,12 +144,12 @@ class JointTrees(Synthesizer):
         topology, collective = problem.topology, problem.collective
         fans = np.bincount(topology.src, minlength=topology.num_vertices)[topology.num_ranks :]
         looks = collective.num_chunks * topology.num_ranks * int(fans.max(initial=0))
-        grown = 2 * self.tries if collective.kind == "all_reduce" else 1
+        grown = 2 * self.tries if collective.traits.has_phases else 1
         planned = (_WORK_OF_MANY if problem.sends > _MANY_SENDS else _WORK) * problem.sends
         return max(planned, _LOOKS * grown * looks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        sides = 2 if collective.kind == "all_reduce" else 1
+        sides = len(collective.traits.phases)
         roots = self._roots(collective, seed)
         chunk_bytes = as_fraction(self.nbytes) / _chunks_of_buffer(collective)
         grown = _Growth(topology, collective, sides, float(chunk_bytes))
@@ -164,7 +164,7 @@ class JointTrees(Synthesizer):
 
     def _roots(self, collective: Collective, seed: int) -> np.ndarray:
         """Roots to try for each chunk, int64 of shape (chunks, tries)."""
-        if collective.kind != "all_reduce":
+        if not collective.traits.has_phases:
             return collective.owner.astype(np.int64)[:, None]
         choice = np.random.default_rng(seed)
         groups = [np.asarray(group) for group in collective.groups]

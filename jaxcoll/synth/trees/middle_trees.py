@@ -28,6 +28,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import distances_from_ranks
@@ -81,7 +82,7 @@ class MiddleTrees(Synthesizer):
     nth: int = 0
 
     name: ClassVar[str] = "middle_trees"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.sums_for_all)
     has_nbytes: ClassVar[bool] = True
     send_work: ClassVar[float] = IN_BLOCKS
     put_off: ClassVar[float] = FIRST

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import as_fraction, common_denominator
@@ -72,7 +73,7 @@ class MultiTree(Synthesizer):
     nearest_first: bool = False
 
     name: ClassVar[str] = "multitree"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.copies)
     series: ClassVar[tuple[Counts, ...]] = ONE_CHUNK
 
     def __post_init__(self) -> None:

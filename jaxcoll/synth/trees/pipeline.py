@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
@@ -215,7 +216,7 @@ class _Trees(Synthesizer):
 
     pieces: int | None = None
 
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+    kinds: ClassVar[frozenset[str]] = those(lambda kind: kind.sums_for_all)
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)

@@ -20,11 +20,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxcoll.collective import ROOTED
 from jaxcoll.configurations import Config, Task
 from jaxcoll.configurations.space import Space
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.tune.table import Table
 from jaxcoll.tune.table_file import Machine
@@ -215,7 +215,7 @@ class Comparison:
         sizes = tuple(size for _, size in call.mesh)
         self._call, self._names = call, names
         self._mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
-        rooted = call.task.collective in ROOTED
+        rooted = kind_of(call.task.collective).has_root
         reference = self._type(None if rooted else _NATIVE)
         self.is_native = not rooted and self._traced(None) == self._traced(_NATIVE)
         self.refused: dict[int, str] = {}
@@ -279,7 +279,7 @@ class Comparison:
 
     def _compare(self, which: jax.Array) -> jax.Array:
         x = self._operand()
-        native = None if self._call.task.collective in ROOTED else _NATIVE
+        native = None if kind_of(self._call.task.collective).has_root else _NATIVE
         wanted = self._run(x, native)
         branches = [functools.partial(self._run, config=self._configs[i]) for i in self._kept]
         return jnp.array_equal(lax.switch(which, branches, x), wanted)[None]

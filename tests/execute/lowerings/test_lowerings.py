@@ -14,11 +14,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import CollectiveError
-from jaxcoll.collective import KINDS
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import LOWERINGS, bind
+from jaxcoll.kinds import NAMES
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 GROUPS = ((0, 4, 1), (5, 3, 2), (7, 6, 8))
@@ -40,9 +40,9 @@ ROOTED = [
     ("ring", "hops", 1, 9, GROUPS),
 ]
 GATHERED = ("all_gather", "reduce_scatter", "all_reduce")
-CASES = [(kind, *case) for kind in KINDS for case in (GATHERS if kind in GATHERED else ROOTED)]
+CASES = [(kind, *case) for kind in NAMES for case in (GATHERS if kind in GATHERED else ROOTED)]
 # Off TPU "pallas" is "auto", which is one of the two others: once for each collective.
-WITH_ALL_NAMES = [(kind, *(GATHERS if kind in GATHERED else ROOTED)[0]) for kind in KINDS]
+WITH_ALL_NAMES = [(kind, *(GATHERS if kind in GATHERED else ROOTED)[0]) for kind in NAMES]
 
 
 def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
@@ -145,7 +145,7 @@ KERNELS = [
     ("reduce_scatter", "mesh", "bucket", 1, 4, None),
     *(
         pytest.param((kind, *case), marks=pytest.mark.slow)
-        for kind in KINDS
+        for kind in NAMES
         for case in [GATHERS[3] if kind in GATHERED else ROOTED[1]]
     ),
     pytest.param(("all_reduce", *GATHERS[6]), marks=pytest.mark.slow),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxcoll.collective import KINDS
 from jaxcoll.execute.lowerings.rounds import max_degree, permute_program
 from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.kinds import NAMES
 from tests.execute.harness import schedule_of
 
 PAIRS = ((0, 4), (5, 1), (6, 2), (3, 7))
@@ -69,7 +69,7 @@ def test_relays_take_rows_of_their_own():
             assert [end[rank][row] for row in range(2)] == [[r] for r in group]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("case", GATHERS)
 def test_rounds_are_as_many_as_the_largest_degrees(case, kind):
     network, synthesizer, chunks = case

@@ -11,7 +11,7 @@ from hypothesis import given
 
 import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, verify
-from jaxcoll.collective import KINDS
+from jaxcoll.kinds import NAMES
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import REGISTRY, Bruck, Rhd, Ring, Swing
 from jaxcoll.synth.building import base
@@ -55,7 +55,7 @@ def test_where_nobody_says_bytes_they_are_those_of_a_bucket_of_gradients():
     assert arguments["bucket_bytes"].default == BUCKET_BYTES
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("groups", [None, ((0, 1, 2), (4, 3))])
 def test_sends_are_what_ranks_lack(kind, groups):
     """A reduction moves as many chunks as the copies of its dual; an all_reduce is one of each."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxcoll import topologies
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.kinds import NAMES
 from jaxcoll.synth import Bucket, Direct, Ring, synthesize
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
@@ -114,7 +115,7 @@ def test_one_way_ring_on_a_one_way_ring_reverses():
     assert (schedule.edges.hops[np.unique(schedule.edge)] == 1).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_direct_takes_one_step_a_phase(kind):
     schedule = synthesize(topologies.mesh(2, 3), kind, Direct(), chunks=2)
     assert schedule.num_steps == (2 if kind == "all_reduce" else 1)
@@ -138,7 +139,7 @@ def test_synthesize_takes_names_and_collectives():
 
 
 def test_one_rank_is_the_identity():
-    for kind in KINDS:
+    for kind in NAMES:
         schedule = synthesize(topologies.ring(1), kind, Direct(), chunks=3)
         assert schedule.num_sends == schedule.num_steps == 0
         verify(schedule)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, Collective
+from jaxcoll.collective import Collective
+from jaxcoll.kinds import NAMES
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
 from jaxcoll.synth.tacos import Tacos, search
@@ -190,7 +191,7 @@ def test_one_message_of_many_chunks_pays_alpha_once():
     assert many.exact_time == alpha + 8 * beta
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_every_kind_on_unequal_links(kind):
     topology = mesh(3, 4, bandwidth=(75e9, 50e9))
     schedule = Tacos(attempts=2).synthesize(topology, Collective(kind, 12, 2), 1)

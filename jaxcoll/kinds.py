@@ -1,0 +1,228 @@
+"""The kinds of collectives: a row of facts each, which everything else asks for.
+
+A kind says who holds a chunk before, who must hold it after, and whether ranks add on the way:
+
+    =============== ======== ======= ================== ==============================
+    kind            before   after   adds               shards of a rank's buffer
+    =============== ======== ======= ================== ==============================
+    all_gather      owner    all     no                 one per rank
+    reduce_scatter  all      owner   yes                one per rank
+    all_reduce      all      all     yes                one per rank
+    broadcast       owner    all     no                 one, the root's
+    reduce          all      owner   yes                one, the root's
+    all_to_all      owner    target  no                 one per pair of ranks
+    gather          owner    target  no                 one per rank; the root is target
+    scatter         target   owner   no                 one per rank; the root is target
+    =============== ======== ======= ================== ==============================
+
+All that the library does with a kind follows from these columns: it is verified, bounded, run,
+derived from its dual and written to files by them. A new kind is a row here; an algorithm that serves it
+names it in its ``kinds``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from jaxcoll.errors import CollectiveError, shown
+
+
+class Holder(enum.Enum):
+    """Which ranks of a group hold a chunk, before or after."""
+
+    ALL = "all"
+    OWNER = "owner"  # the rank whose shard it belongs to
+    TARGET = "target"  # the other end: of a pair, or the root
+
+
+class Shards(enum.Enum):
+    """Into how many shards the buffer of a group of n ranks is cut."""
+
+    ONE = "one"
+    PER_RANK = "per rank"
+    PER_PAIR = "per pair"
+
+    def count(self, size: int) -> int:
+        """Shards of a group of some ranks."""
+        return {Shards.ONE: 1, Shards.PER_RANK: size, Shards.PER_PAIR: size * size}[self]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """All that is known of a kind of collective.
+
+    Attributes:
+        name: as in ``Collective.kind``, by JAX's and MPI's words.
+        dual_name: the kind whose schedules are this one's run backwards.
+        before, after: who holds a chunk. Where ranks add, all hold a contribution before.
+        adds: whether ranks add contributions.
+        shards: into how many the buffer is cut.
+        has_root: whether one rank is the root: the owner of a buffer of one shard, else the target.
+        phase_names: the kinds that do it one after the other; itself where there are none.
+        takes_shares: whether shards may be unequal.
+        lax: the function of ``jax.lax`` that runs it, where there is one.
+        hlo: the operation of XLA.
+        nccl_tests: the program of nccl-tests, without "_perf".
+        nccl: the word of NCCL's tuner files, where a tuner decides it.
+        msccl: the name in MSCCL and MSCCL++ programs; one in which ranks add is written in one word
+            there by newer tools, and read in both spellings.
+        sccl: the name in msccl-tools.
+        chakra: the key of ASTRA-sim's system file for a custom one.
+    """
+
+    name: str
+    dual_name: str
+    before: Holder
+    after: Holder
+    adds: bool
+    shards: Shards
+    has_root: bool = False
+    phase_names: tuple[str, ...] = ()
+    takes_shares: bool = False
+    lax: str | None = None
+    hlo: str | None = None
+    nccl_tests: str | None = None
+    nccl: str | None = None
+    msccl: str | None = None
+    sccl: str | None = None
+    chakra: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def dual(self) -> Kind:
+        """The kind whose schedules are this one's run backwards."""
+        return KINDS[self.dual_name]
+
+    @property
+    def phases(self) -> tuple[Kind, ...]:
+        """The kinds that do it one after the other: two of an all_reduce, else itself."""
+        return tuple(KINDS[name] for name in self.phase_names) or (self,)
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether ranks first add and then copy the sums: that of an all_reduce."""
+        return bool(self.phase_names)
+
+    @property
+    def copies(self) -> bool:
+        """Whether nothing is added and all ranks of a group need the same data."""
+        return not self.adds and self.after is Holder.ALL
+
+    @property
+    def sums_for_all(self) -> bool:
+        """Whether all ranks of a group get the sums."""
+        return self.adds and self.after is Holder.ALL
+
+    @property
+    def moves(self) -> bool:
+        """Whether every chunk goes from one rank to one other (personalized communication)."""
+        return Holder.ALL not in (self.before, self.after)
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether every rank has data of its own for every other."""
+        return self.shards is Shards.PER_PAIR
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every rank has a shard, and no rank is the root."""
+        return self.shards is Shards.PER_RANK and not self.has_root
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a rank's input and its output are both the whole buffer, in one block."""
+        return self.shards is Shards.ONE or self.before is self.after
+
+    @property
+    def starts_at_root(self) -> bool:
+        """Whether the root alone has data before."""
+        return self.has_root and not self.adds and not self.starts_with_shard
+
+    @property
+    def ends_at_root(self) -> bool:
+        """Whether the root alone has a result."""
+        return self.has_root and not self.starts_at_root
+
+    @property
+    def starts_with_shard(self) -> bool:
+        """Whether a rank's input is its shard alone."""
+        return self.shards is Shards.PER_RANK and self.before is Holder.OWNER
+
+    @property
+    def ends_with_shard(self) -> bool:
+        """Whether a rank's output is its shard alone."""
+        return self.shards is Shards.PER_RANK and self.after is Holder.OWNER
+
+
+_ALL, _OWNER, _TARGET = Holder.ALL, Holder.OWNER, Holder.TARGET
+
+_ROWS = (
+    Kind(
+        "all_gather", "reduce_scatter", _OWNER, _ALL, False, Shards.PER_RANK, takes_shares=True,
+        lax="all_gather", hlo="all-gather", nccl_tests="all_gather", nccl="allgather",
+        msccl="allgather", sccl="Allgather", chakra="all-gather-implementation-custom",
+    ),
+    Kind(
+        "reduce_scatter", "all_gather", _ALL, _OWNER, True, Shards.PER_RANK, takes_shares=True,
+        lax="psum_scatter", hlo="reduce-scatter", nccl_tests="reduce_scatter",
+        nccl="reducescatter", msccl="reducescatter", chakra="reduce-scatter-implementation-custom",
+    ),
+    Kind(
+        "all_reduce", "all_reduce", _ALL, _ALL, True, Shards.PER_RANK,
+        phase_names=("reduce_scatter", "all_gather"), takes_shares=True,
+        lax="psum", hlo="all-reduce", nccl_tests="all_reduce", nccl="allreduce",
+        msccl="allreduce", chakra="all-reduce-implementation-custom",
+    ),
+    Kind(
+        "broadcast", "reduce", _OWNER, _ALL, False, Shards.ONE, has_root=True,
+        nccl_tests="broadcast", nccl="broadcast", sccl="Broadcast",
+    ),
+    Kind(
+        "reduce", "broadcast", _ALL, _OWNER, True, Shards.ONE, has_root=True,
+        nccl_tests="reduce", nccl="reduce",
+    ),
+    Kind(
+        "all_to_all", "all_to_all", _OWNER, _TARGET, False, Shards.PER_PAIR,
+        lax="all_to_all", hlo="all-to-all", nccl_tests="alltoall", sccl="Alltoall",
+        chakra="all-to-all-implementation-custom",
+    ),
+    Kind(
+        "gather", "scatter", _OWNER, _TARGET, False, Shards.PER_RANK, has_root=True,
+        nccl_tests="gather", sccl="Gather",
+    ),
+    Kind(
+        "scatter", "gather", _TARGET, _OWNER, False, Shards.PER_RANK, has_root=True,
+        nccl_tests="scatter", sccl="Scatter",
+    ),
+)  # fmt: skip
+
+KINDS: Mapping[str, Kind] = MappingProxyType({row.name: row for row in _ROWS})
+NAMES = tuple(KINDS)
+ALL_GATHER = KINDS["all_gather"]
+
+
+def kind_of(name: object) -> Kind:
+    """The kind of a name.
+
+    Raises:
+        CollectiveError: none is called so.
+    """
+    if not isinstance(name, str) or name not in KINDS:
+        raise CollectiveError(f"unknown collective {shown(name)}; known: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def those(which: Callable[[Kind], bool]) -> frozenset[str]:
+    """The names of the kinds of which something holds."""
+    return frozenset(row.name for row in _ROWS if which(row))
+
+
+def names_in(attribute: str) -> dict[str, str]:
+    """The names of kinds elsewhere, in order: ``names_in("hlo")["all_gather"]`` is "all-gather"."""
+    said = {row.name: getattr(row, attribute) for row in _ROWS}
+    return {name: there for name, there in said.items() if there is not None}

@@ -1,0 +1,106 @@
+"""Kinds of collectives: their rows against definitions written out, and one way to ask for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxcoll
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.kinds import KINDS, NAMES, Holder, kind_of, names_in, those
+
+# Who has chunk c of n ranks (of n * n in an all_to_all) before and after; the root is rank 1.
+DEFINED = {
+    "all_gather": (lambda n, r, c: r == c, lambda n, r, c: True),
+    "reduce_scatter": (lambda n, r, c: True, lambda n, r, c: r == c),
+    "all_reduce": (lambda n, r, c: True, lambda n, r, c: True),
+    "broadcast": (lambda n, r, c: r == 1, lambda n, r, c: True),
+    "reduce": (lambda n, r, c: True, lambda n, r, c: r == 1),
+    "all_to_all": (lambda n, r, c: r == c // n, lambda n, r, c: r == c % n),
+    "gather": (lambda n, r, c: r == c, lambda n, r, c: r == 1),
+    "scatter": (lambda n, r, c: r == 1, lambda n, r, c: r == c),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_who_has_what_before_and_after(name, ranks):
+    what = Collective(name, ranks, root=1 if KINDS[name].has_root else None)
+    for found, defined in zip(
+        (what.precondition(), what.postcondition()), DEFINED[name], strict=True
+    ):
+        wanted = [
+            [bool(defined(ranks, r, c)) for c in range(what.num_chunks)] for r in range(ranks)
+        ]
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+def test_a_kind_and_its_dual(kind):
+    """Backwards, who had a chunk after has it before; copies become sums."""
+    assert kind.dual.dual is kind
+    assert (kind.before, kind.after) == (kind.dual.after, kind.dual.before) or kind.is_pairwise
+    assert kind.shards is kind.dual.shards
+    assert kind.has_root == kind.dual.has_root
+    if Holder.ALL in (kind.before, kind.after):
+        assert kind.adds == (kind.before is Holder.ALL)
+        assert kind.adds or kind.dual.adds
+    else:
+        assert not kind.adds
+    assert kind.starts_at_root == kind.dual.ends_at_root
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+def test_phases_begin_and_end_as_the_whole(kind):
+    first, last = kind.phases[0], kind.phases[-1]
+    assert (first.before, last.after) == (kind.before, kind.after)
+    assert first.after is last.before or not kind.has_phases
+    assert any(phase.adds for phase in kind.phases) == kind.adds
+
+
+def test_every_kind_copies_moves_or_adds():
+    parts = (
+        those(lambda kind: kind.copies),
+        those(lambda kind: kind.moves),
+        those(lambda kind: kind.adds),
+    )
+    assert frozenset.union(*parts) == set(NAMES)
+    assert sum(map(len, parts)) == len(NAMES)
+
+
+@pytest.mark.parametrize("attribute", ["lax", "hlo", "nccl_tests", "nccl", "msccl", "chakra"])
+def test_names_elsewhere_are_distinct(attribute):
+    names = names_in(attribute)
+    assert len(set(names.values())) == len(names) > 2
+    assert set(names) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", ["all-gather", "", None, 3, ["broadcast"]])
+def test_other_names_are_refused(name):
+    with pytest.raises(CollectiveError, match=r"unknown collective .*; known: all_gather, "):
+        kind_of(name)
+
+
+# Files that may name kinds in conditions: the second opinion, which imports nothing of ours.
+_INDEPENDENT = "prove"
+
+
+def test_nobody_compares_the_names_of_kinds():
+    """A kind is asked what it does: a new one is a row of its table, not a hunt through files."""
+    names = "|".join(NAMES)
+    compared = re.compile(
+        rf'(?:kind|collective)\w* *(?:==|!=|(?:not )?in) *\(?"(?:{names})"'
+    )
+    root = Path(jaxcoll.__file__).parent
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        if _INDEPENDENT not in path.relative_to(root).parts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if compared.search(line)
+    ]
+    assert found == []
