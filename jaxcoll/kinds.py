@@ -16,8 +16,8 @@ A kind says who holds a chunk before, who must hold it after, and whether ranks 
     =============== ======== ======= ================== ==============================
 
 All that the library does with a kind follows from these columns: it is verified, bounded, run,
-derived from its dual and written to files by them. A new kind is a row here; an algorithm that serves it
-names it in its ``kinds``.
+derived from its dual and written to files by them. A new kind is a row here; an algorithm that
+serves it names it in its ``kinds``.
 """
 
 from __future__ import annotations

@@ -92,9 +92,7 @@ _INDEPENDENT = "prove"
 def test_nobody_compares_the_names_of_kinds():
     """A kind is asked what it does: a new one is a row of its table, not a hunt through files."""
     names = "|".join(NAMES)
-    compared = re.compile(
-        rf'(?:kind|collective)\w* *(?:==|!=|(?:not )?in) *\(?"(?:{names})"'
-    )
+    compared = re.compile(rf'(?:kind|collective)\w* *(?:==|!=|(?:not )?in) *\(?"(?:{names})"')
     root = Path(jaxcoll.__file__).parent
     found = [
         f"{path.relative_to(root)}:{number}: {line.strip()}"
