@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from jaxcoll import InNetwork, Topology, TopologyError, topologies
 from jaxcoll.bounds.throughput import balanced
 from jaxcoll.copies import Copies
-from jaxcoll.io import graph_files, json
+from jaxcoll.io import graph_files, json, nccl_topology, nvidia_smi
 from jaxcoll.topologies.switch_tiers import behind_routers
 from jaxcoll.topology import rebuilt
 from tests import strategies
+from tests.io.networks.hosts import DUMPS
 
 NETWORKS = strategies.topologies(max_ranks=6, switches=True, exact=True)
 
@@ -116,6 +117,39 @@ def test_families_say_it():
     assert not topologies.dgx_a100(2).in_network
     assert does(topologies.dgx_a100(2, sharp=True)) == [(False, False)] * 2 + [(True, True)]
     assert does(topologies.dgx_h100(1, sharp=True)) == [(True, True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """As much of a JAX device as its network is assumed from."""
+
+    id: int
+    device_kind: str
+    process_index: int = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"),
+    [("NVIDIA H100 80GB HBM3", True), ("NVIDIA B200", True), ("NVIDIA A100-SXM4-80GB", False)],
+)
+def test_devices_from_hopper_on_have_it(kind, can):
+    """NVLink SHARP: NVSwitches of the third generation and newer."""
+    found = Topology.from_devices([Gpu(i, kind) for i in range(8)])
+    assert does(found) == [(can, can)]
+
+
+@pytest.mark.parametrize(("gpu", "can"), [("h100", True), ("a100", False)])
+def test_tables_of_nvidia_smi_have_it_by_the_gpu(gpu, can):
+    rows = tuple(tuple("X" if i == j else "NV18" for j in range(8)) for i in range(8))
+    found = nvidia_smi.topology(nvidia_smi.Connections(8, rows, {}), gpu=gpu)
+    assert (can, can) in does(found)
+    assert bool(found.in_network) == can
+
+
+@pytest.mark.parametrize(("name", "can"), [("dgx_h100", True), ("dgx_a100", False)])
+def test_dumps_of_nccl_have_it_by_the_gpu(name, can):
+    found = nccl_topology.topology(nccl_topology.load(DUMPS / f"{name}.xml"), network=50e9)
+    assert bool(found.in_network) == can
 
 
 def test_symmetries_that_keep_it_stay():
