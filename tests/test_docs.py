@@ -115,8 +115,10 @@ def test_the_page_of_targets_compiles_for_a_slice(tmp_path):
 
 
 def test_the_training_page_trains(tmp_path):
-    first, second, flax, nnx, converted, third = map(float, run_page("training.md", 7, tmp_path))
+    losses = map(float, run_page("training.md", 8, tmp_path))
+    first, second, two_axes, flax, nnx, converted, third = losses
     assert second < first < 0.5
+    assert two_axes < 1
     # Both go on from the parameters that were trained.
     assert flax < second
     assert converted < second

@@ -321,7 +321,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
         return 0
     if counted:
         table.row("(in the network)", *(f"{time_text(seconds)}        " for seconds in counted))
-        click.echo(f"switches that copy and add ({network.in_network}) are counted {_UNUSED}")
+        click.echo(f"of the switches, {network.in_network}: counted {_UNUSED}")
     for nbytes in size:
         timed = [row for row in made if row.nbytes == nbytes and row.refusal is None]
         if timed:
@@ -383,7 +383,7 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
     lines = [_bound_line(each, size) for each in found]
     if plain is not None:
         facts["of_schedules"] = _bound_facts(plain)
-        does = f"switches that copy and add ({network.in_network}) are counted {_UNUSED}"
+        does = f"of the switches, {network.in_network}: counted {_UNUSED}"
         lines += [f"{does}, and take:", _bound_line(plain, size)]
     return tell(as_json, facts, *lines)
 

@@ -115,7 +115,9 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
         "num_ranks": fields.integer(1, MOST_RANKS), "num_vertices": fields.integer(1, 2**22),
         "name": fields.text, "vertex_names": fields.list_of(fields.text),
         "grid": fields.optional(_grid), "generators": fields.list_of(column),
-    }, num_vertices=None, name="", vertex_names=[], grid=None, generators=[])  # fmt: skip
+        "in_network": _in_network,
+    }, num_vertices=None, name="", vertex_names=[], grid=None, generators=[],
+       in_network=((), ()))  # fmt: skip
     ranks, columns = said["num_ranks"], [said[k] for k in ("src", "dst", "alpha", "bandwidth")]
     vertices = said["num_vertices"] or ranks
     # Ranks have a link each, and switches may be left without: a few bytes claim no millions.
@@ -134,11 +136,16 @@ def _network(value: object, name: str) -> tuple[int, list[tuple[int, int]]]:
         raise NotRead(f'"vertex_names" must be one for each of {vertices} vertices')
     if said["grid"] not in (None, ranks):
         raise NotRead(f"the grid has {quoted(said['grid'])} places for {ranks} ranks")
+    able = [set(switches) for switches in said["in_network"]]  # that copy, and that add
+    if not set().union(*able) <= set(range(ranks, vertices)):
+        raise NotRead(f'"in_network" must name switches, {ranks} to {vertices - 1}')
     for image in said["generators"]:
         moved = _permutes(image, vertices) and max(image[:ranks]) < ranks and (
             Counter((image[a], image[b], *speed) for a, b, *speed in links))  # fmt: skip
         if moved != Counter(links):
             raise NotRead("a generator must map ranks to ranks and links onto themselves")
+        if any({image[v] for v in switches} != switches for switches in able):
+            raise NotRead("a generator must map switches that copy or add onto their like")
     ends = list(zip(*columns[:2], strict=True))
     for side in (0, 1):
         if _reached(ends, side, vertices, ranks) < ranks:
@@ -178,6 +185,14 @@ def _within(value: Fraction | float) -> bool:
         return _LEAST <= float(value) <= _MOST
     except OverflowError:
         return False
+
+
+def _in_network(value: object, name: str) -> tuple[list[int], list[int]]:
+    """The switches that copy, and those that add."""
+    column = fields.integers(0, _INT32)
+    asked = {"copying": column, "adding": column}
+    said = fields.said(value, name, asked, copying=[], adding=[])  # type: ignore[arg-type]
+    return said["copying"], said["adding"]
 
 
 def _grid(value: object, name: str) -> int:

@@ -118,7 +118,7 @@ class LeafSums:
             CollectiveError: as ``check_own``, and as ``jc.psum`` of the whole tree.
         """
         check_own(gradients, self.axis_name)
-        kept = [leaf for leaf in jax.tree.leaves(gradients) if isinstance(leaf, jax.core.Tracer)]
+        kept = [leaf for leaf in jax.tree.leaves(gradients) if not is_void(leaf)]
         check_accumulates(self.accum_dtype, kept, "accum_dtype=")
 
     def apart(self, leaves: Sequence[jax.Array], kind: str = "all_reduce") -> bool:

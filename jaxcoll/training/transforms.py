@@ -197,6 +197,7 @@ def overlap(
         # Copies that may differ from rank to rank, so that gradients are a rank's own.
         axes = tracked(axis_name)
         own = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), axes), params)
+        calls.check_accumulates(accum_dtype, jax.tree.leaves(own), "overlap")
         value, pulls = _forward(layers, loss, own, x, arguments)
         return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)
 

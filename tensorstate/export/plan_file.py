@@ -116,14 +116,14 @@ class PlanFile:
             if dataclasses.replace(planned, node_class=given.node_class) != given:
                 source = graph.operators[number].source
                 return (
-                    f"operator {number} is {_operator_text(given)} ({named(source)}), the plan has "
+                    f"operator {number} is {_operator_text(given)} ({source}), the plan has "
                     f"{_operator_text(planned)} there"
                 )
         common = min(len(operators), len(self.operators))
         if len(operators) > common:
             source = graph.operators[common].source
             text = _operator_text(operators[common])
-            text += f" ({named(source)})"
+            text += f" ({source})"
             return f"operator {common} is {text}, with which the plan's step has ended"
         if len(self.operators) > common:
             return f"it ends before operator {common}, {_operator_text(self.operators[common])}"

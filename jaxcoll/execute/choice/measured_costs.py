@@ -234,10 +234,8 @@ def _measured(
     calls: dict[str, Call] = {"nothing": _call(mesh, lambda v: v + 1, _FEW, 1)}
     for label, kind, schedule, nbytes, times in wanted:
         body = repeated(_body(_KINDS[kind], schedule), times)
-        cut = (
-            n if kind_of(kind).starts_with_shard else 1
-        )  # by which a result is larger than its operand
-        calls[label] = _call(mesh, body, nbytes, cut)
+        larger = n if kind_of(kind).starts_with_shard else 1  # than its operand, is a result
+        calls[label] = _call(mesh, body, nbytes, larger)
         if report is not None:
             report(Progress(len(calls) - 1, len(wanted), "programs compiled"))
     taken = net_medians(calls, "nothing", until)

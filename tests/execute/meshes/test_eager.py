@@ -14,6 +14,11 @@ import jaxcoll as jc
 from jaxcoll import execute
 from tests.execute.harness import integers
 
+pytestmark = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11),
+    reason="outside jit JAX 0.10 adds no two operands in a shard_map that Explicit axes shard",
+)
+
 E, A = AxisType.Explicit, AxisType.Auto
 # Only axes in Explicit mode beside "x"; and one in Auto mode beside them, where no shard_map nests.
 MESHES = {
