@@ -195,8 +195,7 @@ def overlap(
                 f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
             )
         # Copies that may differ from rank to rank, so that gradients are a rank's own.
-        axes = tracked(axis_name)
-        own = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), axes), params)
+        own = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), tracked(axis_name)), params)
         calls.check_accumulates(accum_dtype, jax.tree.leaves(own), "overlap")
         value, pulls = _forward(layers, loss, own, x, arguments)
         return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, sums)

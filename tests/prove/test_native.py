@@ -52,7 +52,7 @@ def test_the_checker_is_small_enough_to_be_read():
     """Of each format, the lines that its proof rests on."""
     lines = {path.stem: len(path.read_text().splitlines()) for path in CHECKER}
     assert lines["native"] + lines["contents"] <= 600
-    assert lines["schedule_file"] + lines["fields"] <= 420
+    assert lines["schedule_file"] + lines["fields"] <= 430
     assert lines["plans"] + lines["contents"] + lines["order"] <= 600
     assert lines["plan_file"] + lines["plan_order"] <= 480
     assert lines["hlo"] + lines["hlo_order"] <= 620

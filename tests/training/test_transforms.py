@@ -185,7 +185,9 @@ def test_gradients_that_jax_has_summed_are_refused():
         ({"axis_name": "z"}, CollectiveError, "axis 'z' is not bound"),
         ({"window": -1}, CollectiveError, "window must be an integer of at least 0"),
         ({"window": 1.0}, CollectiveError, "window must be an integer"),
-        ({"accum_dtype": np.int32}, CollectiveError, "accum_dtype=int32 cannot hold sums of float"),
+        # Integers of the tree are added in int32, and its floats in their own; nothing is complex.
+        ({"accum_dtype": np.complex64}, CollectiveError, "complex64 cannot hold sums of float"),
+        ({"accum_dtype": np.int8}, CollectiveError, "accum_dtype=int8 cannot hold sums of int32"),
     ],
 )
 @pytest.mark.parametrize("sharded_state", [True, False])
