@@ -330,7 +330,8 @@ def run_equation(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     names = ("",) * len(invars), ("",) * len(eqn.outvars)
     debug = extend.DebugInfo("an equation", eqn.primitive.name, *names)
     program = extend.Jaxpr((), invars, eqn.outvars, [eqn], eqn.effects, debug)
-    return extend.jaxpr_as_fun(extend.ClosedJaxpr(program, ()))(*operands)
+    closed = extend.ClosedJaxpr(program, ())  # type: ignore[attr-defined]
+    return extend.jaxpr_as_fun(closed)(*operands)
 
 
 # ---------------------------------------------------------------------- primitives

@@ -137,7 +137,7 @@ def _evaluate(
 
     def read(atom) -> Value:
         if isinstance(atom, jax_internals.Literal):
-            return whole(np.asarray(atom.val, atom.aval.dtype))
+            return whole(np.asarray(atom.val, atom.aval.dtype))  # type: ignore[attr-defined]
         return values[atom]
 
     for eqn in jaxpr.eqns:
@@ -148,9 +148,9 @@ def _evaluate(
 
 def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
     """The results of an equation."""
-    name, out = eqn.primitive.name, eqn.outvars[0].aval if eqn.outvars else None
+    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape if eqn.outvars else ()
     if name == "broadcast_in_dim" and given[0].shape == () and isinstance(given[0], Whole):
-        return [Whole(given[0].array, out.shape)]
+        return [Whole(given[0].array, shape)]
     cuts = {value.cut for value in given if isinstance(value, Part)}
     if not cuts:
         return _as_it_is(ranks, eqn, given)
@@ -162,7 +162,7 @@ def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
     if len(cuts) > 1:
         return _as_it_is(ranks, eqn, given)
     (cut,) = cuts
-    if name in _ELEMENTWISE and out.shape == cut.shape:
+    if name in _ELEMENTWISE and shape == cut.shape:
         # Newer JAX repeats dimensions of one element by itself.
         given = [_repeated(ranks, value, cut.shape) for value in given]
         result = Part(cut, _run(eqn, [ranks.row(value, cut) for value in given]))
@@ -171,10 +171,10 @@ def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
             # XLA computes of the two what is used.
             result.block = _run(eqn, [ranks.block(value, cut) for value in given])
         return [result]
-    if name in _RESHAPES and len(given) == 1 and math.prod(out.shape) == math.prod(cut.shape):
-        seen = dataclasses.replace(cut, shape=out.shape)
+    if name in _RESHAPES and len(given) == 1 and math.prod(shape) == math.prod(cut.shape):
+        seen = dataclasses.replace(cut, shape=shape)
         return [dataclasses.replace(given[0], cut=seen, whole=None)]
-    if name in _NEUTRAL and out.shape == ():
+    if name in _NEUTRAL and shape == ():
         return [whole(_reduced(ranks, eqn, cut, given[0]))]
     if name == "dot_general" and _is_inner_product(eqn):
         return [whole(_inner_product(ranks, eqn, cut, given))]

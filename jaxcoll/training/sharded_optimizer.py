@@ -263,8 +263,10 @@ class _Sharded:
             if all_rows is not None:
                 x = dataclasses.replace(x, block=joined_shards(all_rows, x.cut.block))
             cut = cuts.get(names_on(path))
-            is_block = is_value(x) and cut is not None and cut.shape == x.shape
-            blocks.append(ranks.block(x, cut) if is_block else ranks.whole(x) if is_value(x) else x)
+            if is_value(x):
+                is_block = cut is not None and cut.shape == x.shape
+                x = ranks.block(x, cut) if is_block else ranks.whole(x)  # type: ignore[arg-type]
+            blocks.append(x)
         return jax.tree.unflatten(structure, blocks)
 
     def _in_buckets(self, function: Callable, kind: str, tree, rows: Callable):

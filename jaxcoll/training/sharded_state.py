@@ -176,7 +176,7 @@ def as_row(state: Any, cuts: Mapping[Names, Cut], ranks: Ranks) -> ZeroState:
         cut = _cut_at(path, cuts)
         # Typed as varying whatever it is, a count of steps too: state that comes back in through
         # its spec, P(axis_name), is typed so, and a loop's carry must not change its type.
-        if is_sharded(value, cut):
+        if cut is not None and is_sharded(value, cut):
             return vary(ranks.row(value, cut), (*axes, *tracked(cut.names)))[None]
         x = vary(jnp.asarray(ranks.whole(value)), axes)[None]
         return x if value.shape == () else x[None]
@@ -216,7 +216,7 @@ def of_row(state: Any, cuts: Mapping[Names, Cut], ranks: Ranks) -> Any:
         cut, row = _cut_at(path, cuts), leaf[0]
         if row.ndim == 1:
             wanted = None if cut is None else cut.width(n)
-            if row.size != wanted:
+            if cut is None or row.size != wanted:
                 has = "no parameter has" if cut is None else f"{wanted} are those of the one of"
                 raise CollectiveError(
                     f"the state of zero has a shard of {row.size} elements at {where}, and {has} "
@@ -315,7 +315,11 @@ def _resharded(state: ZeroState, cuts: Mapping[Names, Cut], old: int, new: int) 
                 f"{_by_specs(cuts)}: are params those that the state was made for?"
             )
         rows = np.repeat(rows[:1], new, axis=0)
-        return jax.random.wrap_key_data(rows, impl=jax.random.key_impl(leaf)) if is_key else rows
+        return (
+            jax.random.wrap_key_data(jnp.asarray(rows), impl=jax.random.key_impl(leaf))
+            if is_key
+            else rows
+        )
 
     return ZeroState(jax.tree_util.tree_map_with_path(one, state.inner))
 
@@ -387,6 +391,7 @@ def specs_of_init(inner_state: Any, cuts: Mapping[Names, Cut], axis_name: AxisNa
 
     def one(path, leaf):
         cut = _cut_at(path, cuts)
-        return row_spec(axis_name, cut.names if is_sharded(leaf, cut) else ())
+        names = cut.names if cut is not None and is_sharded(leaf, cut) else ()
+        return row_spec(axis_name, names)
 
     return ZeroState(jax.tree_util.tree_map_with_path(one, inner_state))

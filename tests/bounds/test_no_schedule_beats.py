@@ -10,6 +10,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +72,8 @@ def _random_network(rng: random.Random) -> Topology:
 
 def _family(rng: random.Random) -> Topology:
     """A usual network, perhaps without one of its links."""
-    n, speed = rng.randint(2, 9), {"alpha": rng.choice((0.0, 1e-6)), "bandwidth": 1e9}
+    n = rng.randint(2, 9)
+    speed: dict[str, Any] = {"alpha": rng.choice((0.0, 1e-6)), "bandwidth": 1e9}
     counts = [rng.randint(1, 4) for _ in range(rng.randint(2, 3))]
     network, inside = rng.choice((25e9, 1e9)), rng.choice((25e9, 300e9))
     found = rng.choice(
@@ -161,9 +163,8 @@ def cases(draw: st.DrawFn) -> tuple[Topology, Collective, int, int]:
         topology = (_family if draw(st.booleans()) else _random_network)(rng)
     kind, chunks = draw(st.sampled_from(OFTEN_SUMS)), draw(st.sampled_from((1, 1, 2, 3)))
     groups = _groups(rng, topology.num_ranks)
-    return topology, Collective(kind, topology.num_ranks, chunks, groups), draw(
-        st.sampled_from(SIZES)
-    ), seed  # fmt: skip
+    what = Collective(kind, topology.num_ranks, chunks, groups)  # type: ignore[arg-type]
+    return topology, what, draw(st.sampled_from(SIZES)), seed
 
 
 @pytest.mark.filterwarnings("ignore::jaxcoll.errors.AssumptionWarning")
@@ -178,7 +179,7 @@ def test_no_schedule_is_below_any_term(case):
 @settings(max_examples=500, deadline=None)
 @given(cases(), st.booleans())
 def test_no_schedule_is_below_any_term_in_20_000_checks(case, exact):
-    _check_all(*case, exact)
+    _check_all(*case, exact=exact)
 
 
 LAB = {"alpha": 1e-6, "bandwidth": 50e9}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
@@ -117,7 +118,7 @@ def built(tree, v):
 
 def described(x):
     """All that a program can tell of a result: its kind and type, and the value of a constant."""
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         aval = jax.typeof(x)
         return "traced", aval.shape, str(aval.dtype), aval.weak_type, aval.mat.varying
     kind = jax.Array if isinstance(x, jax.Array) else type(x)

@@ -181,7 +181,8 @@ def test_lists_in_another_order_are_the_same_schedule(schedule, random):
 
 def test_a_ring_whose_unequal_links_are_listed_otherwise_takes_as_long():
     """Of the two links out of rank 0 one is five times as fast, and the fast one is used."""
-    fast = Topology(2, [0, 0, 1, 1], [1, 1, 0, 0], [0.0] * 4, [1e9, 5e9, 1e9, 5e9])
+    columns: Any = ([0, 0, 1, 1], [1, 1, 0, 0], [0.0] * 4, [1e9, 5e9, 1e9, 5e9])
+    fast = Topology(2, *columns)
     edges = Edges.from_paths(fast, [[1], [3]])
     sends = Schedule.from_sends(
         fast, Collective("all_gather", 2), [0, 0], [0, 1], [0, 1], edges=edges

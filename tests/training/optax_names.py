@@ -106,7 +106,9 @@ MADE = {
     ),
     "optax.monitor": lambda: optax.monitor({"norm": optax.tree.norm}),
     "optax.scale_by_factored_rms": lambda: optax.scale_by_factored_rms(min_dim_size_to_factor=4),
-    "optax.stateless_with_tree_map": lambda: optax.stateless_with_tree_map(lambda u, p: u - p / 8),
+    "optax.stateless_with_tree_map": lambda: optax.stateless_with_tree_map(
+        lambda u, p: u - p / 8  # type: ignore[operator]
+    ),
     "optax.contrib.dog": lambda: optax.contrib.dog(1.0),
     "optax.contrib.dowg": lambda: optax.contrib.dowg(1.0),
     "optax.contrib.hutchinson_estimator_diag_hessian": (

@@ -79,7 +79,7 @@ def trained(name, transformation, params, own=lambda gradients: gradients):
 
 def given_to(name, **kinds):
     """The transformation and the parameters: as many kinds of leaves as it takes by itself."""
-    plain = optax.with_extra_args_support(optax_names.make(name))
+    plain, refusals = optax.with_extra_args_support(optax_names.make(name)), list[Exception]()
     for scale, empty in [(s, e) for s in ((), (1,)) for e in ((0, 2), (1, 2))]:
         params = weights(scale, empty, **kinds)
         if name == "optax.lookahead":
@@ -89,10 +89,10 @@ def given_to(name, **kinds):
             if jax.tree.map(jnp.shape, after) != jax.tree.map(jnp.shape, params):
                 raise ValueError("parameters get other shapes")
         except (TypeError, ValueError, ZeroDivisionError, IndexError) as refused:
-            error = refused
+            refusals.append(refused)
         else:
             return plain, params
-    raise error
+    raise refusals[-1]
 
 
 def check(name, plain, params, tolerance):

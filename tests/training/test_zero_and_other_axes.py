@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +176,8 @@ def updated(specs, given, check_vma=True, **options):
 
     def step(w):
         own = lax.pcast(w, "x", to="varying")
-        return ours.update({"w": own}, ours.init({"w": w}), {"w": w})[0]["w"]
+        found: Any = ours.update({"w": own}, ours.init({"w": w}), {"w": w})[0]
+        return found["w"]
 
     return sharded(step, mesh_of(2, 2), (given,), given, check_vma=check_vma)(
         integers((4, 6), np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
@@ -33,7 +34,9 @@ CALLS = {
     "pmax": lambda v: jc.pmax(v, "x"),
     "pmin by ring": lambda v: jc.pmin(v, "x", schedule="ring"),
     "gradient": jax.grad(lambda v: jnp.sum(jc.psum(v * v, "x"))),
-    "gradients": lambda v: jc.optax.all_reduce_gradients("x").update([v, v[0]], None)[0],
+    "gradients": lambda v: jc.optax.all_reduce_gradients("x").update([v, v[0]], optax.EmptyState())[
+        0
+    ],
     "all_gather": lambda v: jc.all_gather(v, "x", axis=1, tiled=True),
     "psum_scatter": lambda v: jc.psum_scatter(v, "x", scatter_dimension=1, tiled=True),
     "psum_scatter untiled": lambda v: jc.psum_scatter(v[:, :2], "x", scatter_dimension=1),

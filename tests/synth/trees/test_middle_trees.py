@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -29,7 +30,7 @@ A, B = 1e-6, 50e9
 def network(ranks: int, pairs, both_ways: bool = True) -> Topology:
     links = sorted({*pairs, *((v, u) for u, v in pairs if both_ways)})
     src, dst = np.asarray(links).T
-    return Topology(ranks, src, dst, [A] * len(links), [B] * len(links))
+    return Topology(ranks, src, dst, np.full(len(links), A), np.full(len(links), B))
 
 
 def random_tree(ranks: int, more: int, seed: int) -> Topology:
@@ -60,7 +61,7 @@ def tree_of(graph: nx.DiGraph, middle: int, members) -> nx.DiGraph:
     return whole
 
 
-def by_hand(topology: Topology, middle: int, nbytes: float, groups=None) -> Schedule:
+def by_hand(topology: Topology, middle: int, nbytes: float, groups: Any = None) -> Schedule:
     """All sums to one rank and all results from it, in whole messages along shortest paths."""
     what = Collective("all_reduce", topology.num_ranks, 1, groups)
     graph = nx.DiGraph(ranks=topology.num_ranks)
@@ -104,7 +105,7 @@ def test_no_tree_by_hand_is_faster(data, topology, nbytes):
     """Without switches, for groups that leave ranks out too: they forward and add."""
     n = topology.num_ranks
     groups = data.draw(st.none() | st.sets(st.integers(0, n - 1), min_size=2).map(lambda g: [g]))
-    groups = groups and [sorted(groups[0])]
+    groups: Any = groups and [sorted(groups[0])]
     what = Collective("all_reduce", n, 1, groups)
     schedule = MiddleTrees(nbytes).synthesize(topology, what)
     verify(schedule)
@@ -140,8 +141,10 @@ def test_the_default_is_as_fast_as_the_best_tree(case, model, nbytes):
 @pytest.mark.parametrize("nbytes", [64, 1000, 16_000])
 @pytest.mark.parametrize("case", ["8x8", "16", "3x3x3", "5x5", *range(10)])
 def test_larger_networks(case, nbytes):
-    grid = isinstance(case, str) and mesh(*map(int, case.split("x")), alpha=A, bandwidth=B)
-    topology = grid or random_tree(10 + case, 2 * case, 100 + case)
+    if isinstance(case, str):
+        topology = mesh(*map(int, case.split("x")), alpha=A, bandwidth=B)
+    else:
+        topology = random_tree(10 + case, 2 * case, 100 + case)
     for model in MODELS:
         schedule = jc.synthesize(topology, "all_reduce", Portfolio(nbytes, model))
         least = least_by_hand(topology, nbytes, model)
@@ -217,6 +220,7 @@ def test_refusals():
         MiddleTrees(nth=-1)
     with pytest.raises(CollectiveError, match="offers all_reduce"):
         MiddleTrees().synthesize(mesh(3), Collective("all_gather", 3))
-    one_way = Topology(3, [0, 1], [1, 2], [A] * 2, [B] * 2, allow_unreachable=True)
+    columns: Any = ([0, 1], [1, 2], [A] * 2, [B] * 2)
+    one_way = Topology(3, *columns, allow_unreachable=True)
     with pytest.raises(TopologyError, match="reach"):
         MiddleTrees().synthesize(one_way, Collective("all_reduce", 3))
