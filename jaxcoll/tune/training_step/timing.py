@@ -19,11 +19,12 @@ import bisect
 import math
 import re
 import signal
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from jaxcoll.execute import jax_internals
@@ -260,24 +261,25 @@ _DELAY_SECONDS = 0.05
 class Held:
     """A context in which signals with handlers in Python wait; of no effect but in the main thread.
 
-    Python runs handlers in the main thread alone.
+    Python runs handlers in the main thread alone. They wait until the function that uses the
+    context has returned: what it made is lost otherwise.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._came: list[int] = []
+        self._user: CodeType | None = None
         self._timer: threading.Timer | None = None
 
     def deliver(self) -> None:
         """Handle the signals that were held; what their handlers raise is raised here."""
         if self._came and threading.current_thread() is threading.main_thread():
-            if self._timer is not None:
-                self._timer.cancel()
             self._send()
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
+        self._user = sys._getframe(1).f_code
         try:
             for number in _SIGNALS:
                 # Others are left alone: without a handler, or handled outside of Python.
@@ -294,11 +296,11 @@ class Held:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A thread's start waits for the thread, on a busy machine longer than the delay: signals
+        # are still held meanwhile, and looked for once more after the last moment in which they are.
+        self._send_later()
         self._restore()
-        if self._came:
-            self._timer = threading.Timer(_DELAY_SECONDS, self._send)
-            self._timer.daemon = True
-            self._timer.start()
+        self._send_later()
 
     def _restore(self) -> None:
         try:
@@ -317,8 +319,30 @@ class Held:
         else:
             self._came.append(number)
 
+    def _send_later(self) -> None:
+        if self._came and self._timer is None:
+            self._timer = threading.Timer(_DELAY_SECONDS, self._send_if_returned)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _send_if_returned(self) -> None:
+        # Where all processors are taken, the main thread may not have come out of the step yet.
+        self._timer = None
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code is not self._user:
+            frame = frame.f_back
+        if frame is None:
+            self._send()
+        else:
+            self._send_later()
+
     def _send(self) -> None:
         """Send the signals to the main thread again, which also ends a sleep there."""
-        came, self._came = self._came, []
-        for number in came:
-            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        if (timer := self._timer) is not None:
+            timer.cancel()
+            self._timer = None
+        if self._came:
+            try:
+                signal.pthread_kill(threading.main_thread().ident or 0, self._came.pop(0))
+            finally:  # of the main thread, where the handler raises here
+                self._send()

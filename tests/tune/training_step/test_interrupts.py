@@ -99,12 +99,54 @@ def test_a_signal_waits_for_the_next_step(rung):
 
 def test_a_signal_comes_by_itself_where_no_step_follows(rung):
     held = Held()
-    with held:
-        signal.raise_signal(signal.SIGUSR1)
+
+    def step():
+        with held:
+            signal.raise_signal(signal.SIGUSR1)
+
+    step()
     with pytest.raises(Rung):
         time.sleep(100)
     assert len(rung) == 1
     held.deliver()
+
+
+def test_a_signal_waits_until_a_slow_step_has_returned(rung):
+    # As on a machine whose processors are taken: several delays pass behind the context.
+    held = Held()
+
+    def step():
+        with held:
+            signal.raise_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        return "results"
+
+    results = step()
+    assert results == "results" and not rung
+    with pytest.raises(Rung):
+        time.sleep(100)
+    assert len(rung) == 1
+
+
+def test_a_signal_is_held_while_the_delay_begins(rung, monkeypatch):
+    held, start, ended = Held(), threading.Timer.start, []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+
+    def interrupted(timer):
+        signal.raise_signal(signal.SIGTERM)
+        start(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    try:
+        with held:
+            signal.raise_signal(signal.SIGUSR1)
+        assert not rung and not ended
+        with pytest.raises(Rung):
+            held.deliver()
+        time.sleep(0.01)
+        assert rung == [signal.SIGUSR1] and ended == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_second_signal_is_handled_at_once(rung):
