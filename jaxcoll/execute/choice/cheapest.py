@@ -40,11 +40,11 @@ from jaxcoll.synth import (
     DoubleBinaryTree,
     MinCongestion,
     NcclRing,
+    Portfolio,
     Ring,
     Synthesizer,
 )
 from jaxcoll.synth.building.base import Problem
-from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
@@ -58,29 +58,15 @@ _BACKEND_ALGORITHMS: dict[str, tuple[tuple[Synthesizer, ...], tuple[Synthesizer,
     "gpu": ((NcclRing(), DoubleBinaryTree()), (Direct(),)),
     "tpu": ((Bucket(), Ring()), (Direct(), MinCongestion())),
 }
-# Candidates where the network is known, and where only the machine's charges are. Each takes at
-# most 0.15 s at 16 ranks (Python kernels, before any compiled one is loaded).
-_ON_LINKS = (
-    "ring",
-    "direct",
-    "bucket",
-    "rhd",
-    "trivance",
-    "bruck",
-    "double_binary_tree",
-    "hierarchical_ring",
-    "swing",
-    "bfb",
-    "multitree",
-    "middle_trees",
-    "forestcoll",
-    "min_congestion",
-)
+# Where only the machine's charges count, one synthesizer per number of rounds is enough.
 _WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
-# Ranks up to which all candidates are tried; beyond, those of ``_MANY``.
-_FEW_RANKS = 64
-_MOST_CHUNKS = 16
-_MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "middle_trees", "forestcoll")
+# Sends of one schedule that are worth it while a program is being traced, which waits: 70 ms, and
+# at 16 ranks half a second for all candidates, most of it in the first call of each. Tracing and
+# compiling grow with the ranks too.
+_LEAST_WORK, _WORK_PER_PAIR = 70_000, 4
+# Of a synthesizer's series of chunk counts the first, and the most chunks of those: pipelines of
+# more make a program that compiles for minutes.
+_COUNTS, _MOST_CHUNKS = 2, 16
 # A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
 # were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
 # should not cost those who only changed an import.
@@ -137,7 +123,11 @@ def cheapest(
     chosen = taken(found, by_lax).runs
     if isinstance(chosen, Native):
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
-    return chosen or default_schedule(place.collective, 0, place.platform)
+    if chosen is None:
+        return default_schedule(place.collective, 0, place.platform)
+    with without_numba(is_small(place.collective)):
+        verify(chosen)
+    return chosen
 
 
 def loses_nans(op: str, dtype, platform: str) -> bool:
@@ -162,17 +152,42 @@ def candidates(
     """
     nbytes = max(nbytes, 1)
     links = default_topology(collective.num_ranks) if topology is None else topology
-    names = _WITHOUT_LINKS if topology is None else _ON_LINKS
-    if collective.num_ranks > _FEW_RANKS:
-        names = tuple(name for name in names if name in _MANY)
+    problem = Problem(links, collective, float(nbytes), any_chunks=True)
     found = [
-        _scheduled(name, each, nbytes, links, costs, topology)
-        for name in names
-        for each in _in_chunks(REGISTRY[name](), collective, links)
+        _scheduled(maker, problem.with_chunks(count), costs, topology)
+        for maker, count in worth_tracing(problem, () if topology else _WITHOUT_LINKS)
     ]
     if collective.traits.lax is not None:
         found.insert(0, _native(collective, nbytes, topology, costs, several_axes))
     return tuple(found)
+
+
+def worth_tracing(problem: Problem, names: Sequence[str] = ()) -> list[tuple[Synthesizer, int]]:
+    """The candidates of ``auto`` that cost little enough while a program is being traced.
+
+    Args:
+        names: of synthesizers; all when empty.
+
+    Returns:
+        Synthesizers with numbers of chunks per shard, in the order of the registry.
+    """
+    portfolio = Portfolio(problem.nbytes or 1, names=tuple(names))
+    pairs = sum(len(group) ** 2 for group in problem.collective.groups)
+    most = max(_LEAST_WORK, _WORK_PER_PAIR * pairs)
+    return [
+        (maker, count)
+        for maker in dict.fromkeys(climb.synthesizer for climb in portfolio.candidates(problem))
+        for count in _few(maker, problem)
+        if maker.work(problem.with_chunks(count)) <= most
+    ]
+
+
+def _few(maker: Synthesizer, problem: Problem) -> list[int]:
+    """One chunk per shard, and the few that load a network's links evenly."""
+    with without_numba(is_small(problem.collective, maker.name)):
+        series = maker.worth_trying(problem)
+    counts = {count for some in series for count in some[:_COUNTS] if count <= _MOST_CHUNKS}
+    return sorted({1, *counts})
 
 
 def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
@@ -188,20 +203,6 @@ def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
     return best if best.seconds < MARGIN * native.seconds else native
 
 
-def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
-    """The collective in one chunk per shard, and in the few that load a network's links evenly."""
-    with without_numba(is_small(collective, maker.name)):
-        series = maker.worth_trying(Problem(topology, collective))
-    counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
-    found = [
-        dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
-    ]
-    # Where Python kernels answer for one chunk, only counts for which they do: compiling others
-    # takes a minute on a fresh machine, while a program is being traced.
-    small = [each for each in found if is_small(each, maker.name)]
-    return small or found
-
-
 def _native(
     collective: Collective,
     nbytes: int,
@@ -213,11 +214,11 @@ def _native(
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        makers = _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
+        problem = Problem(topology, collective, float(nbytes), any_chunks=True)
         made = [
-            _made(maker, each, nbytes, topology)
-            for maker in makers
-            for each in _in_chunks(maker, collective, topology)
+            _made(maker, problem.with_chunks(count))
+            for maker in _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
+            for count in _few(maker, problem)
         ]
         times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
@@ -228,15 +229,10 @@ def _native(
 
 
 def _scheduled(
-    name: str,
-    collective: Collective,
-    nbytes: int,
-    links: Topology,
-    costs: ExecutionCosts,
-    topology: Topology | None,
+    maker: Synthesizer, problem: Problem, costs: ExecutionCosts, topology: Topology | None
 ) -> Candidate:
-    made = _made(REGISTRY[name](), collective, nbytes, links)
-    if (chunks := collective.chunks_per_shard) > 1:
+    made, name, nbytes = _made(maker, problem), maker.label, problem.nbytes or 1
+    if (chunks := problem.collective.chunks_per_shard) > 1:
         name = f"{name}, {chunks} chunks"
     if isinstance(made, str):
         return Candidate(name, None, refused=made)
@@ -250,18 +246,14 @@ def _on_links(schedule: Schedule, nbytes: int) -> float:
         return simulate(schedule, nbytes).time
 
 
-@functools.lru_cache(maxsize=256)
-def _made(
-    maker: Synthesizer, collective: Collective, nbytes: int, topology: Topology
-) -> Schedule | str:
-    """A synthesizer's schedule, verified; or why there is none."""
+@functools.lru_cache(maxsize=1024)
+def _made(maker: Synthesizer, problem: Problem) -> Schedule | str:
+    """A synthesizer's schedule, not verified; or why there is none."""
     try:
-        with without_numba(is_small(collective, maker.name)):
-            schedule = maker.with_nbytes(nbytes).synthesize(topology, collective, 0, float(nbytes))
-            verify(schedule)
+        with without_numba(is_small(problem.collective, maker.name)):
+            return maker.with_nbytes(problem.nbytes or 1).made(problem)
     except JaxcollError as error:
         return str(error)
-    return schedule
 
 
 _MOST_LINES, _WIDTH = 24, 100

@@ -342,6 +342,14 @@ class Synthesizer(abc.ABC):
             f.name: _named(getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare
         }
 
+    @property
+    def label(self) -> str:
+        """The name, and the hyperparameters that are not the usual ones, but for the bytes."""
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
+        said = {name: value for name, value in self.parameters().items() if name != "nbytes"}
+        shown = [f"{name}={value}" for name, value in said.items() if value != usual[name]]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
     def _order_for(self, problem: Problem) -> Number:
         # The bytes asked for, else those of the algorithm's own field, else the usual bucket.
         own: Number | None = getattr(self, "nbytes", None)

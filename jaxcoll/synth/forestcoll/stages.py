@@ -31,7 +31,9 @@ from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
-# Packing takes about a microsecond times the square of the ranks times the vertices.
+# Packing takes about a microsecond times the ranks, the vertices and the trees, of which at most as
+# many batches as ranks are grown: 1.7 s of 128 trees from one root on eight hosts of 16 MI250, and
+# 0.03 s of 8 trees on 16 DGX H100.
 _PACKED_FAST = 128**3
 # Ranks up to which networks are packed whole, which keeps trees lower than hosts packed apart do.
 _SMALL = 64
@@ -73,7 +75,7 @@ def forest(
         guess: whether structured guesses may be tried before the exact way. Each counts only once
             verified, so that the throughput is the same.
         fast: whether to refuse to pack what takes more than some seconds: more than 128 ranks, or
-            fewer with switches, unless a guess makes do with less.
+            fewer with switches, unless a guess makes do with less or few trees have one root.
 
     Raises:
         TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``fast``.
@@ -158,10 +160,12 @@ def packed(topology: Topology, scaling: Scaling, *, guess: bool, fast: bool) -> 
     if n == 1:
         root, nothing = np.zeros(1, np.int64), np.zeros(0, np.int64)
         return RoutedTrees(root, np.asarray(scaling.trees), nothing, root, nothing, "single rank")
-    if fast and n * n * vertices > _PACKED_FAST:
+    batches = min(sum(scaling.trees), n)
+    if fast and batches * n * vertices > _PACKED_FAST:
         raise TopologyError(
-            "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
-            f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
+            "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches, and a "
+            f"few trees of one root on more; {topology} has {n} ranks and {vertices - n} switches, "
+            f"for {batches} trees or more; fast=False takes the time"
         )
     # Edge splitting keeps what every rank can receive from all roots (Theorem 25), so trees of the
     # same rate exist between ranks alone; each of their edges is a path in the network, which

@@ -262,7 +262,7 @@ class Held:
     """A context in which signals with handlers in Python wait; of no effect but in the main thread.
 
     Python runs handlers in the main thread alone. They wait until the function that uses the
-    context has returned: what it made is lost otherwise.
+    context has returned, with its results.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class Held:
         trace: TracebackType | None,
     ) -> None:
         # A thread's start waits for the thread, on a busy machine longer than the delay: signals
-        # are still held meanwhile, and looked for once more after the last moment in which they are.
+        # are still held meanwhile, and looked for again after the last moment in which they are.
         self._send_later()
         self._restore()
         self._send_later()
