@@ -40,10 +40,10 @@ _DENOMINATORS = (12, 360, 10_000, 10**6)
 # share the work: weights of the depths of all ranks, and of the largest root, beside the value.
 # Depths count first, as each link costs alpha. Roots count because sums have no one to wait for:
 # they run ahead, and where few roots take them all, results queue behind them at a switch's last
-# link. Without either the answer was any vertex, another one with each release of cvxpy: on hosts
-# of 3 and 2 ranks the time was 1.06 of the optimum's with cvxpy 1.9 and 1.37 with 1.7. The weights
-# stay below what ``_DENOMINATORS`` round off, so that dual variables still prove the value itself:
-# with 1e-5 they proved 1e-5 less on a mesh of 5 x 5.
+# link. Without either the answer was any vertex, another one with each order of the columns: when
+# cvxpy wrote them, the time on hosts of 3 and 2 ranks was 1.06 of the optimum's with cvxpy 1.9 and
+# 1.37 with 1.7. The weights stay below what ``_DENOMINATORS`` round off, so that dual variables
+# still prove the value itself: with 1e-5 they proved 1e-5 less on a mesh of 5 x 5.
 _DEPTH, _MOST_ROOTED = 1e-6, 1e-7
 # The solver must see differences that small; by default it stops at 1e-7.
 _TOLERANCE = 1e-9

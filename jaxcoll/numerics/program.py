@@ -65,9 +65,9 @@ class Solution:
         values: of the variables; empty without a feasible point.
         objective: of these values.
         bound: lower bound of the objective; infinite if nothing is feasible.
-        duals: of each row, what the optimum gains per unit of the bound that it stands at: 0 or
-            more at its lower, 0 or less at its upper one. Empty without any, as after branch and
-            bound.
+        duals: of each row, by how much the optimum rises per unit by which its bound does: 0 or
+            more where it stands at the lower, 0 or less at the upper bound. Empty without any, as
+            after branch and bound.
         basis: at which a continuous solve ended, for ``Program.minimize(start=)``.
     """
 
@@ -379,9 +379,9 @@ class Program:
         """The relaxation, solved within a tolerance of the optimum by an interior-point method.
 
         Unlike the simplex method, it is not slowed down by large programs with many equally good
-        solutions. Its solution is not a vertex; its bound is valid whatever its accuracy. The
-        status is never "infeasible", since the method may call a hard program infeasible; it is
-        "limit" then.
+        solutions. Its solution is not a vertex; its bound is valid whatever its accuracy, and says
+        how good the values are. The status is "optimal" where there are values and duals; it is
+        never "infeasible", since the method may call a hard program infeasible, but "limit" then.
 
         Args:
             time_limit: seconds.
@@ -409,7 +409,10 @@ class Program:
         scale = LARGEST_COST / largest if largest else 1.0
         model.col_cost_ = costs * scale
         solver = _solver_for(model, options)
-        _run(solver)
+        try:
+            _run(solver)
+        except RuntimeError:  # it gives up, as where no row binds
+            return NOTHING_KNOWN
         found = solver.getSolution()
         if not (found.value_valid and found.dual_valid):
             return NOTHING_KNOWN

@@ -4,7 +4,7 @@ Rows may be *lazy*: they are left out until a solution exceeds them. Of the hund
 points at which memory is limited, two to five decide; with all of them in the program, its
 relaxation took up to ten times as long. Without some rows the optimum is lower, so bounds hold.
 
-What is given to the solver, and how it ends, is ``jaxcoll.numerics.program``.
+``jaxcoll.numerics.program`` has the rows and variables themselves, and solves them.
 """
 
 from __future__ import annotations
