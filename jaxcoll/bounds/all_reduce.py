@@ -162,22 +162,8 @@ class _Optimum:
         program.add_blocks(*both, *of_room, high=room)
         self.within, self.demands = [], []
         net = _incidence(src, dst, n)
-        at_t, of_all = each(n).reshape((n * n, 1)), np.ones((1, n))
         for flow, capacity, end, way in zip(flows, self.capacity, ends, (net, -net), strict=True):
-            self.within.append(
-                program.add_blocks(
-                    (each(n * pairs), flow), (sp.kron(-one, each(pairs)), capacity), high=0.0
-                )
-            )
-            self.demands.append(
-                program.add_blocks(
-                    (sp.kron(at_t, of_all), self.root),
-                    (sp.kron(each(n), -way), flow),
-                    (-each(n * n), end),
-                    high=0.0,
-                )
-            )
-            program.add_blocks((each(n * n), end), (sp.kron(-one, each(n)), self.root), high=0.0)
+            self._add_flows(program, flow, capacity, end, way)
         if not direct:
             # Of the flow from rank a through the switches, the pair's room ends at each other rank
             # and nothing at a switch; rank a sends all.
@@ -192,6 +178,38 @@ class _Optimum:
         if found.status != Status.OPTIMAL:
             raise TopologyError(f"the all_reduce program on {topology} ended {found.status}")
         self.values, self.worth = found.values, -found.duals
+
+    def _add_flows(
+        self,
+        program: Program,
+        flow: np.ndarray,
+        capacity: np.ndarray,
+        end: np.ndarray,
+        net: Any,
+    ) -> None:
+        """The rows of copies, or of sums: each flow within the capacity, and all of x by it.
+
+        Args:
+            flow, capacity, end: the variables.
+            net: sparse, what enters a rank less what leaves it, of shape (ranks, pairs).
+        """
+        n, pairs = net.shape
+        one, each = np.ones((n, 1)), sp.eye_array
+        at_t, of_all = each(n).reshape((n * n, 1)), np.ones((1, n))
+        self.within.append(
+            program.add_blocks(
+                (each(n * pairs), flow), (sp.kron(-one, each(pairs)), capacity), high=0.0
+            )
+        )
+        self.demands.append(
+            program.add_blocks(
+                (sp.kron(at_t, of_all), self.root),
+                (sp.kron(each(n), -net), flow),
+                (-each(n * n), end),
+                high=0.0,
+            )
+        )
+        program.add_blocks((each(n * n), end), (sp.kron(-one, each(n)), self.root), high=0.0)
 
     def dual_variables(self, most: int) -> DualVariables:
         """The dual solution, rounded to fractions with denominators up to ``most``."""

@@ -31,6 +31,9 @@ from jaxcoll.progress import Progress, Report
 Terms = Iterable[tuple[int, float]]
 """A linear expression: (variable, factor)."""
 
+Matrix = Any
+"""A sparse matrix or array of SciPy, or an array of NumPy."""
+
 Basis = Any
 """A vertex: which variables and rows stand at which bounds; of the solver's own type."""
 
@@ -230,7 +233,7 @@ class Program:
 
     def add_rows(
         self,
-        matrix: sp.spmatrix | sp.sparray | np.ndarray,
+        matrix: Matrix,
         low: float | np.ndarray,
         high: float | np.ndarray,
     ) -> np.ndarray:
@@ -239,7 +242,7 @@ class Program:
         Raises:
             ValueError: another number of columns.
         """
-        rows = sp.csr_matrix(matrix)
+        rows: Any = sp.csr_matrix(matrix)
         count, columns = rows.shape
         if columns != self.num_variables:
             raise ValueError(
@@ -257,7 +260,7 @@ class Program:
 
     def add_blocks(
         self,
-        *blocks: tuple[sp.sparray | np.ndarray, np.ndarray],
+        *blocks: tuple[Matrix, np.ndarray],
         low: float | np.ndarray = -np.inf,
         high: float | np.ndarray = np.inf,
     ) -> np.ndarray:
@@ -266,7 +269,7 @@ class Program:
         Args:
             blocks: each a matrix of shape (rows, variables) and its variables.
         """
-        parts = [(sp.coo_array(matrix), variables) for matrix, variables in blocks]
+        parts: list[Any] = [(sp.coo_array(matrix), variables) for matrix, variables in blocks]
         count = parts[0][0].shape[0]
         row, column, factor = (
             np.concatenate(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,8 +48,9 @@ def networks(draw: st.DrawFn) -> Topology:
     speeds = draw(st.lists(st.integers(1, 8), min_size=len(joined), max_size=len(joined)))
     ends = [*joined, *((v, u) for u, v in joined)]
     bandwidth = [speed * 1e9 for speed in speeds] * 2
-    src, dst = zip(*ends, strict=True)
-    return Topology(ranks, src, dst, [1e-6] * len(ends), bandwidth, num_vertices=vertices)
+    src, dst = np.array(ends).T
+    alpha = np.full(len(ends), 1e-6)
+    return Topology(ranks, src, dst, alpha, np.array(bandwidth), num_vertices=vertices)
 
 
 @settings(max_examples=25)

@@ -135,7 +135,7 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
         for chunk in range(chunks):
             for v in set(range(digraph.size)) - {source}:
                 columns = into[s, chunk, v]
-                program.add_row(columns, [1] * len(columns), 1, 1)
+                program.add_row(columns, [1.0] * len(columns), 1, 1)
     # Every send waits for one of all sends into its tail: the largest part of the program, counted
     # before it is written.
     check_entries(len(moves) * max(map(len, into.values())))
@@ -144,7 +144,7 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
         if u != sources[s]:
             before = [b for b in into[s, chunk, u] if moves[b][3] < step]
             # x_m <= sum of the sends that brought the chunk to its tail in earlier steps.
-            program.add_row([m, *before], [1] + [-1] * len(before), -np.inf, 0)
+            program.add_row([m, *before], [1.0] + [-1.0] * len(before), -np.inf, 0)
 
 
 def _add_loads(
@@ -164,7 +164,7 @@ def _add_loads(
             columns = over[arc, step]
             # Equal loads in every step, and every chunk received once: T_B is the optimum (N - 1) /
             # N (Thm. 5).
-            program.add_row([*columns, load], [1] * len(columns) + [-1], 0, 0)
+            program.add_row([*columns, load], [1.0] * len(columns) + [-1.0], 0, 0)
 
 
 def _arc_images(digraph: Digraph, group: np.ndarray) -> np.ndarray:

@@ -267,7 +267,7 @@ def _search(
         # Sends that would occupy a link in the same tick exclude one another; a row per (link,
         # tick) is tighter than one per pair.
         if len(columns) > 1:
-            program.add_row(columns, [1] * len(columns), -np.inf, 1)
+            program.add_row(columns, [1.0] * len(columns), -np.inf, 1)
     return minimize(program, (ends - time.perf_counter()) / 2)
 
 
@@ -375,7 +375,7 @@ class Sccl(Synthesizer):
         for m, key in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
             together.setdefault(key, []).append(m)
         for (edge, step), columns in together.items():
-            values = [1] * len(columns)
+            values = [1.0] * len(columns)
             # A step has at least one round, so a link need not be wider than all it may carry.
             width = min(widths[edge], len(columns))
             program.add_row([*columns, lasts[step]], [*values, -width], -np.inf, 0)

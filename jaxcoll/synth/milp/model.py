@@ -145,7 +145,7 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
     for v, c in zip(*np.nonzero(wants & ~holds), strict=True):
         into.setdefault((int(c), int(v)), [])
     for (c, v), columns in into.items():
-        program.add_row(columns, [1] * len(columns), int(wants[v, c]), 1)
+        program.add_row(columns, [1.0] * len(columns), int(wants[v, c]), 1)
     check_entries(
         sum(
             len(columns) * (len(columns) + len(into.get((c, int(edges.src[e])), ()))) // 2
@@ -163,7 +163,7 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
             # cannot send a chunk that has half arrived over the edge again and again.
             there = [b for b in before if moves.arrive[b] <= moves.start[m]]
             sent = columns[: i + 1]
-            program.add_row([*sent, *there], [1] * len(sent) + [-1] * len(there), -np.inf, 0)
+            program.add_row([*sent, *there], [1.0] * len(sent) + [-1.0] * len(there), -np.inf, 0)
 
 
 def check_entries(count: int) -> None:
