@@ -118,8 +118,7 @@ def solve_by_size(
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
-            # Larger programs take longer.
-            is_last = relaxed.status == Status.LIMIT and len(best[1].values) > 0
+            is_last = relaxed.status == Status.LIMIT and len(best[1].values)  # larger take longer
             if is_close or is_last or is_over(until):
                 return best
     if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
