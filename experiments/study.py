@@ -67,7 +67,7 @@ class Experiment:
     # less; two runs may differ in these rows and in remarks that match
     searched: tuple[str, ...] = ()
     # Texts, as shell patterns, of rows that depend on the version of a package, by package. JAX
-    # traces other operators; HiGHS chooses another of equally good solutions.
+    # traces other operators; a solver chooses another of equally good solutions.
     versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def load(self) -> Callable[[Any], Any]:

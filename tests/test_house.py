@@ -162,3 +162,50 @@ def test_a_python_that_is_not_installed_is_named():
     assert refused.returncode == 1
     assert "needs Python 3.99" in refused.stderr
     assert not list(ROOT.glob(".venv-3.99*"))
+
+
+# Names by which a linear program reaches a solver: ours, SciPy's, and the modelling library.
+SOLVERS = {"highspy", "linprog", "milp", "cvxpy"}
+
+
+def named_solvers(text: str) -> set[str]:
+    """Those of ``SOLVERS`` that a file imports or calls, and HiGHS where its text has the name."""
+    found = {"HiGHS"} if re.search(r"\bHiGHS\b", text) else set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names} & SOLVERS
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            package = node.module.partition(".")[0]
+            found |= {package} & SOLVERS
+            # Other modules may be called after integer programs; SciPy's functions are meant.
+            if package == "scipy":
+                found |= {alias.name for alias in node.names} & SOLVERS
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr} & SOLVERS
+    return found
+
+
+def test_one_file_names_the_solver_of_linear_programs():
+    """So that another solver, or another version's ways, are one file's work; tests may differ."""
+    files = [
+        p for name in ("jaxcoll", "tensorstate", "experiments") for p in (ROOT / name).rglob("*.py")
+    ]
+    named = {str(p.relative_to(ROOT)): named_solvers(p.read_text()) for p in files}
+    naming = {path: names for path, names in named.items() if names}
+    assert naming == {"jaxcoll/numerics/program.py": {"highspy", "HiGHS"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import highspy", {"highspy"}),
+        ("import cvxpy as cp", {"cvxpy"}),
+        ("from highspy import Highs", {"highspy"}),
+        ("from scipy.optimize import linprog, minimize", {"linprog"}),
+        ("import scipy\nscipy.optimize.milp(cost)", {"milp"}),
+        ("from jaxcoll.synth import milp\nmilp(1)", set()),
+        ("x = 1  # HiGHS gives up", {"HiGHS"}),
+    ],
+)
+def test_every_way_to_a_solver_is_seen(text, names):
+    assert named_solvers(text) == names

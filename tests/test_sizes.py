@@ -22,6 +22,7 @@ EXEMPT = {
     "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
     "jaxcoll/execute/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
+    "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import scipy
-import scipy.sparse as sp
 
 from experiments.timing import report
 from jaxcoll.bounds import bound
+from jaxcoll.numerics.program import Program, Terms
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -18,24 +17,6 @@ from jaxcoll.topologies import torus
 from jaxcoll.topology import Topology
 
 ALPHA, BANDWIDTH = 0.5e-6, 50e9  # the README's
-
-
-class _Rows:
-    """Rows of a sparse system ``A x <= b``."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[int, int, float]] = []
-        self.most: list[float] = []
-
-    def add(self, terms: Iterator[tuple[int, float]], most: float = 0.0) -> None:
-        """One more row: the sum of factor times variable is at most so much."""
-        self.entries += [(len(self.most), variable, factor) for variable, factor in terms]
-        self.most.append(most)
-
-    def matrix(self, variables: int) -> sp.csr_matrix:
-        """A, for so many variables."""
-        row, column, factor = zip(*self.entries, strict=True)
-        return sp.csr_matrix((factor, (row, column)), shape=(len(self.most), variables))
 
 
 class _Flows:
@@ -83,38 +64,43 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
     if kind == "all_reduce":
         kinds.append(_Flows(topology, ticks, steps, copies.size))
     shard = sum(flows.size for flows in kinds)  # to maximize, in units of a link's data per tick
-    rows = _Rows()
-    _add_capacity(rows, topology, kinds, steps)
+    program = Program()
+    program.add_variables(shard)
+    program.add_variable(cost=-1.0)
+    if kind == "all_reduce":
+        # The data that the root holds complete by each tick.
+        program.add_variables(horizon)
+    _add_capacity(program, topology, kinds, steps)
     others = range(1, n)
     for v in others:
         for flows in kinds:
             for u in set(others) - {v}:
                 for step in range(steps):
                     # No vertex passes on more than has come to it by then.
-                    rows.add(iter(flows.net(u, step, v)))
+                    _at_most(program, flows.net(u, step, v))
         # By the end each rank has the whole shard of the root.
-        rows.add(iter([*copies.net(v, horizon, v), (shard, 1.0)]))
+        _at_most(program, [*copies.net(v, horizon, v), (shard, 1.0)])
     if kind == "all_reduce":
-        # The data that the root holds complete by each tick; more than the contributions of no rank
-        # has come, and more is not copied.
+        # No more is complete than the contributions of each rank that have come, and no more is
+        # copied.
         sums, complete = kinds[1], shard + 1
         for v in others:
             for tick in range(horizon):
-                rows.add(iter([*sums.net(v, tick, v), (shard, -1.0)]))
-                rows.add(iter([*sums.net(0, tick, v), (complete + tick, 1.0)]))
-                rows.add(iter([*copies.net(0, tick, v), (complete + tick, -1.0)]))
-    columns = shard + 1 + (horizon if kind == "all_reduce" else 0)
-    cost = np.zeros(columns)
-    cost[shard] = -1
-    found = scipy.optimize.linprog(
-        cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm"
-    )
-    if not found.success:
-        raise RuntimeError(f"HiGHS found no optimum: {found.message}")
-    return -found.fun * n * (ALPHA / ticks) * BANDWIDTH
+                _at_most(program, [*sums.net(v, tick, v), (shard, -1.0)])
+                _at_most(program, [*sums.net(0, tick, v), (complete + tick, 1.0)])
+                _at_most(program, [*copies.net(0, tick, v), (complete + tick, -1.0)])
+    found = program.minimize().optimal()
+    return -found.objective * n * (ALPHA / ticks) * BANDWIDTH
 
 
-def _add_capacity(rows: _Rows, topology: Topology, kinds: Sequence[_Flows], steps: int) -> None:
+def _at_most(program: Program, terms: Terms, most: float = 0.0) -> None:
+    """One more row: the sum of factor times variable is at most so much."""
+    program.add_constraint(terms, -np.inf, most)
+
+
+def _add_capacity(
+    program: Program, topology: Topology, kinds: Sequence[_Flows], steps: int
+) -> None:
     """Loads are at least each rank's flow, and together at most the capacity of a direction."""
     n, links = topology.num_ranks, topology.num_links
     for flows in kinds:
@@ -122,14 +108,14 @@ def _add_capacity(rows: _Rows, topology: Topology, kinds: Sequence[_Flows], step
             for step in range(steps):
                 load = (flows.sent(link, step, 0), -1.0)
                 for v in range(1, n):
-                    rows.add(iter([(flows.sent(link, step, v), 1.0), load]))
+                    _at_most(program, [(flows.sent(link, step, v), 1.0), load])
     direction = _directions(topology)
     for way in sorted(set(direction)):
         along = [link for link in range(links) if direction[link] == way]
         for step in range(steps):
             loads = [(flows.sent(link, step, 0), 1.0) for link in along for flows in kinds]
             # The flows of one root, shifted to all n roots, load each link of a direction equally.
-            rows.add(iter(loads), len(along) / n)
+            _at_most(program, loads, len(along) / n)
 
 
 def _directions(topology: Topology) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from experiments.study import Experiment
 
-# Rows follow from what JAX traces; all but those of graphs are of plans that HiGHS finds.
+# Rows follow from what JAX traces; all but those of graphs are of plans that a solver finds.
 _TRACED = {"jax": ("*",)}
 _SOLVED = {**_TRACED, "highspy": ("*",)}
 

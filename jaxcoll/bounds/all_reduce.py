@@ -28,17 +28,9 @@ from jaxcoll.bounds.cuts import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import bottleneck, check_balanced
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.connectivity import FlowNetwork
+from jaxcoll.numerics.program import Program, Status
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.topology import Topology
-
-try:
-    import cvxpy as cp
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the linear program of an all_reduce needs the package cvxpy: pip install cvxpy",
-        name="cvxpy",
-    ) from error
-
 
 # Floats are taken for fractions with denominators up to these; the best answer of all counts.
 _DENOMINATORS = (12, 360, 10_000, 10**6)
@@ -48,10 +40,10 @@ _DENOMINATORS = (12, 360, 10_000, 10**6)
 # share the work: weights of the depths of all ranks, and of the largest root, beside the value.
 # Depths count first, as each link costs alpha. Roots count because sums have no one to wait for:
 # they run ahead, and where few roots take them all, results queue behind them at a switch's last
-# link. Without either the answer was any vertex, another one with each release of cvxpy: on hosts
-# of 3 and 2 ranks the time was 1.06 of the optimum's with cvxpy 1.9 and 1.37 with 1.7. The weights
-# stay below what ``_DENOMINATORS`` round off, so that dual variables still prove the value itself:
-# with 1e-5 they proved 1e-5 less on a mesh of 5 x 5.
+# link. Without either the answer was any vertex, another one with each order of the columns: when
+# cvxpy wrote them, the time on hosts of 3 and 2 ranks was 1.06 of the optimum's with cvxpy 1.9 and
+# 1.37 with 1.7. The weights stay below what ``_DENOMINATORS`` round off, so that dual variables
+# still prove the value itself: with 1e-5 they proved 1e-5 less on a mesh of 5 x 5.
 _DEPTH, _MOST_ROOTED = 1e-6, 1e-7
 # The solver must see differences that small; by default it stops at 1e-7.
 _TOLERANCE = 1e-9
@@ -62,7 +54,7 @@ _Reached = tuple[Fraction, tuple[Fraction, ...], SharedPaths | None]
 
 
 def all_reduce_bound(topology: Topology) -> AllReduceBound:
-    """Solve (B.5), with switches (App. B.7), by HiGHS, and prove what it says.
+    """Solve (B.5), with switches (App. B.7), in floats, and prove what it says.
 
     Variables number about 2 n x pairs of ranks with capacity: some 16 ranks take a second.
 
@@ -76,7 +68,7 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
     # A solver works in floats and with a tolerance, so nothing that it says is believed. Its dual
     # variables, rounded to fractions of small denominators, are multiplied out exactly, and prove a
     # bound whatever they are; its primal solution, rounded, is checked by flows, and is reached.
-    program = _Program(topology, gather.inverse)
+    program = _Optimum(topology, gather.inverse)
     rates = [proved_rate(topology, program.dual_variables(most)) for most in _DENOMINATORS]
     proved = [rate for rate in rates if rate is not None]
     if not proved:
@@ -111,95 +103,129 @@ def _is_balanced(topology: Topology) -> bool:
     return True
 
 
-class _Program:
-    """(B.5), solved: columns t are a flow of all x to rank t (copies), or from it (sums)."""
+class _Optimum:
+    """(B.5), solved.
+
+    Each x_v is the part of the vector that is summed at rank v. Towards every rank t there is a
+    flow of all x for the results, and from every rank t one for the contributions. Flows to
+    different ranks are the same data, so that they may overlap (network coding, or trees), and fit
+    a capacity as long as each of them does:
+
+        maximize    sum of x_v, less a little for depths and for the largest x_v
+        subject to  copies + sums <= room                                   for each pair of ranks
+                    flow_t <= copies                                        for each t and pair
+                    flow_t into v - flow_t out of v + end_t[v] >= 0         for each t and v
+                        (and >= sum of x at v = t)
+                    end_t[v] <= x_v                                         for each t and v
+
+    and so for sums, which flow the other way. Room is the bandwidth of a link. With switches it is
+    a variable, made up by flows through them from every rank to all others, which fit the links.
+    """
 
     def __init__(self, topology: Topology, gather: Fraction):
         """Build and solve the program; ``gather`` is max |S| / c(S), in seconds per byte."""
-        n, self.topology = topology.num_ranks, topology
+        self.topology, direct = topology, topology.is_direct
+        n, links = topology.num_ranks, topology.num_links
         # Every byte of the vector crosses every cut, once as a part or once as a sum, so no
         # all_reduce is faster than n / gather. Solvers like numbers near 1, so that is the unit.
         self.unit = n / gather
-        src, dst, room, self.limits = self._between_ranks()
-        self.arcs = tuple(zip(src.tolist(), dst.tolist(), strict=True))
-        pairs = len(src)
-        into = sp.csr_matrix((np.ones(pairs), (dst, np.arange(pairs))), (n, pairs))
-        out = sp.csr_matrix((np.ones(pairs), (src, np.arange(pairs))), (n, pairs))
-        # Each x_v is the part of the vector that is summed at v. Towards every rank there must be a
-        # flow of all x for the results, and from every rank one for the contributions; each has a
-        # capacity of its own, and both share the links. One column per rank: flows to different
-        # ranks are the same data, so that they may overlap (network coding, or trees).
-        self.root = cp.Variable(n, nonneg=True)  # x_v
-        self.capacity = [cp.Variable(pairs, nonneg=True) for _ in range(2)]  # of copies, of sums
-        self.shared = self.capacity[0] + self.capacity[1] <= room
-        self.within, self.demands = [], []
-        constraints = [*self.limits, self.shared]
-        # Each rank's flow times its links: the depths of ranks in trees that are packed from it.
-        depth = 0
-        for capacity, gained, lost in zip(self.capacity, (into, out), (out, into), strict=True):
-            flow = cp.Variable((pairs, n), nonneg=True)
-            ends = cp.Variable((n, n), nonneg=True)
-            self.within.append(
-                flow <= cp.reshape(capacity, (pairs, 1), order="C") @ np.ones((1, n))
-            )
-            self.demands.append((gained - lost) @ flow + ends >= cp.sum(self.root) * np.eye(n))
-            most = ends <= cp.reshape(self.root, (n, 1), order="C") @ np.ones((1, n))
-            constraints += [self.within[-1], self.demands[-1], most]
-            depth += cp.sum(flow)
-        worse = _DEPTH * depth + _MOST_ROOTED * cp.max(self.root)
-        problem = cp.Problem(cp.Maximize(cp.sum(self.root) - worse), constraints)
-        # SciPy runs HiGHS too, but silently: HiGHS 1.16 prints its name when cvxpy constructs it.
-        tolerances = dict.fromkeys(
-            ("primal_feasibility_tolerance", "dual_feasibility_tolerance"), _TOLERANCE
-        )
-        problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs", **tolerances})
-        if problem.status != cp.OPTIMAL:
-            raise TopologyError(f"the all_reduce program on {topology} ended {problem.status}")
-
-    def _between_ranks(self) -> tuple:
-        """Pairs of ranks, what each can carry (a variable, with switches), and what limits that."""
-        topology = self.topology
-        n, links = topology.num_ranks, topology.num_links
         # No link carries more than all bytes of all pairs of ranks, once as parts and once as sums.
         # Faster links are taken to be just that fast: unlike coefficients mislead the solver.
-        most = 2 if topology.is_direct else 2 * n * n
+        most = 2 if direct else 2 * n * n
         speed = np.asarray([float(min(b / self.unit, most)) for b in topology.exact_bandwidth])
-        self.flow = self.room = None
-        if topology.is_direct:
-            return topology.src, topology.dst, speed, []
-        src, dst = np.nonzero(~np.eye(n, dtype=bool))
-        self.room = cp.Variable(n * (n - 1), nonneg=True)
-        # Column a: what flows from rank a to all others, over every link.
-        self.flow = cp.Variable((links, n), nonneg=True)
-        shape, ones, every = (topology.num_vertices, links), np.ones(links), np.arange(links)
-        into = sp.csr_matrix((ones, (topology.dst, every)), shape)
-        out = sp.csr_matrix((ones, (topology.src, every)), shape)
-        # What ends at each vertex: the pair's room at ranks, nothing at switches; rank a sends all.
+        src, dst = (topology.src, topology.dst) if direct else np.nonzero(~np.eye(n, dtype=bool))
+        self.arcs = tuple(zip(src.tolist(), dst.tolist(), strict=True))
         pairs = len(src)
-        place = sp.csr_matrix((np.ones(pairs), (dst * n + src, np.arange(pairs))), (n * n, pairs))
-        arriving = cp.reshape(place @ self.room, (n, n), order="C")
-        net = (into - out) @ self.flow
-        off = np.ones((n, n)) - np.eye(n)
-        limits = [
-            cp.sum(self.flow, axis=1) <= speed,
-            cp.multiply(net[:n], off) == cp.multiply(arriving, off),
-            net[n:] == 0,
-        ]
-        return src, dst, self.room, limits
+
+        # Variables by rank are numbered rank after rank: flow_t[pair] is at t * pairs + pair.
+        program = Program()
+        self.root = program.add_variables(n, cost=-1.0)  # x_v
+        # Each rank's flow times its links: the depths of ranks in trees that are packed from it.
+        flows = [program.add_variables(n * pairs, cost=_DEPTH) for _ in range(2)]
+        largest = program.add_variables(1, cost=_MOST_ROOTED, low=-np.inf)
+        self.through = program.add_variables(0 if direct else n * links)
+        self.room = program.add_variables(0 if direct else pairs)
+        self.capacity = [program.add_variables(pairs) for _ in range(2)]  # of copies, of sums
+        ends = [program.add_variables(n * n) for _ in range(2)]
+
+        # Rows of ranks are numbered likewise: for each t, those of all v, or of all pairs.
+        one, each = np.ones((n, 1)), sp.eye_array
+        program.add_blocks((each(n), self.root), (-one, largest), high=0.0)
+        self.limits = np.zeros(0, np.int64)
+        if direct:
+            of_room, room = [], speed
+        else:
+            together = sp.kron(one.T, each(links))
+            self.limits = program.add_blocks((together, self.through), high=speed)
+            of_room, room = [(-each(pairs), self.room)], 0.0
+        both = ((each(pairs), capacity) for capacity in self.capacity)
+        program.add_blocks(*both, *of_room, high=room)
+        self.within, self.demands = [], []
+        net = _incidence(src, dst, n)
+        for flow, capacity, end, way in zip(flows, self.capacity, ends, (net, -net), strict=True):
+            self._add_flows(program, flow, capacity, end, way)
+        if not direct:
+            # Of the flow from rank a through the switches, the pair's room ends at each other rank
+            # and nothing at a switch; rank a sends all.
+            net = _incidence(topology.src, topology.dst, topology.num_vertices)
+            at_ranks, at_switches = (sp.kron(each(n), part) for part in (net[:n], net[n:]))
+            others = np.flatnonzero(~np.eye(n, dtype=bool))
+            arriving = (at_ranks.tocsr()[others], self.through)
+            program.add_blocks(arriving, *of_room, low=0.0, high=0.0)
+            program.add_blocks((at_switches, self.through), low=0.0, high=0.0)
+
+        found = program.minimize(tolerance=_TOLERANCE)
+        if found.status != Status.OPTIMAL:
+            raise TopologyError(f"the all_reduce program on {topology} ended {found.status}")
+        self.values, self.worth = found.values, -found.duals
+
+    def _add_flows(
+        self,
+        program: Program,
+        flow: np.ndarray,
+        capacity: np.ndarray,
+        end: np.ndarray,
+        net: Any,
+    ) -> None:
+        """The rows of copies, or of sums: each flow within the capacity, and all of x by it.
+
+        Args:
+            flow, capacity, end: the variables.
+            net: sparse, what enters a rank less what leaves it, of shape (ranks, pairs).
+        """
+        n, pairs = net.shape
+        one, each = np.ones((n, 1)), sp.eye_array
+        at_t, of_all = each(n).reshape((n * n, 1)), np.ones((1, n))
+        self.within.append(
+            program.add_blocks(
+                (each(n * pairs), flow), (sp.kron(-one, each(pairs)), capacity), high=0.0
+            )
+        )
+        self.demands.append(
+            program.add_blocks(
+                (sp.kron(at_t, of_all), self.root),
+                (sp.kron(each(n), -net), flow),
+                (-each(n * n), end),
+                high=0.0,
+            )
+        )
+        program.add_blocks((each(n * n), end), (sp.kron(-one, each(n)), self.root), high=0.0)
 
     def dual_variables(self, most: int) -> DualVariables:
         """The dual solution, rounded to fractions with denominators up to ``most``."""
+        n = self.topology.num_ranks
         copies, sums = (
             tuple(
                 (_fraction(worth, most), _fractions(lengths, most))
                 for worth, lengths in zip(
-                    np.diag(demand.dual_value), np.asarray(within.dual_value).T, strict=True
+                    np.diag(self.worth[demand].reshape(n, n)),
+                    self.worth[within].reshape(n, -1),
+                    strict=True,
                 )
             )
             for within, demand in zip(self.within, self.demands, strict=True)
         )
-        links = _fractions(self.limits[0].dual_value, most) if self.limits else []
-        return DualVariables(self.arcs, copies, sums, links)
+        return DualVariables(self.arcs, copies, sums, _fractions(self.worth[self.limits], most))
 
     def trees(self, most: int) -> list[_Reached]:
         """Seconds per byte of trees in the rounded primal solution, their roots and their paths.
@@ -207,14 +233,14 @@ class _Program:
         Nothing if the rounded capacities do not fit the network, or reach nothing.
         """
         n, topology = self.topology.num_ranks, self.topology
-        roots = _fractions(self.root.value, most)
-        copies = _fractions(self.capacity[0].value, most)
+        roots = _fractions(self.values[self.root], most)
+        copies = _fractions(self.values[self.capacity[0]], most)
         flows = None
-        if self.room is None or self.flow is None:
+        if topology.is_direct:
             room = [b / self.unit for b in topology.exact_bandwidth]
         else:
-            room = _fractions(self.room.value, most)
-            flows = [_fractions(flow, most) for flow in np.asarray(self.flow.value).T]
+            room = _fractions(self.values[self.room], most)
+            flows = [_fractions(flow, most) for flow in self.values[self.through].reshape(n, -1)]
             if not is_routable(topology, self.arcs, room, flows, self.unit):
                 return []
         copies = [min(c, all_) for c, all_ in zip(copies, room, strict=True)]
@@ -237,6 +263,13 @@ class _Program:
             shared.append((path, used * self.unit, (amount - used) * self.unit))
         split = SharedPaths(*zip(*shared, strict=True))
         return [(1 / (rate * total * self.unit), tuple(x / total for x in roots), split)]
+
+
+def _incidence(src: np.ndarray, dst: np.ndarray, vertices: int) -> sp.csr_array:
+    """What enters a vertex less what leaves it, of flows on arcs; shape (vertices, arcs)."""
+    arc, shape = np.arange(len(src)), (vertices, len(src))
+    into, out = (sp.csr_array((np.ones(len(src)), (ends, arc)), shape) for ends in (dst, src))
+    return into - out
 
 
 def _fractions(values: Any, most: int) -> list[Fraction]:

@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from jaxcoll.bounds.cuts import as_collective, as_size, needs_of
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.numerics import highs
+from jaxcoll.numerics.program import Program
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances, least_distances
 from jaxcoll.topology import Topology
@@ -153,8 +153,12 @@ def _solved(topology: Topology, nbytes: np.ndarray) -> np.ndarray | None:
     )
     low = np.concatenate([np.full(links, -np.inf), need.ravel()])
     high = np.concatenate([np.zeros(links), np.full(count * vertices, np.inf)])
+    program = Program()
+    program.add_variables(len(flow))
+    program.add_variable(cost=1.0)
+    program.add_rows(matrix, low, high)
     try:
-        _, dual = highs.linear_program(np.append(np.zeros(len(flow)), 1.0), matrix, low, high)
+        dual = program.minimize().optimal().duals
     except RuntimeError:  # links so unequal that the solver gives up: other lengths will do
         return None
     # Floats may be just below 0, which no length is. Any lengths give a bound, and so do these.

@@ -28,6 +28,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.bounds import all_reduce_times as sums
+from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.all_reduce_times import Arrival, Latencies, across, entering, leaving
 from jaxcoll.bounds.cuts import (
     as_collective,
@@ -161,8 +162,6 @@ def all_reduce_seconds(topology: Topology, nbytes: float) -> float:
     pairs = topology.num_links if topology.is_direct else n * (n - 1)
     if n < 2 or n * pairs > _SUM_FLOWS or topology.in_network:
         return 0.0
-    from jaxcoll.bounds.all_reduce import all_reduce_bound  # cvxpy takes a second to load
-
     return float(all_reduce_bound(topology).seconds) * nbytes
 
 

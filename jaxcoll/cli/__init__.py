@@ -166,7 +166,6 @@ _INSTALLS = {
     "jax": "pip install jax",
     "jaxlib": "pip install jax",
     "matplotlib": "pip install matplotlib",
-    "cvxpy": "pip install cvxpy",
     "optax": "pip install optax",
     "sklearn": "pip install scikit-learn",
 }

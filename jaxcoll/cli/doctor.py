@@ -22,7 +22,6 @@ _OPTIONAL = {
     "matplotlib": ("drawings", "pip install matplotlib"),
     "networkx": ("jc.Topology.from_networkx", "pip install networkx"),
     "optax": ("jc.optax", "pip install optax"),
-    "cvxpy": ("exact bounds of all_reduce", "pip install cvxpy"),
     "libtpu": ("compiling for TPU slices", "pip install 'jax[tpu]'"),
 }
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxcoll.numerics.program import INFEASIBLE, NOTHING_KNOWN, Solution, Status
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import find_recomputed_nodes
@@ -27,7 +28,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Question, Solver
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import NOT_BEGUN, Progress, Solution
+from tensorstate.solver.linear_program import Progress
 from tensorstate.solver.refusal import infeasible_message
 
 # Above DIRECT_SOLVE_MAX_VARS variables, strategies are preselected with the LP relaxation; above
@@ -35,7 +36,7 @@ from tensorstate.solver.refusal import infeasible_message
 # final.
 DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
-# Variables per second of branch and bound, which no option stops while HiGHS computes an analytic
+# Variables per second of branch and bound, which no option stops while it computes an analytic
 # centre: of 97,000 variables it ended 2.1 s after a limit of 3.3 s, of 380,000 3.8 s after 2 s.
 BRANCHED_PER_S = 15_000
 
@@ -95,16 +96,16 @@ def solve_by_size(
                 return full, relaxed
         return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
     if full.is_infeasible(min(FEASIBILITY_TIME_S, LEFT_FOR_PLANS * left())):
-        return full, Solution("infeasible", np.zeros(0), np.inf, np.inf)
+        return full, INFEASIBLE
     # The relaxation ends while there is time to find a plan: a bound alone answers nothing.
     early = until - LEFT_FOR_PLANS * left() if np.isfinite(until) else until
     relaxed = solve_relaxation(full, gap, functools.partial(remaining_time, early))
-    if relaxed.status == "infeasible":
+    if relaxed.status == Status.INFEASIBLE:
         return full, relaxed
     is_close = relaxed.bound >= relaxed.objective * (1 - gap)
     if is_close and (full.is_decided(relaxed) or is_near(full, gap, relaxed)):
         return full, relaxed
-    best = full, Solution("limit", np.zeros(0), np.inf, relaxed.bound)
+    best = full, Solution(Status.LIMIT, np.zeros(0), np.inf, relaxed.bound)
     # A negative bound says nothing about a time, and its values select poorly.
     if len(relaxed.values) and relaxed.bound >= 0:
         likely = full.choices.fractional_support(relaxed)
@@ -117,7 +118,7 @@ def solve_by_size(
             if solution.objective < best[1].objective:
                 best = support, dataclasses.replace(solution, bound=relaxed.bound)
             is_close = relaxed.bound >= best[1].objective * (1 - gap)
-            is_last = relaxed.status == "limit" and len(best[1].values) > 0  # larger take longer
+            is_last = relaxed.status == Status.LIMIT and len(best[1].values)  # larger take longer
             if is_close or is_last or is_over(until):
                 return best
     if is_over(until) or (len(best[1].values) and size > RELAX_ONLY_MIN_VARS):
@@ -134,7 +135,7 @@ def _branched(
     """Branch and bound, where there is time for a program of this size."""
     size = formulation.program.num_variables
     if size > max(DIRECT_SOLVE_MAX_VARS, BRANCHED_PER_S * seconds):
-        return NOT_BEGUN
+        return NOTHING_KNOWN
     return formulation.program.solve(gap=gap, time_limit=seconds, progress=progress)
 
 
@@ -143,7 +144,7 @@ def is_near(full: Formulation, gap: float, relaxed: Solution) -> bool:
 
     Then they are a plan, whatever the flows are, and though shared costs are split.
     """
-    if relaxed.status != "optimal" or full.memory_constraints is not None:
+    if relaxed.status != Status.OPTIMAL or full.memory_constraints is not None:
         return False
     try:
         found = full.result(relaxed, SearchOptions(objective=full.objective))
@@ -171,7 +172,7 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
             iterations_per_row=1,
             time_limit=left(),
         )
-        if solution.status != "limit" or len(solution.values) or left() <= LEAST_SECONDS:
+        if solution.status != Status.LIMIT or len(solution.values) or left() <= LEAST_SECONDS:
             return solution
     return program.solve_ipm_relaxation(tolerance=gap / 100, time_limit=left())
 
@@ -365,13 +366,13 @@ def solve_within_limit(
     until = start + share * solver.time_limit
     asked = build, candidates, solver.gap, until, question.progress, prune_placements
     formulation, solution = solve_by_size(*asked)
-    is_proof = refused = solution.status == "infeasible"
+    is_proof = refused = solution.status == Status.INFEASIBLE
     if refused and limit is not None:
-        # Where costs differ by many orders of magnitude, HiGHS may call a program infeasible that
-        # is only hard to solve. Without costs it does not.
+        # Where costs differ by many orders of magnitude, a program may be called infeasible that is
+        # only hard to solve. Without costs it is not.
         formulation.program.clear_objective()
         seconds = min(RECHECK_TIME_S, remaining_time(until))
-        is_proof = formulation.program.solve(time_limit=seconds).status == "infeasible"
+        is_proof = formulation.program.solve(time_limit=seconds).status == Status.INFEASIBLE
     if is_proof:
         return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
@@ -423,7 +424,7 @@ def _find_fitting(
         if best is not None and not is_proof:
             break
         solution = formulation.program.solve(gap=gap, time_limit=remaining_time(until))
-        if solution.status == "infeasible":
+        if solution.status == Status.INFEASIBLE:
             if best is None:
                 return Infeasible(is_proof)
             bound = best.objective

@@ -65,6 +65,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from jaxcoll.numerics.program import Solution, Status
 from tensorstate.cost.cost import SearchOptions, SearchResult, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.deadline import check
@@ -72,7 +73,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram, Solution
+from tensorstate.solver.linear_program import LinearProgram
 from tensorstate.solver.memory_constraints import MEMORY_UNITS, MemoryConstraints
 from tensorstate.solver.reshard_constraints import (
     GroupVariables,
@@ -263,7 +264,7 @@ class Formulation:
         program.clear_objective()
         program.add_largest_lazy(PROOF_POINTS)
         found = program.solve(relax=True, time_limit=seconds)
-        return found.status == "infeasible"
+        return found.status == Status.INFEASIBLE
 
     def covers(self, candidates: Sequence[Sequence[Strategy]]) -> bool:
         """Whether every class may use all of these strategies."""
@@ -276,7 +277,7 @@ class Formulation:
         Steps shared by several consumers may be fractions where no strategy is. Under a memory
         limit shares stand for whole tensors.
         """
-        if self.memory_constraints is not None or solution.status != "optimal":
+        if self.memory_constraints is not None or solution.status != Status.OPTIMAL:
             return False
         shares = solution.values[: self.num_shares]
         return bool((np.abs(shares - np.round(shares)) <= TOLERANCE).all())

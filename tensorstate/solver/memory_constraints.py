@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix
 
+from jaxcoll.numerics.program import Terms
 from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.solver.linear_program import Terms
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
 # The memory limit in units of the program: the solver's tolerances are absolute.

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jaxcoll.numerics.program import Solution, Terms
 from tensorstate.cost.reshard_plan import Pass, ReshardPasses, reshard_passes
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import (
@@ -29,7 +30,7 @@ from tensorstate.ir.placements import (
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
-from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
+from tensorstate.solver.linear_program import LinearProgram
 
 # Groups of at most this many members get an integer count of recomputed or saved members; larger
 # ones get a fraction, which is rounded to whole members afterwards.

@@ -19,11 +19,12 @@ import numpy as np
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.program import Program
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.direct_connect.columns import Gather, Sends
 from jaxcoll.synth.direct_connect.expansions import bfb_all_gather
-from jaxcoll.synth.milp.model import Program, check_entries, time_limit
+from jaxcoll.synth.milp.model import check_entries, minimize, time_limit
 from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 from jaxcoll.topologies.generative.kautz_graphs import diamond, modified_de_bruijn
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
@@ -74,11 +75,12 @@ def balanced_all_gather(
             f"{steps} steps of {chunks} chunks per shard, more than {_MOST_MOVES}"
         )
     # A column per send, 1 where it is made, and one per step: what every link carries then.
-    program = Program(len(moves) + steps)
+    program = Program()
+    program.add_variables(len(moves), high=1, integer=True)
+    loads = program.add_variables(steps, high=chunks * digraph.size, integer=True).tolist()
     _add_arrivals(program, digraph, sources, moves, chunks)
-    _add_loads(program, digraph, group, moves, steps)
-    most = np.append(np.ones(len(moves)), np.full(steps, chunks * digraph.size))
-    answer = program.minimize(np.zeros(len(most)), np.zeros(len(most)), most, time_limit(seconds))
+    _add_loads(program, digraph, group, moves, loads)
+    answer = minimize(program, time_limit(seconds))
     if answer.is_impossible:
         return None
     if answer.found is None:
@@ -133,7 +135,7 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
         for chunk in range(chunks):
             for v in set(range(digraph.size)) - {source}:
                 columns = into[s, chunk, v]
-                program.row(columns, [1] * len(columns), 1, 1)
+                program.add_row(columns, [1.0] * len(columns), 1, 1)
     # Every send waits for one of all sends into its tail: the largest part of the program, counted
     # before it is written.
     check_entries(len(moves) * max(map(len, into.values())))
@@ -142,10 +144,12 @@ def _add_arrivals(program: Program, digraph: Digraph, sources, moves: list[Move]
         if u != sources[s]:
             before = [b for b in into[s, chunk, u] if moves[b][3] < step]
             # x_m <= sum of the sends that brought the chunk to its tail in earlier steps.
-            program.row([m, *before], [1] + [-1] * len(before))
+            program.add_row([m, *before], [1.0] + [-1.0] * len(before), -np.inf, 0)
 
 
-def _add_loads(program: Program, digraph: Digraph, group, moves: list[Move], steps: int) -> None:
+def _add_loads(
+    program: Program, digraph: Digraph, group, moves: list[Move], loads: list[int]
+) -> None:
     """In every step all arcs carry equally many chunks; a column per step says how many.
 
     An arc carries as many chunks as the representative sources send over all its images.
@@ -156,12 +160,11 @@ def _add_loads(program: Program, digraph: Digraph, group, moves: list[Move], ste
     for m, (_, _, arc, step) in enumerate(moves):
         over[int(orbit[arc]), step].append(m)
     for arc in np.unique(orbit).tolist():
-        for step in range(steps):
+        for step, load in enumerate(loads):
             columns = over[arc, step]
-            load = len(moves) + step
             # Equal loads in every step, and every chunk received once: T_B is the optimum (N - 1) /
             # N (Thm. 5).
-            program.row([*columns, load], [1] * len(columns) + [-1], 0, 0)
+            program.add_row([*columns, load], [1.0] * len(columns) + [-1.0], 0, 0)
 
 
 def _arc_images(digraph: Digraph, group: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ import dataclasses
 import functools
 from typing import ClassVar, Self
 
+from jaxcoll.bounds.all_reduce import all_reduce_bound
 from jaxcoll.bounds.cuts import AllReduceBound
 from jaxcoll.bounds.throughput import fastest, known_optimum
 from jaxcoll.collective import Collective
@@ -205,9 +206,6 @@ class ForestColl(Synthesizer):
 
 @functools.lru_cache(maxsize=4)
 def _known_bound(topology: Topology) -> AllReduceBound:
-    # CVXPY takes a second to load, which nothing else here needs.
-    from jaxcoll.bounds.all_reduce import all_reduce_bound
-
     return all_reduce_bound(topology)
 
 

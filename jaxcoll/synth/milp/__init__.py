@@ -1,4 +1,4 @@
-"""Exact searches for tiny networks: integer programs whose columns are sends, solved by HiGHS.
+"""Exact searches for tiny networks: integer programs whose columns are sends, solved exactly.
 
 - ``StepMilp``: the least time by steps, on a time-expanded network.
 - ``Sccl``: the fewest steps, and in them the fewest rounds, for chunks that are given.
@@ -22,6 +22,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.program import Program
 from jaxcoll.numerics.rational import Number, common_denominator
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
@@ -30,13 +31,13 @@ from jaxcoll.synth.milp.model import (
     MOST_RANKS,
     Answer,
     Moves,
-    Program,
     add_causes,
     check_entries,
     check_tiny,
     chosen_moves,
     distances,
     first_arrivals,
+    minimize,
     schedule_of,
     time_limit,
     useful_moves,
@@ -56,7 +57,7 @@ class StepMilp(Synthesizer):
 
     After TACCL (Shah et al., NSDI 2023) and TE-CCL (Liu et al., SIGCOMM 2024), without their
     sketches: which chunk starts over which connection in which tick is an integer program, whose
-    horizon grows from a bound, tick by tick, until HiGHS finds a schedule. Between ranks that only
+    horizon grows from a bound, tick by tick, until there is a schedule. Between ranks that only
     switches join, connections are shortest paths, without multicast or waiting inside.
 
     Ticks divide the time of a chunk and the latency of every link where the horizon then has
@@ -246,7 +247,8 @@ def _search(
     Args:
         ends: when all time is up; half of the remaining time is taken.
     """
-    program = Program(len(moves))
+    program = Program()
+    program.add_variables(len(moves), high=1, integer=True)
     check_entries(
         int(np.add.reduceat(clock.busy[edges.path_link], edges.path_ptr[:-1])[moves.edge].sum())
     )
@@ -265,9 +267,8 @@ def _search(
         # Sends that would occupy a link in the same tick exclude one another; a row per (link,
         # tick) is tighter than one per pair.
         if len(columns) > 1:
-            program.row(columns, [1] * len(columns), high=1)
-    none, all_ = np.zeros(len(moves)), np.ones(len(moves))
-    return program.minimize(none, none, all_, (ends - time.perf_counter()) / 2)
+            program.add_row(columns, [1.0] * len(columns), -np.inf, 1)
+    return minimize(program, (ends - time.perf_counter()) / 2)
 
 
 # Units that the slowest link is of: at most so many if they divide all bandwidths, and else the
@@ -364,21 +365,21 @@ class Sccl(Synthesizer):
         self, moves: Moves, collective: Collective, edges: Edges, widths: list[int], steps: int
     ) -> Answer:
         """Columns: a choice for each move, then the rounds of each step."""
-        program = Program(len(moves) + steps)
+        program = Program()
+        program.add_variables(len(moves), high=1, integer=True)
+        # A step has one round at least, and costs as many as it has: bounds and costs are equal.
+        most = self.rounds or collective.num_chunks
+        lasts = program.add_variables(steps, cost=1, low=1, high=most, integer=True).tolist()
         add_causes(program, moves, collective, edges)
         together: dict[tuple[int, int], list[int]] = {}
         for m, key in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
             together.setdefault(key, []).append(m)
         for (edge, step), columns in together.items():
-            values = [1] * len(columns)
+            values = [1.0] * len(columns)
             # A step has at least one round, so a link need not be wider than all it may carry.
             width = min(widths[edge], len(columns))
-            program.row([*columns, len(moves) + step], [*values, -width])
-        cost = np.concatenate([np.zeros(len(moves)), np.ones(steps)])
-        most = self.rounds or collective.num_chunks
-        high = np.concatenate([np.ones(len(moves)), np.full(steps, most)])
-        # A step has one round at least, and costs as many as it has: bounds and costs are equal.
-        return program.minimize(cost, cost, high, self.seconds)
+            program.add_row([*columns, lasts[step]], [*values, -width], -np.inf, 0)
+        return minimize(program, self.seconds)
 
 
 def _widths(topology: Topology) -> tuple[bool, list[int]]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import highspy
 import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.numerics import checks, highs
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.program import Program, Status
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topology import Topology
@@ -26,9 +26,6 @@ from jaxcoll.topology import Topology
 MOST_RANKS = 9  # of networks that are searched unless more are asked for
 MOST_CELLS = 2**26  # (chunk, connection, tick) that are looked at for sends worth choosing from
 _MOST_ENTRIES = 2**23  # of a program
-
-_SOLVED = highspy.HighsModelStatus.kOptimal
-_IMPOSSIBLE = highspy.HighsModelStatus.kInfeasible
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,60 +101,6 @@ def useful_moves(
     return Moves(chunk, edge, start, start + takes[edge])
 
 
-class Program:
-    """Rows over columns of integers, the first of which choose moves (0 or 1)."""
-
-    def __init__(self, columns: int):
-        self.columns = columns
-        self._ptr, self._column, self._value = [0], [], []
-        self._low, self._high = [], []
-
-    def row(
-        self, columns: Iterable[int], values: Iterable[int], low: float = -np.inf, high: float = 0
-    ) -> None:
-        """low <= sum of values x columns <= high."""
-        self._column += columns
-        self._value += values
-        self._ptr.append(len(self._column))
-        self._low.append(low)
-        self._high.append(high)
-
-    def minimize(
-        self, cost: np.ndarray, low: np.ndarray, high: np.ndarray, seconds: float
-    ) -> Answer:
-        """The integers within low..high that cost least, or as far as the time goes.
-
-        One thread and a fixed seed: unless time runs out, equal programs have equal answers.
-        """
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = self.columns, len(self._low)
-        model.col_cost_, model.col_lower_, model.col_upper_ = cost, low, high
-        model.row_lower_, model.row_upper_ = np.asarray(self._low), np.asarray(self._high)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.asarray(self._ptr)
-        model.a_matrix_.index_ = np.asarray(self._column, np.int32)
-        model.a_matrix_.value_ = np.asarray(self._value, float)
-        model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
-        options = {
-            "threads": 1,
-            "random_seed": 0,
-            "time_limit": max(seconds, 0.0),
-            "mip_rel_gap": 0.0,
-            "mip_abs_gap": 0.99,  # costs are whole
-        }
-        solver = highs.solver_for(model, options)
-        highs.run(solver)
-        status, info = solver.getModelStatus(), solver.getInfo()
-        if status == _IMPOSSIBLE:
-            return Answer(None, np.inf)
-        # Costs are whole, so that a bound may be rounded up, less the error of the solver's floats.
-        bound = float(np.ceil(info.mip_dual_bound - 1e-6))
-        if status != _SOLVED and info.primal_solution_status != 2:
-            return Answer(None, bound)
-        found = np.rint(solver.getSolution().col_value).astype(np.int64)
-        return Answer(found, float(cost @ found) if status == _SOLVED else bound)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer:
     """The answer of a solver.
@@ -176,6 +119,18 @@ class Answer:
         return self.found is None and self.bound == np.inf
 
 
+def minimize(program: Program, seconds: float) -> Answer:
+    """The whole numbers that cost least, of whole costs, or as far as the time goes."""
+    solution = program.minimize(time_limit=max(seconds, 0.0), gap=0.0, absolute_gap=0.99)
+    # Costs are whole, so that a bound may be rounded up, less the error of the solver's floats.
+    bound = float(np.ceil(solution.bound - 1e-6))
+    if not len(solution.values):
+        return Answer(None, bound)
+    found = np.rint(solution.values).astype(np.int64)
+    is_least = solution.status == Status.OPTIMAL
+    return Answer(found, float(program.costs @ found) if is_least else bound)
+
+
 def add_causes(program: Program, moves: Moves, collective: Collective, edges: Edges) -> None:
     """Every rank gets a chunk once at most, or once if it wants it, and sends none before.
 
@@ -190,7 +145,7 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
     for v, c in zip(*np.nonzero(wants & ~holds), strict=True):
         into.setdefault((int(c), int(v)), [])
     for (c, v), columns in into.items():
-        program.row(columns, [1] * len(columns), int(wants[v, c]), 1)
+        program.add_row(columns, [1.0] * len(columns), int(wants[v, c]), 1)
     check_entries(
         sum(
             len(columns) * (len(columns) + len(into.get((c, int(edges.src[e])), ()))) // 2
@@ -208,7 +163,7 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
             # cannot send a chunk that has half arrived over the edge again and again.
             there = [b for b in before if moves.arrive[b] <= moves.start[m]]
             sent = columns[: i + 1]
-            program.row([*sent, *there], [1] * len(sent) + [-1] * len(there))
+            program.add_row([*sent, *there], [1.0] * len(sent) + [-1.0] * len(there), -np.inf, 0)
 
 
 def check_entries(count: int) -> None:

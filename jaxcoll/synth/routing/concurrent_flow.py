@@ -20,7 +20,8 @@ import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
-from jaxcoll.numerics import checks, highs
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.program import Program
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.synth.routing import soft_distances as kernel
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_classes
@@ -338,5 +339,9 @@ def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.n
     served = np.where(classes.at_source, -np.inf, 1.0)
     low = np.concatenate([np.full(arcs, -np.inf), served])
     high = np.concatenate([np.zeros(arcs), np.full(pairs, np.inf)])
-    found, dual = highs.linear_program(np.append(np.zeros(flows), 1.0), matrix, low, high)
-    return found[:flows], -dual[:arcs] / capacity / classes.arc_size
+    program = Program()
+    program.add_variables(flows)
+    program.add_variable(cost=1.0)
+    program.add_rows(matrix, low, high)
+    found = program.minimize().optimal()
+    return found.values[:flows], -found.duals[:arcs] / capacity / classes.arc_size

@@ -19,8 +19,9 @@ import numpy as np
 import scipy
 
 from jaxcoll.links import group_by
-from jaxcoll.numerics import heap, highs
+from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.program import Program
 from jaxcoll.paths import fewest_hops
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_colour
 
@@ -145,13 +146,17 @@ class _Search:
         loads = np.array([each.load / self.room for each in tried])
         unit = loads.mean()
         arcs, flows = len(self.room), len(tried)
+        # Minimize the fullest class of arcs, in units of the mean load; the shares add up to 1.
+        program = Program()
+        shares, fullest = program.add_variables(flows), program.add_variable(cost=1.0)
         rows = np.zeros((arcs + 1, flows + 1))
-        rows[:arcs, :flows], rows[:arcs, flows], rows[arcs, :flows] = loads.T / unit, -1.0, 1.0
-        low, high = np.full(arcs + 1, -np.inf), np.zeros(arcs + 1)
-        low[arcs] = high[arcs] = 1.0
-        found, _ = highs.linear_program(np.append(np.zeros(flows), 1.0), rows, low, high)
+        rows[:arcs, shares], rows[:arcs, fullest], rows[arcs, shares] = loads.T / unit, -1.0, 1.0
+        program.add_rows(
+            rows, np.append(np.full(arcs, -np.inf), 1.0), np.append(np.zeros(arcs), 1.0)
+        )
+        found = program.minimize().optimal().values[shares]
         for least in _LEAST_SHARES:
-            share = np.where(found[:flows] > least, found[:flows], 0.0)
+            share = np.where(found > least, found, 0.0)
             share /= share.sum()
             chosen = [(tried[i], float(share[i])) for i in np.flatnonzero(share)]
             self._offer(1 / float((share @ loads).max()), chosen)

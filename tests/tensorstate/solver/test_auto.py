@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxcoll.numerics.program import Solution, Status
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
@@ -22,7 +23,7 @@ from tensorstate.solver import named as strategies
 from tensorstate.solver.base import Question
 from tensorstate.solver.coordinate_descent import CoordinateDescent
 from tensorstate.solver.exact import minimize_memory
-from tensorstate.solver.linear_program import LinearProgram, Solution
+from tensorstate.solver.linear_program import LinearProgram
 from tensorstate.solver.repair import Repaired
 from tests.tensorstate.solvers import (
     coordinate_descent,
@@ -230,7 +231,7 @@ def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
     def hurried(self, **options):
         calls.append(options.get("relax", False))
         if len(calls) > 2:
-            return Solution("limit", np.zeros(0), math.inf, -math.inf)
+            return Solution(Status.LIMIT, np.zeros(0), math.inf, -math.inf)
         found = solve(self, **options)
         return dataclasses.replace(found, bound=0.5 * found.objective)
 
@@ -272,7 +273,7 @@ def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, 
 
     def mistaken(self, **options):
         if sum(map(bool, self._costs)) > 1:
-            return Solution("infeasible", np.zeros(0), math.inf, math.inf)
+            return Solution(Status.INFEASIBLE, np.zeros(0), math.inf, math.inf)
         return solve(self, **options)
 
     monkeypatch.setattr(LinearProgram, "solve", mistaken)

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from jaxcoll.numerics.program import NOTHING_KNOWN, Status
 from tensorstate import Auto, PlanError, search
 from tensorstate.cost.cost import SearchOptions
 from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
@@ -22,7 +23,7 @@ from tensorstate.solver.base import Question
 from tensorstate.solver.coordinate_descent import lower_bound_on_axes
 from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
-from tensorstate.solver.linear_program import NOT_BEGUN, LinearProgram
+from tensorstate.solver.linear_program import LinearProgram
 from tensorstate.solver.named import best_among
 from tensorstate.solver.repair import repair
 from tensorstate.solver.reshard_constraints import ReshardConstraints
@@ -60,10 +61,10 @@ def clock(monkeypatch):
 
     def solve_in_time(self, *, time_limit=math.inf, **options):
         found = solve(self, **options)
-        if found is NOT_BEGUN:
+        if found is NOTHING_KNOWN:
             return found
         clock.add(min(1.0, time_limit + 0.1))
-        return dataclasses.replace(found, status="limit") if time_limit < 1.0 else found
+        return dataclasses.replace(found, status=Status.LIMIT) if time_limit < 1.0 else found
 
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(ReshardConstraints, "add_group", add_group_in_time)
@@ -183,7 +184,7 @@ def test_a_deadline_is_half_a_second_away_at_least():
 
 
 def test_no_large_branch_and_bound_is_begun_in_too_little_time(monkeypatch):
-    """HiGHS computes an analytic centre past its limit; the program of likely strategies is small.
+    """An analytic centre is computed past the limit; the program of likely strategies is small.
 
     So the plan is that of the small program, and of a pruned one no larger program is built.
     """

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxcoll.numerics.program import Solution, Status
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult, estimate_cost
 from tensorstate.deadline import OutOfTime
 from tensorstate.errors import PlanError
@@ -19,7 +20,6 @@ from tensorstate.problem.problem import Problem
 from tensorstate.solver import exact
 from tensorstate.solver.base import Question
 from tensorstate.solver.exact import Milp, is_near
-from tensorstate.solver.linear_program import Solution
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import coordinate_descent, formulation_of, solve_milp
 from tests.tensorstate.tiny import LINES, MESHES, SPLITTABLE, graph, problems, some_strategies
@@ -88,7 +88,7 @@ def _of_strategies(full, candidates):
                 strategy = chosen if other == class_id else candidates[other][0]
                 values[[v for (s, _), v in variables.items() if s == strategy]] = 1.0
             bound = full.program.costs @ values
-            yield Solution("optimal", values, bound, bound)
+            yield Solution(Status.OPTIMAL, values, bound, bound)
 
 
 def _is_plan(full, solution) -> bool:
@@ -231,7 +231,7 @@ def test_less_memory_is_never_quicker():
 def test_the_least_memory_is_not_searched_again_for_the_message(monkeypatch):
     problem = Problem(graph("twice"), AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,)), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
-    late = Solution("limit", np.zeros(0), math.inf, 0.0)
+    late = Solution(Status.LIMIT, np.zeros(0), math.inf, 0.0)
     full = formulation_of(problem, candidates, memory_limit=100.0)
     monkeypatch.setattr(exact, "solve_by_size", lambda *_args: (full, late))
     monkeypatch.setattr(exact, "minimize_memory", lambda *_args, **_options: (None, 120.0))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from jaxcoll.numerics import highs
+from jaxcoll.numerics import program as numerics_program
 from jaxcoll.progress import Progress
 from tensorstate.solver.linear_program import FEW_ROWS, LinearProgram
 
@@ -63,15 +63,15 @@ def covering(rows: int = 12, columns: int = 20) -> LinearProgram:
 def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
     """Those of the easier program's duals, whatever is left for the program itself."""
     program, optimum = covering(), covering().solve(relax=True).objective
-    program.easier = np.maximum(1.0, 0.9 * np.frombuffer(program._costs))
+    program.easier = np.maximum(1.0, 0.9 * program.costs)
     whole = program.solve(relax=True, presolve=False)
     assert whole.bound == whole.objective == pytest.approx(optimum)
     easier = covering()
-    easier._costs[:] = type(easier._costs)("d", program.easier.tolist())
+    easier.set_costs(program.easier)
     proved = easier.solve(relax=True, presolve=False)
 
     ended = []
-    run = highs.run
+    run = numerics_program._run
 
     def first_only(solver: highspy.Highs) -> None:
         if ended:
@@ -80,7 +80,7 @@ def test_a_program_that_ends_early_has_the_bound_of_its_easier_costs():
         ended.append(solver.getModelStatus())
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(highs, "run", first_only)
+        patched.setattr(numerics_program, "_run", first_only)
         early = program.solve(relax=True, presolve=False)
     assert len(ended) == 2
     assert proved.objective - 1e-9 <= early.bound <= optimum + 1e-9
@@ -94,7 +94,7 @@ def test_any_duals_prove_a_bound():
     program.add_constraint([(x, 1.0)], -math.inf, 2.0)
     assert program.solve().objective == pytest.approx(4)
     bounds = [
-        program._bound_of(np.array(duals))
+        program.bound_of(np.array(duals))
         for duals in itertools.product(np.linspace(-2, 3, 21), repeat=2)
     ]
     assert max(bounds) == pytest.approx(4)
@@ -194,7 +194,7 @@ def test_few_rows_are_not_lazy(extra):
     assert program.solve(relax=True).objective == pytest.approx(0, abs=1e-6)
 
 
-class Unsure(highs._Silent):
+class Unsure(numerics_program._Silent):
     """Ends without a status from a basis, as HiGHS does for some programs that nothing meets."""
 
     starts_from_basis = False
@@ -213,7 +213,7 @@ class Unsure(highs._Silent):
 
 
 def test_what_no_basis_decides_is_solved_without(monkeypatch):
-    monkeypatch.setattr(highs, "_Silent", Unsure)
+    monkeypatch.setattr(numerics_program, "_Silent", Unsure)
     program = LinearProgram()
     program.add_variable(cost=-1.0, low=0.5, high=1.0)
     program.set_lazy(csr_matrix(np.ones((FEW_ROWS + 1, 1))))
