@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute import jax_internals
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.schedules import sum_orders
 

@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import tune
-from jaxcoll.execute import jax_internals
+from jaxcoll import jax_internals, tune
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.processes import Coordinator
 from jaxcoll.tune.training_step.timing import SCOPE, Profiler, Timing
