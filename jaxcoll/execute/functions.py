@@ -86,7 +86,8 @@ def psum(
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
-        order: with "fixed" a schedule must have one order of addition (``jaxcoll.sum_orders``).
+        order: with "fixed" a schedule must have one order of addition
+            (``jaxcoll.simulation.sum_orders``).
 
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.

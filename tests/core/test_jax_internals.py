@@ -52,7 +52,7 @@ ATTRIBUTES = {
 
 
 def internals_of(tree: ast.AST, path: str, own: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """The lines of a file that name an internal, and what they name.
+    """The lines of a file that name an internal, with the name.
 
     Args:
         own: the private names that the project defines; another one in a file that imports JAX is

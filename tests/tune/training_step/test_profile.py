@@ -199,5 +199,5 @@ def test_a_step_that_raises_ends_its_profile():
 
 @pytest.mark.parametrize("profile", [1, "yes"])
 def test_profile_is_a_flag(profile):
-    with pytest.raises(jc.TuneError, match="profile"):
+    with pytest.raises(jc.errors.TuneError, match="profile"):
         tune.online(_step(), profile=profile)
