@@ -254,7 +254,7 @@ def test_one_file_knows_what_changes_between_versions():
     found = {
         path.name
         for package in (jaxcoll, tensorstate)
-        for path in Path(package.__file__).parent.rglob("*.py")
+        for path in Path(str(package.__file__)).parent.rglob("*.py")
         if any(word in path.read_text(encoding="utf-8") for word in words)
     }
     assert found == {"jax_internals.py"}
