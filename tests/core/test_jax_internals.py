@@ -105,7 +105,7 @@ def is_primitive(chain: str) -> bool:
 
 
 # Where a private name is defined: a function, a class, a variable or field, an attribute.
-DEFINED = re.compile(r"\b(?:def |class |self\.)(_\w+)|\b(_\w+)(?=:? )")
+DEFINED = re.compile(r"\b(?:def |class |self\.)(_\w+)|(?<![\w.])(_\w+)(?=:? )")
 # What a file without an internal need not have; the others are parsed.
 SUSPECT = re.compile(rf"\bjax(?:lib)?\b|\b(?:{'|'.join(ATTRIBUTES)})\b")
 
