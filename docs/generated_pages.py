@@ -9,20 +9,31 @@ from typing import Any
 
 import click
 
-from jaxcoll import SYNTHESIZERS
 from jaxcoll.cli import COMMANDS, application
 from jaxcoll.kinds import KINDS, NAMES
-from jaxcoll.synth import REGISTRY
+from jaxcoll.synth import REGISTRY, SYNTHESIZERS
 
 DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
 # Modules whose ``__all__`` is public, with a line for the list of them.
 MODULES = {
     "jaxcoll": "networks, collectives, schedules, proofs, times, and the functions of jax.lax",
+    "jaxcoll.errors": "errors, all of them a JaxcollError, and warnings",
     "jaxcoll.topologies": "families of networks",
     "jaxcoll.topologies.generative": "direct-connect families, and expansions of them",
     "jaxcoll.synth": "synthesizers",
-    "jaxcoll.bounds": "least times and costs",
+    "jaxcoll.bounds": "least times and costs, cuts, and the bottleneck",
+    "jaxcoll.simulation": "traffic, packets, collectives in switches, orders of sums",
+    "jaxcoll.comparison": "the rows of compare",
+    "jaxcoll.calibration": "what measured times say of links",
+    "jaxcoll.schedule": "schedules joined, and where they come from",
+    "jaxcoll.compact": "schedules on disk",
+    "jaxcoll.trees": "forests of weighted trees",
+    "jaxcoll.paths": "connections over paths of links",
+    "jaxcoll.grid": "grids of ranks, and boxes of them",
+    "jaxcoll.links.in_network": "switches that copy and add",
+    "jaxcoll.mesh": "ranks and groups along the axes of a mesh",
+    "jaxcoll.execute": "the functions of jax.lax, and the choice for a call",
     "jaxcoll.io": "files",
     "jaxcoll.io.msccl": "programs of MSCCL",
     "jaxcoll.draw": "drawings",
@@ -171,7 +182,14 @@ def _help(path: str, command: click.Command) -> str:
 
 def _api_list() -> str:
     rows = [f"- [`{name}`](api/{name}.md): {line}" for name, line in MODULES.items()]
-    return "\n".join(["# API", "", *rows, "", _tree([f"api/{name}" for name in MODULES])])
+    head = [
+        "# API",
+        "",
+        "What most programs need is in `jaxcoll` itself, and the rest in the modules below: after",
+        "`import jaxcoll as jc` as `jc.bounds.optimum`, or `from jaxcoll.bounds import optimum`.",
+        "",
+    ]
+    return "\n".join([*head, *rows, "", _tree([f"api/{name}" for name in MODULES])])
 
 
 def _module(name: str, described: dict[int, str]) -> str:

@@ -33,8 +33,8 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
 from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
 from experiments.study import ConfigError, Experiment, Row, publish, write_csv
-from jaxcoll import SYNTHESIZERS
 from jaxcoll.io.files import read_text, write_text
+from jaxcoll.synth import SYNTHESIZERS
 
 
 @dataclasses.dataclass(frozen=True)

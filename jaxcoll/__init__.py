@@ -8,6 +8,7 @@
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
 - ``io`` (files), ``draw`` (figures), ``pages`` (interactive HTML), ``optax`` (training), ``aot``
   (compiling for other machines), ``tune`` (choosing configurations by measured times).
+- For experts the modules under it, such as ``bounds``, ``simulation``, ``paths`` and ``errors``.
 
 Importing this package imports nothing but the standard library: every name is loaded when it is
 first used. NumPy, SciPy, networkx and Numba come with the first network or schedule, jax with the
@@ -18,109 +19,20 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jaxcoll import (  # noqa: F401
-        aot,
-        draw,
-        execute,
-        executors,
-        finder,
-        io,
-        pages,
-        prove,
-        synth,
-        topologies,
-        tune,
-    )
-    from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
-    from jaxcoll.bounds.throughput import Optimum, optimum
-    from jaxcoll.calibration import Calibration, calibrate
-    from jaxcoll.collective import Collective
-    from jaxcoll.compact import CompactSchedule
-    from jaxcoll.comparison import Compared, compare
-    from jaxcoll.errors import (
-        AssumptionWarning,
-        CollectiveError,
-        FormatError,
-        JaxcollError,
-        ScheduleError,
-        TopologyError,
-        TuneError,
-    )
-    from jaxcoll.execute import (
-        Explanation,
-        all_gather,
-        all_to_all,
-        axis_index,
-        axis_size,
-        broadcast,
-        compiler_options,
-        explain_choice,
-        gather,
-        pbroadcast,
-        pmax,
-        pmean,
-        pmin,
-        ppermute,
-        psum,
-        psum_scatter,
-        reduce,
-        scatter,
-        use_topology,
-    )
-    from jaxcoll.execute.choice.measured_costs import measure_execution
-    from jaxcoll.grid import Grid, Placement
-    from jaxcoll.links.in_network import InNetwork
-    from jaxcoll.mesh import axis_groups, axis_schedule, reorder
-    from jaxcoll.paths import Edges, shortest_routes
-    from jaxcoll.schedule import Provenance, Schedule, concatenate
-    from jaxcoll.simulation import (
-        Framing,
-        Message,
-        MessageTimes,
-        NetworkTree,
-        Timeline,
-        simulate,
-        simulate_in_network,
-        simulate_messages,
-        simulate_multicast,
-        sum_orders,
-    )
-    from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
-    from jaxcoll.synth import SYNTHESIZERS, synthesize
-    from jaxcoll.synth.tacos import synthesize_compact
-    from jaxcoll.topology import Topology
-    from jaxcoll.training import transforms as optax  # noqa: F401
-    from jaxcoll.trees import TreeFlow
-    from jaxcoll.verifier import verify
+import warnings
+from typing import TYPE_CHECKING, Any
 
 # Quiet unless the program says otherwise: logging.basicConfig(level="INFO") shows what was chosen.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-# Modules and folders that are meant to be used by their names.
-_PUBLIC = frozenset(("aot", "draw", "execute", "executors", "finder", "io", "pages", "tune"))
-
-# The public names by the module that has them.
+# The public names, by the module that has them: this is the list, and the rest is made from it.
 _NAMES = {
-    "bounds": ("Bound", "bound", "cut_bound", "ideal", "lower_bounds", "step_bound"),
-    "bounds.throughput": ("Optimum", "optimum"),
-    "calibration": ("Calibration", "calibrate"),
+    "bounds": ("bound",),
+    "calibration": ("calibrate",),
     "collective": ("Collective",),
-    "compact": ("CompactSchedule",),
-    "comparison": ("Compared", "compare"),
-    "errors": (
-        "AssumptionWarning",
-        "CollectiveError",
-        "FormatError",
-        "JaxcollError",
-        "ScheduleError",
-        "TopologyError",
-        "TuneError",
-    ),
+    "comparison": ("compare",),
+    "errors": ("JaxcollError",),
     "execute": (
-        "Explanation",
         "all_gather",
         "all_to_all",
         "axis_index",
@@ -140,107 +52,124 @@ _NAMES = {
         "scatter",
         "use_topology",
     ),
+    "execute.choice.measured_costs": ("measure_execution",),
+    "mesh": ("axis_schedule", "reorder"),
+    "schedule": ("Schedule",),
+    "simulation": ("simulate",),
+    "synth": ("synthesize",),
+    "synth.tacos": ("synthesize_compact",),
+    "topology": ("Topology",),
+    "verifier": ("verify",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+# Modules and folders that are meant to be used by their names. Those of experts have the names that
+# few programs need. A star import takes only the two that need neither jax nor Matplotlib.
+_STARRED = ("synth", "topologies")
+_MODULES = (
+    *("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune"),
+    *("bounds", "calibration", "compact", "comparison", "errors", "grid", "mesh"),
+    *("paths", "prove", "schedule", "simulation", "trees"),
+)
+
+# Until 0.3: names that stood here up to 0.2, by the module that they are to be taken from.
+_MOVED = {
+    "bounds": ("Bound", "Optimum", "cut_bound", "ideal", "lower_bounds", "optimum", "step_bound"),
+    "calibration": ("Calibration",),
+    "compact": ("CompactSchedule",),
+    "comparison": ("Compared",),
+    "errors": (
+        "AssumptionWarning",
+        "CollectiveError",
+        "FormatError",
+        "ScheduleError",
+        "TopologyError",
+        "TuneError",
+    ),
+    "execute": ("Explanation",),
     "grid": ("Grid", "Placement"),
     "links.in_network": ("InNetwork",),
-    "mesh": ("axis_groups", "axis_schedule", "reorder"),
+    "mesh": ("axis_groups",),
     "paths": ("Edges", "shortest_routes"),
-    "schedule": ("Provenance", "Schedule", "concatenate"),
+    "schedule": ("Provenance", "concatenate"),
     "simulation": (
+        "ExecutionCosts",
         "Framing",
         "Message",
         "MessageTimes",
+        "NativeCost",
         "NetworkTree",
         "Timeline",
-        "simulate",
         "simulate_in_network",
         "simulate_messages",
         "simulate_multicast",
         "sum_orders",
     ),
-    "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
-    "synth": ("SYNTHESIZERS", "synthesize"),
-    "synth.tacos": ("synthesize_compact",),
-    "topology": ("Topology",),
+    "synth": ("SYNTHESIZERS",),
     "trees": ("TreeFlow",),
-    "execute.choice.measured_costs": ("measure_execution",),
-    "verifier": ("verify",),
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MOVED_TO = {name: module for module, names in _MOVED.items() for name in names}
 
-__all__ = [
-    "SYNTHESIZERS",
-    "AssumptionWarning",
-    "Bound",
-    "Calibration",
-    "Collective",
-    "CollectiveError",
-    "CompactSchedule",
-    "Compared",
-    "Edges",
-    "ExecutionCosts",
-    "Explanation",
-    "FormatError",
-    "Framing",
-    "Grid",
-    "InNetwork",
-    "JaxcollError",
-    "Message",
-    "MessageTimes",
-    "NativeCost",
-    "NetworkTree",
-    "Optimum",
-    "Placement",
-    "Provenance",
-    "Schedule",
-    "ScheduleError",
-    "Timeline",
-    "Topology",
-    "TopologyError",
-    "TreeFlow",
-    "TuneError",
-    "all_gather",
-    "all_to_all",
-    "axis_groups",
-    "axis_index",
-    "axis_schedule",
-    "axis_size",
-    "bound",
-    "broadcast",
-    "calibrate",
-    "compare",
-    "compiler_options",
-    "concatenate",
-    "cut_bound",
-    "explain_choice",
-    "gather",
-    "ideal",
-    "lower_bounds",
-    "measure_execution",
-    "optimum",
-    "pbroadcast",
-    "pmax",
-    "pmean",
-    "pmin",
-    "ppermute",
-    "psum",
-    "psum_scatter",
-    "reduce",
-    "reorder",
-    "scatter",
-    "shortest_routes",
-    "simulate",
-    "simulate_in_network",
-    "simulate_messages",
-    "simulate_multicast",
-    "step_bound",
-    "sum_orders",
-    "synth",
-    "synthesize",
-    "synthesize_compact",
-    "topologies",
-    "use_topology",
-    "verify",
-]
+__all__ = sorted([*_MODULE_OF, *_STARRED])  # pyright: ignore[reportUnsupportedDunderAll]
+
+# Type checkers run no code and cannot read the table, so it stands here once more for them; a test
+# compares. ``as`` makes a name one that users may import.
+if TYPE_CHECKING:
+    from jaxcoll import aot as aot
+    from jaxcoll import bounds as bounds
+    from jaxcoll import calibration as calibration
+    from jaxcoll import compact as compact
+    from jaxcoll import comparison as comparison
+    from jaxcoll import draw as draw
+    from jaxcoll import errors as errors
+    from jaxcoll import execute as execute
+    from jaxcoll import executors as executors
+    from jaxcoll import finder as finder
+    from jaxcoll import grid as grid
+    from jaxcoll import io as io
+    from jaxcoll import mesh as mesh
+    from jaxcoll import pages as pages
+    from jaxcoll import paths as paths
+    from jaxcoll import prove as prove
+    from jaxcoll import schedule as schedule
+    from jaxcoll import simulation as simulation
+    from jaxcoll import synth as synth
+    from jaxcoll import topologies as topologies
+    from jaxcoll import trees as trees
+    from jaxcoll import tune as tune
+    from jaxcoll.bounds import bound as bound
+    from jaxcoll.calibration import calibrate as calibrate
+    from jaxcoll.collective import Collective as Collective
+    from jaxcoll.comparison import compare as compare
+    from jaxcoll.errors import JaxcollError as JaxcollError
+    from jaxcoll.execute import all_gather as all_gather
+    from jaxcoll.execute import all_to_all as all_to_all
+    from jaxcoll.execute import axis_index as axis_index
+    from jaxcoll.execute import axis_size as axis_size
+    from jaxcoll.execute import broadcast as broadcast
+    from jaxcoll.execute import compiler_options as compiler_options
+    from jaxcoll.execute import explain_choice as explain_choice
+    from jaxcoll.execute import gather as gather
+    from jaxcoll.execute import pbroadcast as pbroadcast
+    from jaxcoll.execute import pmax as pmax
+    from jaxcoll.execute import pmean as pmean
+    from jaxcoll.execute import pmin as pmin
+    from jaxcoll.execute import ppermute as ppermute
+    from jaxcoll.execute import psum as psum
+    from jaxcoll.execute import psum_scatter as psum_scatter
+    from jaxcoll.execute import reduce as reduce
+    from jaxcoll.execute import scatter as scatter
+    from jaxcoll.execute import use_topology as use_topology
+    from jaxcoll.execute.choice.measured_costs import measure_execution as measure_execution
+    from jaxcoll.mesh import axis_schedule as axis_schedule
+    from jaxcoll.mesh import reorder as reorder
+    from jaxcoll.schedule import Schedule as Schedule
+    from jaxcoll.simulation import simulate as simulate
+    from jaxcoll.synth import synthesize as synthesize
+    from jaxcoll.synth.tacos import synthesize_compact as synthesize_compact
+    from jaxcoll.topology import Topology as Topology
+    from jaxcoll.training import transforms as optax  # noqa: F401
+    from jaxcoll.verifier import verify as verify
 
 
 # Packages that a name needs and the library does not. Errors name them and not the extras, for pip
@@ -248,13 +177,22 @@ __all__ = [
 _PACKAGES = {"draw": "matplotlib", "optax": "optax"}
 
 
-def __getattr__(name: str):
-    if name == "optax":  # left out of __all__: a star import must not need the package optax
-        return _loaded(name, "jaxcoll.training.transforms")
+def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"jaxcoll.{_MODULE_OF[name]}"), name)
+    if name == "optax":
+        return _loaded(name, "jaxcoll.training.transforms")
     if name == "__version__":
         return importlib.metadata.version("jaxcoll")
+    if name in _MOVED_TO:
+        module = f"jaxcoll.{_MOVED_TO[name]}"
+        warnings.warn(
+            f"jaxcoll.{name} is {module}.{name}, and jaxcoll 0.3 has it there alone: write "
+            f"'from {module} import {name}'",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(module), name)
     # Modules and folders, when first used: aot, execute and tune need jax, draw Matplotlib.
     if not name.startswith("_") and importlib.util.find_spec(f"jaxcoll.{name}") is not None:
         return _loaded(name, f"jaxcoll.{name}")
@@ -275,4 +213,4 @@ def _loaded(name: str, module: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PUBLIC, "optax", "__doc__", "__version__"})
+    return sorted([*__all__, *_MODULES, "__doc__", "__version__"])

@@ -7,6 +7,17 @@ assumption, and how to replace it by a statement.
 import sys
 import warnings
 
+__all__ = [
+    "AssumptionWarning",
+    "CollectiveError",
+    "FormatError",
+    "JaxcollError",
+    "ScheduleError",
+    "TableWarning",
+    "TopologyError",
+    "TuneError",
+]
+
 _SHOWN = 60
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 
+__all__ = ["Grid", "Placement"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:

@@ -25,6 +25,8 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesize
 from jaxcoll.topology import Topology
 
+__all__ = ["axis_groups", "axis_schedule", "reorder"]
+
 # Vertices that the search may try to place before it gives up: a second or so.
 MOST_TRIES = 200_000
 

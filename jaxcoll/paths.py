@@ -25,6 +25,8 @@ from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
 
+__all__ = ["Edges", "shortest_routes"]
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges:

@@ -28,6 +28,8 @@ from jaxcoll.numerics.ragged import distinct_rows, in_groups, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 
+__all__ = ["Provenance", "Schedule", "concatenate"]
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Provenance:

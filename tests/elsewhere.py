@@ -200,7 +200,7 @@ def survivors(processes: int, what: str) -> int:
 
 def leave(process: int, awaited: int) -> None:
     """End this process, the first of the awaited last: with it JAX ends all others."""
-    from jaxcoll.execute import jax_internals
+    from jaxcoll import jax_internals
 
     sys.stdout.flush()
     jax_internals.publish(f"tests/left/{process}", "")

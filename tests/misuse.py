@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import jaxcoll as jc
-from jaxcoll import draw, executors, pages, paths, synth, topologies
+from jaxcoll import draw, executors, pages, paths, simulation, synth, topologies
 from jaxcoll.bounds import moore, throughput
 from jaxcoll.io import (
     astra_sim,
@@ -32,6 +32,7 @@ from jaxcoll.io import (
     tpu_slices,
     traces,
 )
+from jaxcoll.links import in_network
 from jaxcoll.simulation import messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
@@ -52,7 +53,7 @@ SCHEDULE = jc.synthesize(RING, "all_gather", "ring", chunks=2)
 SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)
 TABLES = jc.synthesize(RING, "all_reduce", "multitree")
 FLOW = synth.forest(RING)
-OPTIMUM = jc.optimum(RING)
+OPTIMUM = jc.bounds.optimum(RING)
 GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
 TABLE = nccl_tests.of_timelines([TIMELINE])
@@ -62,7 +63,7 @@ TIMES = timings.Timings(
         for size in (10**5, 10**6, 10**7, 10**8)
     )
 )
-FRAMING = jc.Framing()
+FRAMING = simulation.Framing()
 SYSTEM = nccl_topology.loads(hosts.clique({(0, 1): 2}, 2))
 SMI = nvidia_smi.Connections(2, (("X", "NV18"), ("NV18", "X")), {"NIC0": ("PIX", "SYS")})
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
@@ -71,8 +72,8 @@ MODEL = """{"devices": [{"name": "d", "components": [{"name": "x", "count": 2, "
   "scheme": "ring", "link": "l"}]}], "instances": [{"name": "i", "device": "d", "count": 1}]}"""
 TACCL = """{"gpus_per_node": 2, "nics_per_node": 1, "alpha": 0.5, "links": [[0, 1], [1, 0]],
   "betas": [[0, 20], [20, 0]], "remote_alpha": 2.5, "remote_beta": 100}"""
-TREE = jc.NetworkTree.shortest(RING, 0)
-PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
+TREE = simulation.NetworkTree.shortest(RING, 0)
+PLACEMENT = jc.grid.Placement(jc.grid.Grid((4,), (True,)), (0, 1, 2, 3))
 COLUMNS: dict[str, Any] = {
     "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]
 }  # fmt: skip
@@ -98,11 +99,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.Topology,
         {
             "num_ranks": 2, **COLUMNS, "num_vertices": 2, "name": "two", "vertex_names": ("a", "b"),
-            "grid": jc.Grid((2,), (False,)), "placement": None, "generators": ((1, 0),),
-            "in_network": jc.InNetwork(),
+            "grid": jc.grid.Grid((2,), (False,)), "placement": None, "generators": ((1, 0),),
+            "in_network": in_network.InNetwork(),
         },
     ),
-    "InNetwork": (jc.InNetwork, {"copying": (2,), "adding": (2,)}),
+    "InNetwork": (in_network.InNetwork, {"copying": (2,), "adding": (2,)}),
     "Topology.with_in_network": (
         jc.topologies.switch(2).with_in_network, {"copying": (2,), "adding": True}
     ),
@@ -119,8 +120,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Topology.from_networkx": (
         jc.Topology.from_networkx, {"graph": RING.to_networkx(), **LINKS}
     ),
-    "Grid": (jc.Grid, {"shape": (2, 2), "wrap": (True, False)}),
-    "Placement": (jc.Placement, fields_of(PLACEMENT)),
+    "Grid": (jc.grid.Grid, {"shape": (2, 2), "wrap": (True, False)}),
+    "Placement": (jc.grid.Placement, fields_of(PLACEMENT)),
     "Collective": (
         jc.Collective,
         {"kind": "broadcast", "num_ranks": 4, "chunks_per_shard": 2, "groups": None, "root": 1},
@@ -128,27 +129,27 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Collective.relabel": (GATHER.relabel, {"permutation": (1, 2, 3, 0)}),
     "Collective.with_kind": (GATHER.with_kind, {"kind": "reduce_scatter"}),
     "Collective.chunk_bytes": (GATHER.chunk_bytes, {"nbytes": 100}),
-    "Edges": (jc.Edges, fields_of(SCHEDULE.edges)),
-    "Edges.from_links": (jc.Edges.from_links, {"topology": RING}),
+    "Edges": (jc.paths.Edges, fields_of(SCHEDULE.edges)),
+    "Edges.from_links": (jc.paths.Edges.from_links, {"topology": RING}),
     "Schedule": (jc.Schedule, fields_of(SCHEDULE)),
     "Schedule.from_sends": (
         jc.Schedule.from_sends,
         {
             "topology": RING, "collective": GATHER, "step": [0], "edge": [0], "chunk": [0],
-            "reduce": False, "edges": None, "provenance": jc.Provenance(),
+            "reduce": False, "edges": None, "provenance": jc.schedule.Provenance(),
         },
     ),
     "Schedule.relabel": (SCHEDULE.relabel, {"permutation": (1, 2, 3, 0)}),
     "Schedule.with_provenance": (
-        SCHEDULE.with_provenance, {"provenance": jc.Provenance()}
+        SCHEDULE.with_provenance, {"provenance": jc.schedule.Provenance()}
     ),
-    "concatenate": (jc.concatenate, {"first": SCATTER, "second": SCHEDULE}),
-    "TreeFlow": (jc.TreeFlow, fields_of(FLOW)),
+    "concatenate": (jc.schedule.concatenate, {"first": SCATTER, "second": SCHEDULE}),
+    "TreeFlow": (jc.trees.TreeFlow, fields_of(FLOW)),
     "TreeFlow.to_schedule": (
         FLOW.to_schedule, {"pieces": 1, "order": "steps", "collective": None}
     ),
     "multicast": (messages.multicast, {"flow": FLOW, "switches": ()}),
-    "shortest_routes": (jc.shortest_routes, {"topology": RING, "src": [0], "dst": [2]}),
+    "shortest_routes": (jc.paths.shortest_routes, {"topology": RING, "src": [0], "dst": [2]}),
     "hop_distances": (paths.hop_distances, {"topology": RING}),
     "latency_distances": (paths.latency_distances, {"topology": RING}),
     # ------------------------------------------------------------------ proof, time, bounds
@@ -157,25 +158,29 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.simulate, {"schedule": SCHEDULE, "nbytes": 1e6, "model": "astra", "framing": FRAMING}
     ),
     "simulate_multicast": (
-        jc.simulate_multicast,
+        simulation.simulate_multicast,
         {
             "flow": FLOW, "nbytes": 1000, "switches": (), "kind": "all_gather", "pieces": 1,
             "in_flight": 2, "model": "astra",
         },
     ),
-    "NetworkTree": (jc.NetworkTree, {"root": 2, "routes": ((2, 0), (2, 1)), "weight": 1}),
-    "NetworkTree.shortest": (jc.NetworkTree.shortest, {"topology": RING, "root": 0, "weight": 1}),
+    "NetworkTree": (simulation.NetworkTree, {"root": 2, "routes": ((2, 0), (2, 1)), "weight": 1}),
+    "NetworkTree.shortest": (
+        simulation.NetworkTree.shortest, {"topology": RING, "root": 0, "weight": 1}
+    ),
     "simulate_in_network": (
-        jc.simulate_in_network,
+        simulation.simulate_in_network,
         {
             "topology": RING, "kind": "all_reduce", "trees": [TREE], "nbytes": 1000,
             "sums": [TREE], "pieces": 1, "in_flight": 2, "model": "astra",
         },
     ),
-    "sum_orders": (jc.sum_orders, {"schedule": SCATTER}),
-    "NativeCost": (jc.NativeCost, {"kind": "all_reduce", "seconds": 1e-6, "per_byte": 1e-9}),
+    "sum_orders": (simulation.sum_orders, {"schedule": SCATTER}),
+    "NativeCost": (
+        simulation.NativeCost, {"kind": "all_reduce", "seconds": 1e-6, "per_byte": 1e-9}
+    ),
     "ExecutionCosts": (
-        jc.ExecutionCosts,
+        simulation.ExecutionCosts,
         {
             "backend": "cpu", "permute": 1e-6, "step": 1e-6, "copied": 1e-9, "added": 1e-9,
             "swapped": 0.0, "native": (), "shared": False, "source": "", "machine": "",
@@ -183,12 +188,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "Timeline.utilization": (TIMELINE.utilization, {"bins": 4}),
     "steady_seconds": (steady_seconds, {"schedule": SCHEDULE}),
-    "Framing": (jc.Framing, {"payload": 64, "head": 8}),
-    "Message": (jc.Message, {"route": (0, 1), "nbytes": 5, "release": 0, "after": ()}),
+    "Framing": (simulation.Framing, {"payload": 64, "head": 8}),
+    "Message": (simulation.Message, {"route": (0, 1), "nbytes": 5, "release": 0, "after": ()}),
     "simulate_messages": (
-        jc.simulate_messages,
+        simulation.simulate_messages,
         {
-            "topology": RING, "messages": [jc.Message((0, 1), 5)], "model": "tacos",
+            "topology": RING, "messages": [simulation.Message((0, 1), 5)], "model": "tacos",
             "framing": FRAMING,
         },
     ),
@@ -216,12 +221,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "executors.with_workers": (lambda **given: contextlib.ExitStack().enter_context(
         executors.with_workers(**given)), {"workers": 1}),
     "lower_bounds": (
-        jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
+        jc.bounds.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
     ),
-    "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
-    "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
-    "step_bound": (jc.step_bound, {"topology": RING, "collective": "all_gather"}),
-    "optimum": (jc.optimum, {"topology": RING, "weights": (1, 1, 1, 1)}),
+    "cut_bound": (jc.bounds.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
+    "ideal": (jc.bounds.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
+    "step_bound": (jc.bounds.step_bound, {"topology": RING, "collective": "all_gather"}),
+    "optimum": (jc.bounds.optimum, {"topology": RING, "weights": (1, 1, 1, 1)}),
     "Optimum.check": (OPTIMUM.check, {"topology": RING}),
     "fixed_k": (throughput.fixed_k, {"topology": RING, "k": 1, "weights": None, "best": None}),
     "balanced": (throughput.balanced, {"topology": RING}),
@@ -432,7 +437,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     # ------------------------------------------------------------------ fields of synthesizers
     **{
         f"synth.{kind.__name__}": (kind, fields_of(kind()))
-        for kind in dict.fromkeys(jc.SYNTHESIZERS.values())
+        for kind in dict.fromkeys(jc.synth.SYNTHESIZERS.values())
     },
 }  # fmt: skip
 

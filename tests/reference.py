@@ -11,7 +11,9 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from jaxcoll import Collective, Edges, Provenance, Schedule, Topology
+from jaxcoll import Collective, Schedule, Topology
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance
 
 
 class Connection(NamedTuple):

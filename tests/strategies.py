@@ -12,8 +12,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, InNetwork, Schedule, Topology
+from jaxcoll import Collective, Schedule, Topology
 from jaxcoll.kinds import NAMES, those
+from jaxcoll.links.in_network import InNetwork
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
 from tests import reference

@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: draw.draw_heatmap(schedule, labels=["a", "b"]), "1 schedules need as many labels"),
         (lambda: draw.draw_algbw([1, 2], {"ring": [1.0]}), "ring has 1 values for 2 sizes"),
     ]:
-        with pytest.raises(jc.ScheduleError, match=expected):
+        with pytest.raises(jc.errors.ScheduleError, match=expected):
             call()
 
 

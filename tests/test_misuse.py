@@ -10,6 +10,7 @@ import pytest
 import jaxcoll as jc
 import tensorstate as ts
 from jaxcoll import JaxcollError, aot, draw, executors, finder, io, pages, tune
+from jaxcoll.links import in_network
 from jaxcoll.tune import nccl
 from tests import misuse
 from tests.misuse_of import plans, programs, tuning
@@ -26,12 +27,14 @@ MOST_CHARACTERS = 500
 # Public names that are not in the list: results, which a caller reads and does not make;
 # abstract classes; names whose misuse is tried under another one.
 RESULTS = {
-    "jaxcoll": {
-        "Bound", "Calibration", "CompactSchedule", "Compared", "Explanation", "MessageTimes",
-        "Optimum", "Provenance", "Timeline",
-        # Those of jax.lax themselves, with its errors.
-        "axis_index", "axis_size", "ppermute",
-    },
+    # Those of jax.lax themselves, with its errors.
+    "jaxcoll": {"axis_index", "axis_size", "ppermute"},
+    "jaxcoll.bounds": {"Bound", "Cost", "Optimality", "Optimum"},
+    "jaxcoll.calibration": {"Calibration"},
+    "jaxcoll.comparison": {"Compared"},
+    "jaxcoll.execute": {"Explanation", "axis_index", "axis_size", "ppermute"},
+    "jaxcoll.schedule": {"Provenance"},
+    "jaxcoll.simulation": {"Clock", "MessageTimes", "Timeline"},
     "jaxcoll.tune": {"BucketSizes", "Outcome", "Recording", "Report", "this_machine"},
     # What other modules check their own argument with.
     "jaxcoll.executors": {"checked"},
@@ -50,6 +53,17 @@ RESULTS = {
 }  # fmt: skip
 FACES = {
     "jaxcoll": (jc, ""),
+    "jaxcoll.bounds": (jc.bounds, ""),
+    "jaxcoll.calibration": (jc.calibration, ""),
+    "jaxcoll.comparison": (jc.comparison, ""),
+    "jaxcoll.execute": (jc.execute, ""),
+    "jaxcoll.grid": (jc.grid, ""),
+    "jaxcoll.links.in_network": (in_network, ""),
+    "jaxcoll.mesh": (jc.mesh, ""),
+    "jaxcoll.paths": (jc.paths, ""),
+    "jaxcoll.schedule": (jc.schedule, ""),
+    "jaxcoll.simulation": (jc.simulation, ""),
+    "jaxcoll.trees": (jc.trees, ""),
     "jaxcoll.io": (io, "io."),
     "jaxcoll.io.msccl": (io.msccl, "io.msccl."),
     "jaxcoll.io.multitree": (io.multitree, "io.multitree."),

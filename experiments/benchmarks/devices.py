@@ -240,7 +240,7 @@ def costs_rows(mesh: Mesh, sizes: Sequence[int], repeat: int) -> Iterator[dict[s
             }
 
 
-def _costs_row(label: str, costs: jc.ExecutionCosts | None) -> dict[str, Any]:
+def _costs_row(label: str, costs: jc.simulation.ExecutionCosts | None) -> dict[str, Any]:
     given = {} if costs is None else dataclasses.asdict(costs)
     row: dict[str, Any] = {"costs per rank": label}
     row |= {f"{name} us": 1e6 * given[name] for name in ("permute", "step")}

@@ -22,7 +22,9 @@ from matplotlib.figure import Figure
 import jaxcoll as jc
 from experiments.config import HardwareConfig, SynthConfig, TopologyConfig, configure
 from experiments.study import CheckError, write_figure
-from jaxcoll import Bound, CollectiveError, Schedule, Topology, TopologyError, draw, topologies
+from jaxcoll import Schedule, Topology, draw, topologies
+from jaxcoll.bounds import Bound
+from jaxcoll.errors import CollectiveError, TopologyError
 
 # Drawn beside the winners, however they fare.
 BASELINES = ("ring", "direct", "bucket")
@@ -203,7 +205,7 @@ def candidates(
         sizes: bytes of a rank's buffer.
         model: link model of the simulation.
     """
-    for name in config.names or jc.SYNTHESIZERS:
+    for name in config.names or jc.synth.SYNTHESIZERS:
         for chunks in (None,) if name in config.chosen else config.of(name):
             try:
                 # A schedule that synthesize returns is verified.

@@ -40,7 +40,8 @@ from experiments.quickstart.candidates import (
 )
 from experiments.study import CheckError, describe_machine, write_figure, write_json
 from experiments.timing import format_seconds
-from jaxcoll import Bound, Topology
+from jaxcoll import Topology
+from jaxcoll.bounds import Bound
 from jaxcoll.draw import format_bytes
 from jaxcoll.execute.buckets import plan_buckets
 

@@ -126,9 +126,9 @@ def in_turn(first: Sequence[Time], second: Sequence[Time], parts: int = 2) -> Ti
 
 
 def ideal(topology: Topology, groups: Groups | None = None) -> Time:
-    """The TACOS paper's Ideal of an all-reduce (``jaxcoll.ideal``)."""
+    """The TACOS paper's Ideal of an all-reduce (``jaxcoll.bounds.ideal``)."""
     collective = Collective("all_reduce", topology.num_ranks, 1, groups)  # type: ignore[arg-type]
-    return lambda nbytes: jc.ideal(topology, collective, nbytes)
+    return lambda nbytes: jc.bounds.ideal(topology, collective, nbytes)
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -28,12 +28,14 @@ from jaxcoll.bounds.moore import (
     optimality,
     reduction_cost,
 )
+from jaxcoll.bounds.throughput import Optimum, optimum
 from jaxcoll.bounds.times import Bound, bound, cut_bound, lower_bounds
 
 __all__ = [
     "Bound",
     "Cost",
     "Optimality",
+    "Optimum",
     "bandwidth_optimum",
     "bandwidth_with_reduction",
     "bidirectional_moore_steps",
@@ -46,6 +48,7 @@ __all__ = [
     "moore_bound",
     "moore_steps",
     "optimality",
+    "optimum",
     "reduction_cost",
     "step_bound",
 ]

@@ -26,6 +26,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies import switch
 from jaxcoll.topology import Topology
 
+__all__ = ["Calibration", "calibrate"]
+
 _LEAST_HELD_OUT = 1e6
 # Sizes of a collective that are fitted at most, evenly from all: more of them tell nothing new.
 _MOST_SIZES = 16

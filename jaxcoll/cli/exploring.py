@@ -294,7 +294,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
 
     check_target(output, suffix=".csv")
     table = Table((20, *(18 for _ in size)))
-    made: list[jc.Compared] = []
+    made: list[jc.comparison.Compared] = []
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
             network, collective, size, synthesizers=only, path=output, executor=executor,
@@ -330,7 +330,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     return 0
 
 
-def _rows(made: Iterable[jc.Compared]) -> Iterator[dict[str, Any]]:
+def _rows(made: Iterable[jc.comparison.Compared]) -> Iterator[dict[str, Any]]:
     """As JSON: the times of a synthesizer, then why it has no more."""
     for name, rows in itertools.groupby(made, lambda row: row.synthesizer):
         for row in rows:
@@ -346,7 +346,7 @@ def _rows(made: Iterable[jc.Compared]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _cell(row: jc.Compared) -> str:
+def _cell(row: jc.comparison.Compared) -> str:
     percent = row.percent_of_bound
     return time_text(row.seconds or 0.0) + ("" if percent is None else f" {percent:5.1f} %")
 
@@ -371,7 +371,7 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
 
     with working("finding bounds") as report:
         largest = jc.bound(network, collective, size, exact=exact, progress=report)
-        others = jc.lower_bounds(network, collective, size) if show_all else ()
+        others = jc.bounds.lower_bounds(network, collective, size) if show_all else ()
         plain = None
         if network.in_network:
             plain = jc.bound(network.forwarding_only(), collective, size, exact=exact)
@@ -392,10 +392,10 @@ def bound(network, collective, size, exact, show_all, as_json) -> int:
 _UNUSED = "there; schedules here do not use them so"
 
 
-def _bound_facts(each: jc.Bound) -> dict[str, Any]:
+def _bound_facts(each: jc.bounds.Bound) -> dict[str, Any]:
     return {"seconds": each.time, "name": each.name, "reason": each.reason}
 
 
-def _bound_line(each: jc.Bound, size) -> str:
+def _bound_line(each: jc.bounds.Bound, size) -> str:
     speed = f", {bandwidth_text(size / each.time)}" if each.time else ""
     return f"{time_text(each.time)}{speed}: {each.name}, {each.reason}"

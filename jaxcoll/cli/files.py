@@ -52,7 +52,7 @@ def open_schedule(path: str, network: Any = None):
             return jc.io.chakra.load(path.removesuffix(".0.et"), network)
         found = jc.io.load(path, network)
         # ForestColl's trees, of one piece: more of them are a choice that the file does not make.
-        return found.to_schedule(1) if isinstance(found, jc.TreeFlow) else found
+        return found.to_schedule(1) if isinstance(found, jc.trees.TreeFlow) else found
     found = jc.io.load(path)
     if not isinstance(found, jc.Schedule):
         raise click.UsageError(
@@ -181,7 +181,7 @@ def write(path: str, obj: Any, form: str, nbytes: int | None = None) -> None:
         if form == "mscclpp" and path != "-":
             return jc.io.mscclpp.save(path, obj)
         text = _text(obj, form, nbytes)
-    except jc.FormatError as error:
+    except jc.errors.FormatError as error:
         if form not in ("msccl", "azure", "mscclpp"):
             raise
         raise click.UsageError(

@@ -75,7 +75,7 @@ class SynthesizerName(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
         import difflib
 
-        from jaxcoll import SYNTHESIZERS
+        from jaxcoll.synth import SYNTHESIZERS
 
         if value not in SYNTHESIZERS:
             near = difflib.get_close_matches(str(value), SYNTHESIZERS, n=1)
@@ -89,7 +89,7 @@ class SynthesizerName(click.ParamType):
     def shell_complete(self, ctx, param, incomplete):
         from click.shell_completion import CompletionItem
 
-        from jaxcoll import SYNTHESIZERS
+        from jaxcoll.synth import SYNTHESIZERS
 
         return [CompletionItem(name) for name in SYNTHESIZERS if name.startswith(incomplete)]
 
@@ -231,7 +231,7 @@ def verify(schedule, network_name, as_json) -> int:
             # Not read into memory first: a schedule on disk may have a billion sends.
             read = open_schedule(schedule, _network(network_name))
             jc.verify(read)
-    except jc.ScheduleError as error:
+    except jc.errors.ScheduleError as error:
         place = {"rank": error.rank, "chunk": error.chunk, "step": error.step}
         # Numbers of NumPy's, of which JSON has none.
         plain = {name: None if at is None else int(at) for name, at in place.items()}

@@ -21,6 +21,8 @@ from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.topology import Topology
 
+__all__ = ["Compared", "compare"]
+
 # Exact searches: minutes for nine ranks, so they are run where they are named.
 SEARCHES = ("sccl", "step_milp")
 # Of the table: which network, collective, sizes and charges a row is of, as a digest; and the row.

@@ -3,8 +3,8 @@
 Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls`` (from arguments
 to a primitive), ``choice/`` (which schedule runs, or ``jax.lax``), ``primitives`` (typing,
 transpose, batching), ``layout`` (axes, operands as rows), ``lowerings/`` (schedules as JAX
-operations), ``buckets`` (used by training), and ``jax_internals``, the only file that touches
-JAX's internals.
+operations) and ``buckets`` (used by training). JAX's internals have one door,
+``jaxcoll.jax_internals``.
 """
 
 from jax.lax import axis_index, axis_size, ppermute

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import fixed_order, jax_internals, primitives
+from jaxcoll.execute import fixed_order, primitives
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import (
     Choice,
@@ -339,7 +339,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
 def array(leaf, function: str):
     """An operand as an array; numbers keep their weak types, PRNG keys are refused."""
     _check_operand(leaf, function)
-    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
+    leaf = leaf if isinstance(leaf, (jax.Array, jax_internals.Tracer)) else jnp.asarray(leaf)
     if jax_internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
         # A constant is not on the mesh yet, and JAX refuses to mix it with arrays that are.
         leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
@@ -366,7 +366,7 @@ def counted(leaf, function: str) -> Any:
     return lax.convert_element_type(wide, np.int32) if is_bool else leaf
 
 
-_NUMERIC = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
+_NUMERIC = (jax.Array, jax_internals.Tracer, np.ndarray, np.generic, int, float, complex)
 
 
 def _check_operand(leaf, function: str) -> None:

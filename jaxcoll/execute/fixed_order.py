@@ -1,7 +1,8 @@
 """Fixed order: sums whose bits depend on the contributions alone, for ``order="fixed"``.
 
 An element's sum is bracketed in the same way wherever in a buffer it lies: the schedule has one
-order of addition (``jaxcoll.sum_orders``), and what XLA may do to the additions is ruled out:
+order of addition (``jaxcoll.simulation.sum_orders``), and what XLA may do to the additions is ruled
+out:
 
 - A product that is summed is rounded first. LLVM contracts a product and a sum into one operation
   that rounds once, on the ranks that add their own contribution and not on those that send it: of
@@ -20,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute import jax_internals
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.schedules import sum_orders
 

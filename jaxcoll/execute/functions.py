@@ -39,10 +39,10 @@ import functools
 
 import jax
 from jax import lax
-from jax.core import Tracer
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import fixed_order, jax_internals
+from jaxcoll.execute import fixed_order
 from jaxcoll.execute.calls import (
     AxisName,
     Call,
@@ -86,7 +86,8 @@ def psum(
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
-        order: with "fixed" a schedule must have one order of addition (``jaxcoll.sum_orders``).
+        order: with "fixed" a schedule must have one order of addition
+            (``jaxcoll.simulation.sum_orders``).
 
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
@@ -113,7 +114,9 @@ def pmean(
     is_exact = size & (size - 1) == 0
     if order is None or is_exact:
         return mean
-    return jax.tree.map(lambda v: fixed_order.rounded(v) if isinstance(v, Tracer) else v, mean)
+    return jax.tree.map(
+        lambda v: fixed_order.rounded(v) if isinstance(v, jax_internals.Tracer) else v, mean
+    )
 
 
 def pmax(
@@ -158,7 +161,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         leaves = [counted(leaf, "psum") for leaf in leaves]
         # The sum of a constant is one, n times itself: jax.lax returns Python numbers for such,
         # which programs use as static sizes (lax.psum(1, axis_name)), whatever stands beside them.
-        kept = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        kept = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax_internals.Tracer)]
     check_accumulates(accum_dtype, [leaves[i] for i in kept], f"p{op}")
     if not names:  # over no axes there is one rank, as for jax.lax
         return x

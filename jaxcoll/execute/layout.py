@@ -33,7 +33,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
-from jaxcoll.execute import jax_internals
+from jaxcoll import jax_internals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,9 +46,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute import fixed_order, jax_internals, layout
+from jaxcoll.execute import fixed_order, layout
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read

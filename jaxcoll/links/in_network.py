@@ -20,6 +20,8 @@ import numpy as np
 from jaxcoll.errors import TopologyError, shown
 from jaxcoll.numerics import checks
 
+__all__ = ["InNetwork"]
+
 
 @dataclasses.dataclass(frozen=True)
 class InNetwork:

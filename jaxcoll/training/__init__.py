@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import functions, jax_internals
+from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import is_void
 from jaxcoll.execute.calls import AxisName, check_accumulates, is_by_lax, narrowed, widened
 from jaxcoll.execute.choice import Choice

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.primitives import vary
 from jaxcoll.training import names_of
 from jaxcoll.training.parts import Cut, Part, Ranks, Value, Whole, is_value, whole
@@ -154,9 +154,9 @@ def _results(ranks: Ranks, eqn, given: list[Value]) -> Sequence[Value]:
     cuts = {value.cut for value in given if isinstance(value, Part)}
     if not cuts:
         return _as_it_is(ranks, eqn, given)
-    inner = jax_internals.called_by(eqn)
+    inner = jax_internals.call_of(eqn)
     if inner is not None:
-        return _evaluate(ranks, *jax_internals.parts_of(inner), given)
+        return _evaluate(ranks, inner.jaxpr, inner.constants, given[inner.operands])
     if name == "cond":
         return _branches(ranks, eqn, given)
     if len(cuts) > 1:
@@ -194,8 +194,8 @@ def _as_it_is(ranks: Ranks, eqn, given: Sequence[Value]) -> Sequence[Value]:
 def _run(eqn, rows: Sequence[jax.Array], **params) -> jax.Array:
     """The result of an equation on rows, typed as varying over the same axes."""
     over = sorted(frozenset().union(*map(jax_internals.varying, rows)))
-    eqn = eqn.replace(params={**eqn.params, **params})
-    (result,) = jax_internals.run_equation(eqn, [vary(jnp.asarray(x), over) for x in rows])
+    operands = [vary(jnp.asarray(x), over) for x in rows]
+    (result,) = jax_internals.run_equation(eqn, operands, **params)
     return result
 
 

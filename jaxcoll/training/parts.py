@@ -24,7 +24,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcoll.execute import functions, jax_internals
+from jaxcoll import jax_internals
+from jaxcoll.execute import functions
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.primitives import vary
 from jaxcoll.training import names_of, tracked

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import functions, jax_internals
+from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets, is_void, same
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, narrowed, widened
 from jaxcoll.execute.choice import Choice
@@ -305,7 +305,7 @@ class _Sharded:
 
 def _is_off(x, mesh: Mesh) -> bool:
     """Whether an array is bound to devices other than those of a mesh."""
-    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+    if not isinstance(x, jax.Array) or isinstance(x, jax_internals.Tracer):
         return False
     return x.committed and x.sharding.device_set != set(mesh.devices.flat)
 

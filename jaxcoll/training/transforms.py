@@ -44,10 +44,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.core import Tracer
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import calls, fixed_order, jax_internals
+from jaxcoll.execute import calls, fixed_order
 from jaxcoll.execute.buckets import (
     BUCKET_BYTES,
     WINDOW,
@@ -125,7 +125,9 @@ def all_reduce_gradients(
         del params
         sums.check(updates)
         leaves, structure = jax.tree.flatten(updates)
-        constant = [not isinstance(leaf, Tracer) and not is_void(leaf) for leaf in leaves]
+        constant = [
+            not isinstance(leaf, jax_internals.Tracer) and not is_void(leaf) for leaf in leaves
+        ]
         # Constants stay such, as in jax.lax; in a bucket they would become arrays. In their places
         # stands what buckets leave out, the gradients of integers.
         left = [_VOID if known else leaf for leaf, known in zip(leaves, constant, strict=True)]

@@ -396,10 +396,11 @@ class Trial:
             found = self._collected(program.run(self.operand))
         except Exception as error:  # whatever the runtime says of this configuration
             raise TuneError(f"{program.config} does not run: {error}") from error
-        if found.aval != self._native.aval or found.sharding != self._native.sharding:
+        native = jax.typeof(self._native)
+        if jax.typeof(found) != native or found.sharding != self._native.sharding:
             raise TuneError(
-                f"{program.config} returns {found.aval} with {found.sharding}, jax.lax "
-                f"{self._native.aval} with {self._native.sharding}"
+                f"{program.config} returns {jax.typeof(found)} with {found.sharding}, jax.lax "
+                f"{native} with {self._native.sharding}"
             )
         if not all(
             np.array_equal(mine.data, theirs.data)

@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core
 
+from jaxcoll import jax_internals
 from jaxcoll.execute.primitives import PRIMITIVES, is_loop_on_cpu
 from tensorstate.execution.microbatch_loop import completion_scalar, wait_for
 from tensorstate.ir import jaxprs
@@ -45,7 +45,7 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*arrays):
         closed = jax.make_jaxpr(function)(*arrays)
-        ordered = _ordered(closed) if _has_loop(closed) else core.jaxpr_as_fun(closed)
+        ordered = _ordered(closed) if _has_loop(closed) else jax_internals.as_function(closed)
         return tuple(ordered(*arrays))
 
     return run
@@ -63,7 +63,7 @@ def after_loop(x: jax.Array, *tokens: jax.Array) -> jax.Array:
 
 def _ordered(closed: Any) -> Callable[..., Sequence[jax.Array]]:
     """The function of a jaxpr, its collectives in order."""
-    jaxpr, constants = jaxprs.unpack_jaxpr(closed)
+    jaxpr, constants = jax_internals.parts_of(closed)
     read = [True] * len(jaxpr.outvars)
     return lambda *arrays: _Computation().run(jaxpr, constants, arrays, read)
 
@@ -89,7 +89,7 @@ class _Computation:
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arrays), strict=True))
 
         def value(atom):
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
+            return atom.val if isinstance(atom, jax_internals.Literal) else values[atom]
 
         for eqn, is_read in zip(jaxpr.eqns, _read(jaxpr, read), strict=True):
             made = self.equation(eqn, [*map(value, eqn.invars)], is_read)
@@ -100,8 +100,8 @@ class _Computation:
         """The results of an equation, after what they must wait for."""
         # What nobody reads XLA drops, unless others wait for it.
         if not any(read) or not _communicates(eqn):
-            return jaxprs.bound(eqn, operands)
-        if (inner := jaxprs.call_of(eqn)) is not None:
+            return jax_internals.run_equation(eqn, operands)
+        if (inner := jax_internals.call_of(eqn)) is not None:
             return self.run(inner.jaxpr, inner.constants, operands[inner.operands], read)
         if _runs_once(eqn):
             return self.iteration(jaxprs.loop_of(eqn), operands, read)
@@ -110,9 +110,11 @@ class _Computation:
             _held(eqn, read) if is_loop else [k for k, x in enumerate(eqn.invars) if _is_array(x)]
         )
         if not held:  # nothing but literals, of which no collective is left
-            return jaxprs.bound(eqn, operands)
+            return jax_internals.run_equation(eqn, operands)
         waiting = self.wait(operands, held, is_loop)
-        made = jaxprs.bound(jaxprs.with_bodies(eqn, _ordered) if is_loop else eqn, waiting)
+        made = jax_internals.run_equation(
+            jax_internals.with_bodies(eqn, _ordered) if is_loop else eqn, waiting
+        )
         tokens = [completion_scalar(made[k]) for k in _computed(eqn, made, read)[:1]]
         if is_loop:
             self.done, self.loops, self.first = [], tokens, []
@@ -154,7 +156,7 @@ def _read(jaxpr: Any, read: Sequence[bool]) -> list[list[bool]]:
 
 def _communicates(eqn: Any) -> bool:
     """Whether an equation is a collective, or has one inside."""
-    return jaxprs.first_inside(eqn, jaxprs.COMMUNICATING | _OF_JAXCOLL) is not None
+    return jax_internals.first_inside(eqn, jaxprs.COMMUNICATING | _OF_JAXCOLL) is not None
 
 
 def _is_loop(eqn: Any) -> bool:
@@ -166,9 +168,9 @@ def _is_loop(eqn: Any) -> bool:
 
 def _has_loop(closed: Any) -> bool:
     """Whether a loop communicates, in the jaxpr or further inside."""
-    jaxpr, _ = jaxprs.unpack_jaxpr(closed)
+    jaxpr, _ = jax_internals.parts_of(closed)
     for eqn in filter(_communicates, jaxpr.eqns):
-        inner = jaxprs.loop_of(eqn) if _runs_once(eqn) else jaxprs.call_of(eqn)
+        inner = jaxprs.loop_of(eqn) if _runs_once(eqn) else jax_internals.call_of(eqn)
         if _is_loop(eqn) if inner is None else _has_loop(inner.jaxpr):
             return True
     return False
@@ -188,7 +190,7 @@ def _held(eqn: Any, read: Sequence[bool]) -> list[int]:
         loop = jaxprs.loop_of(eqn)
         first, count = loop.num_consts, loop.num_carry
     elif eqn.primitive.name == "while":
-        loop = jaxprs.while_of(eqn)
+        loop = jax_internals.while_of(eqn)
         first, count = loop.num_condition_consts + loop.num_body_consts, len(eqn.outvars)
     else:
         first, count = 0, 0
@@ -208,7 +210,7 @@ def _unchanged(eqn: Any) -> set[int]:
     """Results of a loop that are an operand of its body: carries that no iteration changes."""
     found: set[int] = set()
     for name in {"jaxpr", "body_jaxpr"} & eqn.params.keys():
-        jaxpr, _ = jaxprs.unpack_jaxpr(eqn.params[name])
+        jaxpr, _ = jax_internals.parts_of(eqn.params[name])
         found |= {k for k, x in enumerate(jaxpr.outvars) if x in jaxpr.invars}
     return found
 
@@ -219,4 +221,4 @@ def _is_array(atom: Any) -> bool:
 
 
 def _is_var(atom: Any) -> bool:
-    return not isinstance(atom, core.Literal)
+    return not isinstance(atom, jax_internals.Literal)

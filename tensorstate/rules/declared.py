@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcoll import jax_internals
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
-from tensorstate.ir.jaxprs import new_primitive
 from tensorstate.ir.placements import Ring
 from tensorstate.rules.ring import Attention, Blocks, attend, attention_of, found, gradients
 from tensorstate.rules.sharding_rule import (
@@ -243,7 +243,7 @@ def _abstract(*operands: Any, declaration: Declaration) -> list[Any]:
             f"a declared function has results of {_text(declaration.results)}, and returns "
             f"{', '.join(str(list(x.shape)) for x in made)}"
         )
-    return [operands[0].update(shape=x.shape, dtype=x.dtype, weak_type=False) for x in made]
+    return made
 
 
 def _text(sides: Sequence[Names]) -> str:
@@ -256,7 +256,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], *, declaration: Declara
     return made, (0,) * len(made)
 
 
-declared_p = new_primitive(
+declared_p = jax_internals.define_function(
     "declared",
     lambda *arrays, declaration: declaration.function(*arrays),
     _abstract,

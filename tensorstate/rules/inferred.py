@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import Literal
 
+from jaxcoll import jax_internals
 from tensorstate.ir import jaxprs
 from tensorstate.rules import elementwise
 from tensorstate.rules.sharding_rule import (
@@ -71,7 +71,7 @@ def infer(
     params: Mapping[str, Any],
 ) -> PrimitiveRule:
     """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` where none is found."""
-    if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
+    if jax_internals.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return PrimitiveRule(elementwise.sharding_rule, bind, "elementwise")
     if primitive.name in jaxprs.FOREIGN:
         return FALLBACK_RULE  # batching rules of theirs say how they are called, not what they do
@@ -196,7 +196,7 @@ def _batched(
 
     try:
         results = jax.tree.leaves(jax.eval_shape(run, *operands))
-        jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(jax.vmap(run, dims))(*full.operands))
+        jaxpr, _ = jax_internals.parts_of(jax.make_jaxpr(jax.vmap(run, dims))(*full.operands))
     except Exception:  # a primitive may refuse wrong guesses by any exception
         return None
     equations: list[_Traced] = []
@@ -242,10 +242,10 @@ def _inline(jaxpr: Any, arguments: Sequence[Any], equations: list[_Traced]) -> l
     names = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+        return atom if isinstance(atom, jax_internals.Literal) else names.get(atom, atom)
 
     for eqn in jaxpr.eqns:
-        inputs, inner = [read(atom) for atom in eqn.invars], jaxprs.call_of(eqn)
+        inputs, inner = [read(atom) for atom in eqn.invars], jax_internals.call_of(eqn)
         if inner is None:
             equations.append(_Traced(eqn.primitive, eqn.params, inputs, [*eqn.outvars]))
         else:

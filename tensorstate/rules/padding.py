@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core
 
+from jaxcoll import jax_internals
 from tensorstate.rules import elementwise
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
@@ -24,8 +24,8 @@ from tensorstate.rules.sharding_rule import (
     ShardingRule,
 )
 
-mask_padding_p = core.Primitive("mask_padding")
-bound_indices_p = core.Primitive("bound_indices")
+mask_padding_p = jax_internals.Primitive("mask_padding")
+bound_indices_p = jax_internals.Primitive("bound_indices")
 
 
 def _mask_rule(

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.random import threefry2x32_p
 
+from jaxcoll import jax_internals
 from tensorstate.ir.graph import Kind
 from tensorstate.rules.sharding_rule import (
     AbstractArray,
@@ -215,7 +215,7 @@ def _run_select_and_scatter(equation: LocalEqn, arrays, shard: LocalShard):
     size of the operand at the start of the program.
     """
     (source, operand), params = arrays, equation.params
-    windows, extremum = params["window_dimensions"], WINDOW_SELECT.get(params["select_prim"])
+    windows, extremum = params["window_dimensions"], WINDOW_SELECT.get(params["select_prim"].name)
     covered = tuple(n * w for n, w in zip(source.shape, windows, strict=True))
     adjacent = tuple(params["window_strides"]) == tuple(windows) and operand.shape == covered
     if extremum is None or not adjacent or any(map(any, params["padding"])):
@@ -232,7 +232,7 @@ def _run_select_and_scatter(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 # The comparison of a window's elements, with the reduction to the element that it selects.
-WINDOW_SELECT = {lax.ge_p: jnp.max, lax.le_p: jnp.min}
+WINDOW_SELECT = {"ge": jnp.max, "le": jnp.min}
 
 RULES: dict[str, PrimitiveRule] = {
     "slice": PrimitiveRule(slice_, _run_slice),
@@ -291,7 +291,8 @@ def _threefry(key, width: int, dims, shape: Sequence[int], shard: LocalShard):
         index = index[..., None] * jnp.uint32(size) + along
     # JAX hashes the number of an element in 64 bits: the upper 32 are 0 of fewer than 2**32.
     first, second = jax.random.key_data(key)
-    high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * index, index))
+    words = jnp.broadcast_arrays(first, second, 0 * index, index)
+    high, low = jax_internals.threefry(*words)
     if width == 64:
         return high.astype(jnp.uint64) << 32 | low.astype(jnp.uint64)
     return (high ^ low).astype(jnp.dtype(f"uint{width}"))

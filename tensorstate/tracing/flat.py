@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
-from jax.extend import source_info_util as info
 
+from jaxcoll import jax_internals
 from tensorstate.ir import jaxprs
 from tensorstate.ir.graph import LOOP_EXITS, SourceLocation
 from tensorstate.rules import elementwise
@@ -140,12 +140,7 @@ class FlatJaxpr:
 def source_of(stack: str, infos: tuple[Any, Any]) -> SourceLocation:
     """The name stack, and the line of the equation or, in JAX's own code, of the user's call."""
     equation, call = infos
-    return SourceLocation(stack, line_of(equation) or line_of(call))
-
-
-def line_of(source_info) -> str:
-    """The line of user code; empty for an equation of JAX's own code."""
-    return "" if source_info is None else info.summarize(source_info)
+    return SourceLocation(stack, jax_internals.line_of(equation) or jax_internals.line_of(call))
 
 
 def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
@@ -347,7 +342,7 @@ class LoopBoundary:
             return self._stacks[id(row)]
         # A row from outside is the same in all iterations.
         out = FlatVar(shape, row.dtype)
-        repeated = jaxprs.broadcasting(out.shape, range(1, len(out.shape)))
+        repeated = jax_internals.broadcasting(out.shape, range(1, len(out.shape)))
         self.append(*repeated, [row], [out], self.outside)
         return out
 

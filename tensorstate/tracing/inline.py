@@ -26,8 +26,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core
 
+from jaxcoll import jax_internals
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
 from tensorstate.ir.graph import LoopForm
@@ -44,7 +44,6 @@ from tensorstate.tracing.flat import (
     eliminate_dead_code,
     folded,
     is_constant,
-    line_of,
 )
 
 # An unrolled loop over time is refused before its equations are appended. A Transformer of 4 layers
@@ -65,9 +64,9 @@ def inline(closed: Any, pins: bool = True, loops: LoopForm = "keep", runs: int =
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
     inliner = _Inliner(pins, loops, runs)
-    inputs = [inliner.variable(aval) for aval in closed.in_avals]
-    constants = [inliner.add_closure_constant(value) for value in closed.consts]
-    jaxpr, _ = jaxprs.unpack_jaxpr(closed)
+    jaxpr, values = jax_internals.parts_of(closed)
+    inputs = [inliner.variable(x.aval) for x in jaxpr.invars]
+    constants = [inliner.add_closure_constant(value) for value in values]
     outputs = inliner.run(jaxpr, constants, inputs, Scope("", None, None))
     eqns = eliminate_dead_code(inliner.eqns, outputs, inliner.loops)
     return FlatJaxpr(inputs, inliner.constants, eqns, outputs, inliner.loops)
@@ -116,7 +115,7 @@ class _Inliner:
         atoms.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom) -> FlatAtom:
-            if isinstance(atom, core.Literal):
+            if isinstance(atom, jax_internals.Literal):
                 # Literals of JAX 0.10 remember the mesh in which they were first used.
                 dtype: Any = atom.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
                 value = np.asarray(atom.val) if isinstance(dtype, np.dtype) else atom.val
@@ -125,12 +124,13 @@ class _Inliner:
 
         stacks: dict[int, Scope] = {}
         for eqn in jaxpr.eqns:
-            names = eqn.source_info.name_stack
+            names = jax_internals.name_stack_of(eqn)
             scope = stacks.get(id(names))
             if scope is None:
                 scope = stacks[id(names)] = place.inside(str(names))
             inputs = [read(atom) for atom in eqn.invars]
-            scope = Scope(scope.stack, scope.line, scope.remat_region, scope.loops, eqn.source_info)
+            source = jax_internals.source_of(eqn)
+            scope = Scope(scope.stack, scope.line, scope.remat_region, scope.loops, source)
             outputs = self.equation(eqn, inputs, scope)
             atoms.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
@@ -138,12 +138,12 @@ class _Inliner:
     def equation(self, eqn, inputs: list[FlatAtom], place: Scope) -> Sequence[FlatAtom]:
         """Append one equation or those that replace it, and return its results."""
         name = eqn.primitive.name
-        inner = jaxprs.call_of(eqn)
+        inner = jax_internals.call_of(eqn)
         if inner is not None:
             return self.call(eqn, inner, inputs, place)
         if name == "scan":
             return self.scan(eqn, inputs, place)
-        if name == "while" and self.form != "unroll" and not eqn.effects:
+        if name == "while" and self.form != "unroll" and not jax_internals.effects_of(eqn):
             return self.while_loop(eqn, inputs, place)
         if (reason := jaxprs.refusal(eqn)) is not None:
             raise PlanError(f"the step {reason} ({place.source})")
@@ -159,15 +159,15 @@ class _Inliner:
             return [known]
         if (same := _as_reshape(eqn, inputs)) is not None:
             out = self.variable(eqn.outvars[0].aval)
-            self.append(*jaxprs.reshaping(out.shape), [same], [out], place)
+            self.append(*jax_internals.reshaping(out.shape), [same], [out], place)
             return [out]
         if name == "reshape" and (order := eqn.params["dimensions"]) is not None:
             # ``lax.reshape(x, sizes, dimensions)`` transposes first. As two equations it is a view.
             moved = FlatVar(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
-            self.append(*jaxprs.transposing(order), inputs, [moved], place)
+            self.append(*jax_internals.transposing(order), inputs, [moved], place)
             inputs = [moved]
         elif (decomposed := _decomposed(eqn, inputs)) is not None:
-            jaxpr, constants = jaxprs.unpack_jaxpr(decomposed)
+            jaxpr, constants = jax_internals.parts_of(decomposed)
             closed = [self.add_closure_constant(c) for c in constants]
             return self.run(jaxpr, closed, inputs, place)
         if "transpose(" in place.stack:
@@ -178,7 +178,7 @@ class _Inliner:
         spec = jaxprs.asked_of(eqn)
         if spec is None or "transpose(" in place.stack:
             return outputs
-        self._asked.add((line_of(eqn.source_info), outputs[0].shape, spec))
+        self._asked.add((jax_internals.line_of(place.info), outputs[0].shape, spec))
         return [self.pin(outputs[0], spec, place), *outputs[1:]]
 
     def pin(self, x: FlatAtom, spec: jaxprs.PinSpec, place: Scope) -> FlatAtom:
@@ -200,7 +200,7 @@ class _Inliner:
         """
         if jaxprs.asked_of(eqn) is None or not self._asked:
             return inputs
-        line = line_of(eqn.source_info)
+        line = jax_internals.line_of(place.info)
         for k, (variable, x) in enumerate(zip(eqn.invars, inputs, strict=True)):
             spec = jaxprs.typed(variable)
             if (line, x.shape, spec) in self._asked:
@@ -226,7 +226,7 @@ class _Inliner:
             )
 
     def call(
-        self, eqn, inner: jaxprs.Inner, inputs: list[FlatAtom], place: Scope
+        self, eqn, inner: jax_internals.Inner, inputs: list[FlatAtom], place: Scope
     ) -> Sequence[FlatAtom]:
         """Append the called program in place of the call."""
         if inner.recomputed:
@@ -234,8 +234,8 @@ class _Inliner:
             place = dataclasses.replace(place, remat_region=self._regions)
         place = place.inside(inner.name)
         # A call in JAX's own code has no line of the user: the one of the call around it stays.
-        if line_of(eqn.source_info):
-            place = dataclasses.replace(place, line=eqn.source_info)
+        if jax_internals.line_of(place.info):
+            place = dataclasses.replace(place, line=place.info)
         constants = [self.add_closure_constant(c) for c in inner.constants]
         return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
@@ -256,7 +256,7 @@ class _Inliner:
                 chosen.append(cases[0])
                 continue
             out = self.variable(outvar.aval)
-            self.append(*jaxprs.selecting(), [which, *cases], [out], place)
+            self.append(*jax_internals.selecting(), [which, *cases], [out], place)
             chosen.append(out)
         return chosen
 
@@ -286,7 +286,7 @@ class _Inliner:
         return [*carry, *(self.joined(of_result, place) for of_result in ys)]
 
     def loop(
-        self, eqn, loop: jaxprs.Loop, operands, place: Scope
+        self, eqn, loop: jax_internals.Loop, operands, place: Scope
     ) -> tuple[list[FlatAtom], list[FlatAtom]]:
         """Append a scan as a loop; its carry at the end, and its stacked results."""
         closed, fixed, carry, xs = operands
@@ -317,7 +317,7 @@ class _Inliner:
                 continue
             part = FlatVar(shape, x.dtype)
             start, limit = [first, *[0] * (len(shape) - 1)], [end, *shape[1:]]
-            self.append(*jaxprs.slicing(start, limit), [x], [part], place)
+            self.append(*jax_internals.slicing(start, limit), [x], [part], place)
             parts.append(part)
         if isinstance(x, FlatVar):
             x.joined = tuple(parts)  # a scan of the backward pass reads them again
@@ -332,7 +332,7 @@ class _Inliner:
         if is_constant(first):  # every run stacks the same
             return SplatConstant(shape, first.dtype, first.value)
         out = FlatVar(shape, first.dtype, joined=tuple(parts))
-        self.append(*jaxprs.concatenating(0), [*parts], [out], place)
+        self.append(*jax_internals.concatenating(0), [*parts], [out], place)
         return out
 
     def mirrored(self, loop: FlatLoop, xs: Sequence[FlatAtom], place: Scope) -> int | None:
@@ -363,7 +363,7 @@ class _Inliner:
         """Append a loop whose length depends on data: its condition, then its body."""
         # In one body, of the same carry, so that both are decided together. Execution runs the part
         # before ``while_condition`` for the condition, and all of it for the body.
-        loop = jaxprs.while_of(eqn)
+        loop = jax_internals.while_of(eqn)
         first_carry = loop.num_condition_consts + loop.num_body_consts
         fixed = inputs[: loop.num_condition_consts], inputs[loop.num_condition_consts : first_carry]
         boundary = self.boundary(place, None, False)
@@ -376,7 +376,7 @@ class _Inliner:
                 boundary.condition(*results[0])
         return [*map(boundary.carry_out, carried, results[1])]
 
-    def unroll(self, eqn, loop: jaxprs.Loop, operands, place: Scope) -> Sequence[FlatAtom]:
+    def unroll(self, eqn, loop: jax_internals.Loop, operands, place: Scope) -> Sequence[FlatAtom]:
         """Append all iterations of a scan, one after the other."""
         closed, fixed, carry, xs = operands
         order = range(loop.length)
@@ -416,9 +416,9 @@ class _Inliner:
         start, limit = [0] * len(x.shape), [*x.shape]
         start[axis], limit[axis] = i, i + 1
         part = FlatVar((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-        self.append(*jaxprs.slicing(start, limit), [x], [part], place)
+        self.append(*jax_internals.slicing(start, limit), [x], [part], place)
         row = self._slices[place.loops, id(x), i, axis] = FlatVar(shape, x.dtype)
-        self.append(*jaxprs.squeezing(axis), [part], [row], place)
+        self.append(*jax_internals.squeezing(axis), [part], [row], place)
         return row
 
     def stack(self, rows: list[FlatAtom], aval, place: Scope, axis: int = 0) -> FlatAtom:
@@ -436,10 +436,10 @@ class _Inliner:
                 parts.append(SplatConstant(shape, aval.dtype, row.value))
                 continue
             part = FlatVar(shape, aval.dtype)
-            self.append(*jaxprs.broadcasting(shape, row_dims), [row], [part], place)
+            self.append(*jax_internals.broadcasting(shape, row_dims), [row], [part], place)
             parts.append(part)
         out = FlatVar(tuple(aval.shape), aval.dtype, unstacked=None if axis else tuple(rows))
-        self.append(*jaxprs.concatenating(axis), parts, [out], place)
+        self.append(*jax_internals.concatenating(axis), parts, [out], place)
         return out
 
 
@@ -447,7 +447,7 @@ def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
     """The jaxpr by which JAX computes a primitive, if the primitive has no rule of its own."""
     # Only where it would be replicated otherwise: a rule, also an inferred one, keeps one operator
     # with one decision, and a decomposition has many.
-    function = jaxprs.decomposition(eqn.primitive)
+    function = jax_internals.decomposition(eqn.primitive)
     if function is None or eqn.primitive.name in RULES:
         return None
     arguments = [AbstractArray(atom.shape, atom.dtype) for atom in inputs]

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AxisType
 
+from jaxcoll import jax_internals
 from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.trace_context import TraceContext
@@ -273,7 +273,7 @@ _LIBRARIES = frozenset(
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, jax.Array)
 
 
-def held_tracers(step: Callable[..., Any]) -> dict[str, Tracer]:
+def held_tracers(step: Callable[..., Any]) -> dict[str, jax_internals.Tracer]:
     """Traced values that a step has stored outside of it, each by the expression that reads it.
 
     Tracing calls a step once, so a value that it stores is stored once, and is a tracer. A step
@@ -281,13 +281,13 @@ def held_tracers(step: Callable[..., Any]) -> dict[str, Tracer]:
     object whose method it is, and the functions that it calls by any of these. From there values
     are followed through containers and attributes of objects.
     """
-    found: dict[str, Tracer] = {}
+    found: dict[str, jax_internals.Tracer] = {}
     pending = deque([("", step)])
     # References keep what is made on the way alive, so that no number is given twice.
     seen = dict[int, Any]()
     while pending and len(seen) < MAX_VALUES:
         name, value = pending.popleft()
-        if isinstance(value, Tracer):
+        if isinstance(value, jax_internals.Tracer):
             found.setdefault(name, value)
         elif not isinstance(value, _LEAVES) and id(value) not in seen:
             seen[id(value)] = value

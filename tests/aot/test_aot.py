@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, FormatError, TopologyError, aot
+from jaxcoll import aot
+from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from tests.execute.harness import mesh_of
 
 TPU = """\

@@ -8,7 +8,8 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, bound, lower_bounds, simulate, synthesize, topologies
+from jaxcoll import Collective, bound, simulate, synthesize, topologies
+from jaxcoll.bounds import lower_bounds
 from jaxcoll.bounds.distances import transport_bound
 from jaxcoll.simulation import MODELS
 from jaxcoll.topology import Topology

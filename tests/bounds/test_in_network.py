@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import NetworkTree, Topology, bound, lower_bounds, simulate_in_network
+from jaxcoll import Topology, bound
+from jaxcoll.bounds import lower_bounds
 from jaxcoll.bounds.times import all_reduce_seconds
-from jaxcoll.simulation import MODELS
+from jaxcoll.simulation import MODELS, NetworkTree, simulate_in_network
 from jaxcoll.simulation.in_network import TREE_KINDS as KINDS
 from jaxcoll.topologies import dgx_a100, dgx_h100, multi_rail, switch
 from tests import strategies

@@ -83,7 +83,7 @@ def test_two_classes_of_links_by_two_collectives():
     assert fast.links == slow.links == 4
     again = found.on(two_kinds())
     assert again == found.topology
-    with pytest.raises(jc.TopologyError, match="were not in the network"):
+    with pytest.raises(jc.errors.TopologyError, match="were not in the network"):
         found.on(jc.topologies.ring(4, alpha=1e-7, bandwidth=1e9))
 
 
@@ -144,5 +144,5 @@ def test_without_a_network_it_is_a_switch():
     ],
 )
 def test_other_logs_are_refused(log, network, words):
-    with pytest.raises(jc.FormatError, match=words):
+    with pytest.raises(jc.errors.FormatError, match=words):
         jc.calibrate(log, network)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import FormatError
+from jaxcoll.errors import FormatError
 from jaxcoll.io import nccl_tests, timings
 from jaxcoll.io.timings import Timing
 from jaxcoll.kinds import NAMES

@@ -89,7 +89,7 @@ def test_commands_print_the_numbers_of_the_prose_before_them(paragraph):
 def reached_by_trees() -> list[float]:
     """GB/s of two MI250 hosts by 1 to 5 trees per rank, and by as many as are best."""
     topology = jc.topologies.mi250(2)
-    best = jc.optimum(topology)
+    best = jc.bounds.optimum(topology)
     scales = {k: fixed_k(topology, k, best=best).U for k in (*range(1, 6), best.k)}
     assert best.k == 83
     return [float(topology.num_ranks * k / scale) / 1e9 for k, scale in scales.items()]
@@ -110,7 +110,7 @@ def default_on_a_torus() -> list[float]:
 
 # Of a page: the words around the numbers, and the numbers.
 COMPUTED: list[tuple[str, str, Callable[[], list[float]]]] = [
-    ("README.md", r"by (\d+) synthesizers", lambda: [len({*jc.SYNTHESIZERS} - {"auto"})]),
+    ("README.md", r"by (\d+) synthesizers", lambda: [len({*jc.synth.SYNTHESIZERS} - {"auto"})]),
     ("docs/install.md", r"\| commands \| (\d+) \|", lambda: [len(COMMANDS)]),
     (
         "docs/architecture.md",

@@ -55,7 +55,7 @@ def test_words_mean_what_the_library_does(whole, without, slow, left):
     ],
 )
 def test_wrong_words_are_refused(without, slow, text):
-    with pytest.raises((click.UsageError, jc.TopologyError), match=text):
+    with pytest.raises((click.UsageError, jc.errors.TopologyError), match=text):
         after_failures(TORUS, without, slow)
 
 

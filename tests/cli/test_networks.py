@@ -119,7 +119,7 @@ def test_refused_names(name, said):
 
 @pytest.mark.parametrize("name", ["torus:0x4", "hypercube:99", "fat-tree:0x0", "bigraph:8x3"])
 def test_numbers_that_a_family_does_not_take_are_refused_by_it(name):
-    with pytest.raises((jc.TopologyError, click.UsageError), match=r".{10}"):
+    with pytest.raises((jc.errors.TopologyError, click.UsageError), match=r".{10}"):
         named_network(name)
 
 

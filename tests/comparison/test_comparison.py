@@ -62,16 +62,16 @@ def test_a_table_that_was_interrupted_is_gone_on_with(tmp_path, monkeypatch):
     assert rows(path=table) == rows()
     assert asked[:2] == [NAMES[-1]] * 2  # the others are read
     assert len(table.read_text().splitlines()) == 1 + 2 * len(NAMES)
-    with pytest.raises(jc.FormatError, match=r"rows of another job, .*; give another file"):
+    with pytest.raises(jc.errors.FormatError, match=r"rows of another job, .*; give another file"):
         rows(path=table, seed=1)
 
 
 def test_bad_arguments_are_refused_before_any_row():
-    with pytest.raises(jc.TopologyError, match="synthesizer must be one of"):
+    with pytest.raises(jc.errors.TopologyError, match="synthesizer must be one of"):
         jc.compare(RING, synthesizers=["blind"])
-    with pytest.raises(jc.TopologyError, match="got an empty list"):
+    with pytest.raises(jc.errors.TopologyError, match="got an empty list"):
         jc.compare(RING, sizes=[])
-    with pytest.raises(jc.TopologyError, match=r"executor must be a concurrent\.futures"):
+    with pytest.raises(jc.errors.TopologyError, match=r"executor must be a concurrent\.futures"):
         jc.compare(RING, executor=2)  # type: ignore[arg-type]
-    with pytest.raises(jc.ScheduleError, match="execution"):
+    with pytest.raises(jc.errors.ScheduleError, match="execution"):
         jc.compare(RING, execution="abacus")

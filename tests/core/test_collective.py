@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, CollectiveError
+from jaxcoll import Collective
 from jaxcoll.collective import common_parts
+from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import KINDS, NAMES, those
 from tests import oracle, strategies
 

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Grid, Topology, TopologyError
+from jaxcoll import Topology
 from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
-from jaxcoll.errors import AssumptionWarning
+from jaxcoll.errors import AssumptionWarning, TopologyError
+from jaxcoll.grid import Grid
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid
 

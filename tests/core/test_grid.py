@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxcoll import Grid, Placement, Topology, TopologyError
+from jaxcoll import Topology
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid, Placement
 from jaxcoll.topologies import torus
 from tests import strategies
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Edges, JaxcollError, ScheduleError, Topology, shortest_routes
-from jaxcoll.paths import hop_distances, latency_distances
+from jaxcoll import JaxcollError, Topology
+from jaxcoll.errors import ScheduleError
+from jaxcoll.paths import Edges, hop_distances, latency_distances, shortest_routes
 from jaxcoll.topologies import fully_connected, mesh, ring, switch, torus
 from tests import strategies
 

@@ -97,10 +97,10 @@ def test_loggers_say_what_was_chosen_and_are_quiet_by_themselves(caplog, capsys)
 
 def test_work_in_a_callers_steps_tells_by_lines(capsys):
     seen: list[Progress] = []
-    by_lines(seen.append, jc.TuneError)(7, "warm -> search")
+    by_lines(seen.append, jc.errors.TuneError)(7, "warm -> search")
     assert seen == [Progress(7, None, "warm -> search")]
-    by_lines(None, jc.TuneError)(7, "warm -> search")
-    by_lines(True, jc.TuneError)(7, "warm -> search")  # stderr is captured
+    by_lines(None, jc.errors.TuneError)(7, "warm -> search")
+    by_lines(True, jc.errors.TuneError)(7, "warm -> search")  # stderr is captured
     assert capsys.readouterr().err == ""
-    with pytest.raises(jc.TuneError, match="progress must be"):
-        by_lines(3, jc.TuneError)  # type: ignore[arg-type]
+    with pytest.raises(jc.errors.TuneError, match="progress must be"):
+        by_lines(3, jc.errors.TuneError)  # type: ignore[arg-type]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,16 @@ from jaxcoll import io, simulation, topologies
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("aot", "draw", "execute", "executors", "finder", "io", "optax", "pages", "tune")
+# Of experts.
+MODULES = (
+    *("bounds", "calibration", "compact", "comparison", "errors", "grid", "mesh"),
+    *("paths", "prove", "schedule", "simulation", "trees"),
+)
+MOVED = [(name, f"jaxcoll.{module}") for module, names in jc._MOVED.items() for name in names]
 
 
 def test_dir_lists_public_names_only():
-    assert set(dir(jc)) == {*jc.__all__, *FOLDERS, "__doc__", "__version__"}
+    assert set(dir(jc)) == {*jc.__all__, *FOLDERS, *MODULES, "__doc__", "__version__"}
 
 
 @pytest.mark.parametrize("name", jc.__all__)
@@ -36,8 +45,46 @@ def test_folders_are_reachable_after_the_import(name):
         assert hasattr(folder, public)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_experts_are_reachable_after_the_import(name):
+    module = getattr(jc, name)
+    assert module is importlib.import_module(f"jaxcoll.{name}")
+    assert inspect.getdoc(module)
+
+
+def test_type_checkers_see_the_same_names():
+    """The block for them is the table once more: every name from its module, as itself."""
+    tree = ast.parse((ROOT / "jaxcoll/__init__.py").read_text(encoding="utf-8"))
+    (block,) = [
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        (line.module, alias.name, alias.asname)
+        for line in block
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
+    names = {(f"jaxcoll.{module}", n, n) for module, names in jc._NAMES.items() for n in names}
+    modules = {("jaxcoll", n, n) for n in {*FOLDERS, *MODULES, "synth", "topologies"} - {"optax"}}
+    assert seen == names | modules | {("jaxcoll.training", "transforms", "optax")}
+    assert len(seen) == sum(len(line.names) for line in block if isinstance(line, ast.ImportFrom))
+
+
+def public_names() -> set[str]:
+    """Those of the package, and of its modules for experts."""
+    found = set(jc.__all__)
+    for name in (*FOLDERS, *MODULES):
+        module = getattr(jc, name)
+        own = [key for key in vars(module) if not key.startswith("_")]
+        found.update(getattr(module, "__all__", own))
+    return found
+
+
 @pytest.mark.parametrize("package", [jc, io, simulation, topologies], ids=lambda p: p.__name__)
 def test_the_types_that_functions_return_are_public(package):
+    public = {*package.__all__, *public_names()}
     for name in package.__all__:
         function = getattr(package, name)
         if not inspect.isfunction(function):
@@ -47,7 +94,49 @@ def test_the_types_that_functions_return_are_public(package):
             continue
         kind = getattr(importlib.import_module(function.__module__), returned, None)
         if inspect.isclass(kind) and kind.__module__.startswith("jaxcoll."):
-            assert hasattr(package, returned) or returned in jc.__all__, (name, returned)
+            assert returned in public, (name, returned)
+
+
+# ---------------------------------------------------------------------- names that have moved
+
+
+@pytest.mark.parametrize(("name", "module"), MOVED)
+def test_an_old_name_says_where_it_is(name, module):
+    with pytest.warns(DeprecationWarning, match=f"write 'from {module} import {name}'") as caught:
+        found = getattr(jc, name)
+    assert found is getattr(importlib.import_module(module), name)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert name not in dir(jc)
+
+
+def test_the_import_of_an_old_name_is_blamed_on_who_imports():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile("from jaxcoll import Edges", "program.py", "exec"), {})
+    assert {warning.filename for warning in caught} == {"program.py"}
+
+
+def test_nothing_here_uses_an_old_name():
+    names = "|".join(name for name, _ in MOVED)
+    use = re.compile(
+        rf"\b(?:jc|jaxcoll)\.(?:{names})\b|"
+        rf"from jaxcoll import (?:\([^)]*|[^\n(]*)\b(?:{names})\b"
+    )
+    folders = ("jaxcoll", "tensorstate", "experiments", "tests", "docs", "configs", "scripts")
+    kinds = {".py", ".md", ".ipynb", ".yaml", ""}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    tried = [path for path in files if path.is_file() and path.suffix in kinds]
+    assert len(tried) > 700
+    here = Path(__file__)
+    found = [
+        (path.relative_to(ROOT).as_posix(), match[0])
+        for path in tried
+        if path != here
+        for match in use.finditer(path.read_text(encoding="utf-8", errors="ignore"))
+    ]
+    assert found == []
+    assert all(use.search(line) for line in ("jc.Edges", "from jaxcoll import psum, Edges"))
 
 
 def test_what_is_private_is_not_found():

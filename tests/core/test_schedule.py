@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    Edges,
-    JaxcollError,
-    Provenance,
-    Schedule,
-    ScheduleError,
-    Topology,
-    TopologyError,
-    concatenate,
-)
+from jaxcoll import Collective, JaxcollError, Schedule, Topology
+from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.kinds import NAMES
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, concatenate
 from jaxcoll.topologies import mesh, ring, switch
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere

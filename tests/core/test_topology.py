@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Grid, Topology, TopologyError, topologies
-from jaxcoll.errors import AssumptionWarning
+from jaxcoll import Topology, topologies
+from jaxcoll.errors import AssumptionWarning, TopologyError
+from jaxcoll.grid import Grid
 from jaxcoll.topologies import ring, switch
 from jaxcoll.topology import connected
 from tests import strategies

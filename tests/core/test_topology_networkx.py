@@ -8,7 +8,8 @@ import networkx as nx
 import pytest
 from hypothesis import given
 
-from jaxcoll import Topology, TopologyError
+from jaxcoll import Topology
+from jaxcoll.errors import TopologyError
 from tests import strategies
 from tests.core.links import links
 

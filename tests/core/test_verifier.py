@@ -11,20 +11,11 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    CollectiveError,
-    Edges,
-    Schedule,
-    ScheduleError,
-    Topology,
-    concatenate,
-    simulate,
-    synthesize,
-    verifier,
-    verify,
-)
+from jaxcoll import Collective, Schedule, Topology, simulate, synthesize, verifier, verify
+from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.kinds import NAMES, those
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import concatenate
 from jaxcoll.topologies import fully_connected, mesh, ring, switch
 from tests import oracle, reference, strategies
 from tests.reference import Send, schedule_of, sends_of

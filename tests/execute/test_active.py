@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, FormatError
 from jaxcoll.configurations import Task
+from jaxcoll.errors import CollectiveError, FormatError
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune.trial import tasks_of
 from tests.execute.harness import integers, mesh_of, sharded

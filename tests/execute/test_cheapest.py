@@ -13,10 +13,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ExecutionCosts, TopologyError, topologies
+from jaxcoll import topologies
 from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.primitives import Native
+from jaxcoll.simulation import ExecutionCosts
 from jaxcoll.simulation.execution_costs import costs_of
 from jaxcoll.tune.in_use import use
 from tests.execute.harness import integers, mesh_of, sharded
@@ -300,7 +302,7 @@ def test_an_explanation_names_what_runs_and_fits_a_screen(network, name):
 def test_an_explanation_along_one_axis_and_with_a_table():
     mesh = mesh_of(2, 4)
     found = jc.explain_choice("all_reduce", nbytes=1 << 10, mesh=mesh, axis_name="y", topology=FAST)
-    assert found.collective.groups == jc.axis_groups(mesh, "y")
+    assert found.collective.groups == jc.mesh.axis_groups(mesh, "y")
     assert "2 groups at once" in str(found)
     assert "table" not in str(found)
     with use():

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ScheduleError
+from jaxcoll.errors import CollectiveError, ScheduleError
 from tests.execute.harness import mesh_of, sharded
 
 

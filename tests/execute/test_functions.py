@@ -13,7 +13,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, Edges, ScheduleError, TreeFlow, topologies
+from jaxcoll import topologies
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.paths import Edges
+from jaxcoll.trees import TreeFlow
 from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 SCHEDULES = [

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import CollectiveError, ScheduleError, TopologyError, execute, synth, topologies
+from jaxcoll import execute, synth, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from tests.execute.harness import mesh_of
 
 jc: Any = execute  # whose types most of this would break

@@ -11,14 +11,8 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 import jaxcoll as jc
-from jaxcoll import (
-    Collective,
-    CollectiveError,
-    ScheduleError,
-    TopologyError,
-    synthesize,
-    topologies,
-)
+from jaxcoll import Collective, synthesize, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from tests.execute.harness import mesh_of, schedule_of
 
 IN_FLIGHT = "xla_max_concurrent_async_collective_permutes"

@@ -13,8 +13,8 @@ import pytest
 from jax import export, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll import execute as functions
+from jaxcoll.errors import CollectiveError, ScheduleError
 from tests.execute.differential.comparison import BEYOND
 from tests.execute.harness import mesh_of
 

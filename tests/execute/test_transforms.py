@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import ScheduleError
+from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
+from jaxcoll import Collective, synthesize, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import configured
 from jaxcoll.execute.choice.stated import (

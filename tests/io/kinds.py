@@ -13,9 +13,10 @@ from typing import Any
 
 import jaxcoll as jc
 import tensorstate
-from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, synth, topologies
+from jaxcoll import aot, finder, io, synth, topologies
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.configurations import Config
+from jaxcoll.errors import FormatError, ScheduleError, TopologyError
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.io import chakra, msccl, mscclpp, multitree, nccl_topology, nvidia_smi, timings
 from jaxcoll.io.files import load_text

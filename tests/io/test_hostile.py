@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import FormatError, finder, io, topologies
+from jaxcoll import finder, io, topologies
 from jaxcoll.aot import parse
 from jaxcoll.aot.hlo import permuted_pairs, replica_groups
 from jaxcoll.aot.summary import summarize_module
-from jaxcoll.errors import TuneError
+from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.io import msccl, multitree
 from jaxcoll.io.msccl import replay
 from jaxcoll.tune.nccl import nccl_tests, ncclx
@@ -115,7 +115,7 @@ def test_programs_that_claim_chunks_and_do_nothing(collective):
         chunks = 2**15 // ranks * ranks - ranks
         rows = "".join(f'<gpu id="{r}"></gpu>' for r in range(ranks))
         program = ALGO.format(chunks=chunks, ranks=ranks, coll=collective) + rows + "</algo>"
-        with pytest.raises((FormatError, jc.ScheduleError)):
+        with pytest.raises((FormatError, jc.errors.ScheduleError)):
             msccl.lift(msccl.loads(program), topologies.ring(ranks))
 
 
@@ -145,7 +145,7 @@ def test_waits_are_followed_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay._Run, "_awaited", counted)
-        with pytest.raises(jc.ScheduleError, match="never receives"):
+        with pytest.raises(jc.errors.ScheduleError, match="never receives"):
             msccl.lift(msccl.loads(program), topologies.ring(2))
     assert looked <= 3 * 2 * count
 

@@ -13,19 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    Edges,
-    FormatError,
-    Provenance,
-    Schedule,
-    Topology,
-    simulate,
-    verify,
-)
+from jaxcoll import Collective, Schedule, Topology, simulate, verify
+from jaxcoll.errors import FormatError
 from jaxcoll.io import dumps, loads
 from jaxcoll.io.json import COLLECTIVE, TOPOLOGY
+from jaxcoll.paths import Edges
 from jaxcoll.prove import prove_text
+from jaxcoll.schedule import Provenance
 from jaxcoll.topologies import ring, torus
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import jaxcoll.io.files
-from jaxcoll import (
-    FormatError,
-    TopologyError,
-)
+from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io import dumps, load, save
 from jaxcoll.topologies import ring
 from tests.io.json_objects import OBJECTS, change

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    FormatError,
-    JaxcollError,
-    Schedule,
-    ScheduleError,
-    Topology,
-    TopologyError,
-)
+from jaxcoll import Collective, JaxcollError, Schedule, Topology
+from jaxcoll.errors import FormatError, ScheduleError, TopologyError
 from jaxcoll.io import dumps, loads
 from jaxcoll.io.json import SCHEDULE, TOPOLOGY
 from jaxcoll.topologies import ring, switch, torus

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import FormatError, ScheduleError
 from jaxcoll.collective import Collective
+from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io import msccl
 from jaxcoll.prove import prove_text
 from jaxcoll.synth import Bfb
@@ -78,7 +78,7 @@ def test_bfb_schedules_come_back(digraph, kind: str, tmp_path):
     topology = digraph.topology(1e-6, 25e9)
     try:
         schedule = jc.synthesize(topology, kind, synthesizer="bfb", chunks=Bfb.chunks(topology))
-    except jc.CollectiveError:
+    except jc.errors.CollectiveError:
         pytest.skip("not one schedule for both halves")
     msccl.save(tmp_path / "program.xml", schedule)
     back = msccl.load(tmp_path / "program.xml", topology)
@@ -313,7 +313,7 @@ def test_an_edge_over_the_limit_has_channels_in_a_row(kind: str):
 
 def at_one_edge(schedule: jc.Schedule) -> jc.Schedule:
     """The schedule with the provenance of a program."""
-    return schedule.with_provenance(jc.Provenance("msccl", {"name": "jaxcoll"}))
+    return schedule.with_provenance(jc.schedule.Provenance("msccl", {"name": "jaxcoll"}))
 
 
 @pytest.mark.parametrize("name", ["forestcoll", "tacos", "joint_trees", "hierarchical_ring"])

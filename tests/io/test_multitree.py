@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import FormatError, Schedule, synthesize, topologies
+from jaxcoll import Schedule, synthesize, topologies
+from jaxcoll.errors import FormatError
 from jaxcoll.io import multitree
 from jaxcoll.io.multitree import Entry
 from jaxcoll.synth import Direct, MultiTree, Ring

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import FormatError, errors, fields, synthesize, synthesize_compact, topologies
+from jaxcoll import errors, fields, synthesize, synthesize_compact, topologies
+from jaxcoll.errors import FormatError
 from jaxcoll.io import json, open_compact
 from jaxcoll.prove.answers import quoted
 from tests.io.kinds import RING, kinds

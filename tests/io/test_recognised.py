@@ -8,7 +8,8 @@ import warnings
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import FormatError, io
+from jaxcoll import io
+from jaxcoll.errors import FormatError
 from jaxcoll.io.nccl import conf, ncclx
 from jaxcoll.io.nccl.conf import NcclRule
 from jaxcoll.trees import TreeFlow

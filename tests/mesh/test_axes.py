@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, Topology, TopologyError
+from jaxcoll import Topology
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.mesh import embed
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, torus
 
@@ -166,13 +167,13 @@ def of_shape(*shape: int) -> Any:
     ],
 )
 def test_groups_along_an_axis(shape, axis, groups):
-    assert jc.axis_groups(of_shape(*shape), axis) == groups
+    assert jc.mesh.axis_groups(of_shape(*shape), axis) == groups
 
 
 @pytest.mark.parametrize("axis", ["w", ("x", "x"), (), ("x", "w")])
 def test_unknown_axes_are_refused(axis):
     with pytest.raises(CollectiveError, match="one or more axes of the mesh, which has x, y"):
-        jc.axis_groups(of_shape(2, 4), axis)
+        jc.mesh.axis_groups(of_shape(2, 4), axis)
 
 
 def test_a_network_of_another_size_is_refused():
@@ -229,7 +230,7 @@ def shared(schedule: jc.Schedule) -> int:
 
 @pytest.mark.parametrize(("topology", "shape", "axis"), CASES, ids=str)
 def test_groups_synthesized_together_hide_no_contention(topology, shape, axis):
-    groups = jc.axis_groups(of_shape(*shape), axis)
+    groups = jc.mesh.axis_groups(of_shape(*shape), axis)
     alone, overlay = overlaid(topology, groups, "tacos", 2)
     grouped = jc.axis_schedule(
         of_shape(*shape), axis, "all_gather", "tacos", chunks=2, topology=topology

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "measure_execution": (
         jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0, "progress": None}
     ),
-    "axis_groups": (jc.axis_groups, {"mesh": MESH, "axis_name": "i"}),
+    "axis_groups": (jc.mesh.axis_groups, {"mesh": MESH, "axis_name": "i"}),
     "axis_schedule": (
         jc.axis_schedule,
         {"mesh": MESH, "axis_name": "i", "kind": "all_reduce", "synthesizer": "ring", "chunks": 1},

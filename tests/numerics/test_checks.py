@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxcoll import CollectiveError, TopologyError, synth
+from jaxcoll import synth
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 
 

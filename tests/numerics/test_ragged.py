@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Edges, topologies
+from jaxcoll import topologies
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
+from jaxcoll.paths import Edges
 from jaxcoll.schedule import _canonical_edges
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), max_size=40)

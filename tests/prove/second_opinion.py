@@ -79,7 +79,7 @@ def mutated(schedule: jc.Schedule, dice: random.Random) -> jc.Schedule | None:
         return jc.Schedule.from_sends(
             schedule.topology, schedule.collective, step, edge, chunk, reduce, edges=schedule.edges
         )
-    except jc.ScheduleError:
+    except jc.errors.ScheduleError:
         return None
 
 
@@ -117,7 +117,7 @@ def differences(count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
 def _verified(schedule: jc.Schedule) -> str:
     try:
         jc.verify(schedule)
-    except jc.ScheduleError as error:
+    except jc.errors.ScheduleError as error:
         return str(error)
     return ""
 
@@ -150,7 +150,7 @@ def tiny() -> list[str]:
         jc.synthesize(ring, jc.Collective("all_gather", 3, shares=(1, 2, 0)), "forestcoll"),
         jc.synthesize(jc.topologies.ring(2), "all_to_all", "direct"),
     ]  # fmt: skip
-    said = jc.Provenance("x", {"a": [1, {"b": 0.5}], "c": 1}, 3, 0.5, {"d": None})
+    said = jc.schedule.Provenance("x", {"a": [1, {"b": 0.5}], "c": 1}, 3, 0.5, {"d": None})
     return [io.dumps(schedule.with_provenance(said)) for schedule in made]
 
 
@@ -213,7 +213,7 @@ def _loaded(text: str) -> str:
         if not isinstance(schedule, jc.Schedule):
             return "no schedule"
         jc.verify(schedule)
-    except (jc.FormatError, jc.ScheduleError) as error:
+    except (jc.errors.FormatError, jc.errors.ScheduleError) as error:
         return str(error)
     return ""
 

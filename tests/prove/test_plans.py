@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import FormatError
+from jaxcoll.errors import FormatError
 from jaxcoll.io import mscclpp
 from jaxcoll.io.mscclpp import lowering
 from jaxcoll.prove import NotProved, NotRead, prove_text

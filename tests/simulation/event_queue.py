@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from fractions import Fraction
 
-from jaxcoll import Message, Topology
+from jaxcoll import Topology
 from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.simulation import Message
 
 
 def arrivals(topology: Topology, messages: list[Message]) -> list[Fraction]:

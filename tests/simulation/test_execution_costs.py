@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError, ScheduleError, TuneError, topologies
+from jaxcoll import Collective, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError, TuneError
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.io import json
 from jaxcoll.numerics.rational import as_fraction

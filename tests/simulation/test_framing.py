@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Framing, Message, ScheduleError, simulate, simulate_messages, synthesize
-from jaxcoll.simulation import MODELS, PACKETS, WHOLE
+from jaxcoll import simulate, synthesize
+from jaxcoll.errors import ScheduleError
+from jaxcoll.simulation import MODELS, PACKETS, WHOLE, Framing, Message, simulate_messages
 from jaxcoll.synth import MultiTree
 from jaxcoll.topologies import mesh, ring, torus
 from tests.strategies import schedules

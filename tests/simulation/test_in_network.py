@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll import NetworkTree, ScheduleError, TopologyError, bound, simulate_in_network
-from jaxcoll.simulation import MODELS
+from jaxcoll import bound
+from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.simulation import MODELS, NetworkTree, simulate_in_network
 from jaxcoll.topologies import dgx_a100, dgx_h100, leaf_spine, ring, switch
 
 ALPHA, RATE, NBYTES = Fraction(1, 10**6), 10**9, 6 * 10**6

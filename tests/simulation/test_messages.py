@@ -9,21 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Message,
-    ScheduleError,
-    Topology,
-    TopologyError,
-    bound,
-    optimum,
-    shortest_routes,
-    simulate,
-    simulate_messages,
-    synthesize,
-    topologies,
-)
+from jaxcoll import Topology, bound, simulate, synthesize, topologies
+from jaxcoll.bounds import optimum
+from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.io import json
-from jaxcoll.simulation import MODELS
+from jaxcoll.paths import shortest_routes
+from jaxcoll.simulation import MODELS, Message, simulate_messages
 from tests.simulation.event_queue import arrivals
 from tests.strategies import grids, schedules
 

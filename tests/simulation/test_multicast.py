@@ -6,7 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll import ScheduleError, TopologyError, simulate, simulate_multicast
+from jaxcoll import simulate
+from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.simulation import simulate_multicast
 from jaxcoll.simulation.in_network import FOREST_KINDS as KINDS
 from jaxcoll.simulation.messages import multicast
 from jaxcoll.synth import forest

@@ -11,16 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    Schedule,
-    ScheduleError,
-    Topology,
-    shortest_routes,
-    simulate,
-    synthesize,
-    topologies,
-)
+from jaxcoll import Collective, Schedule, Topology, simulate, synthesize, topologies
+from jaxcoll.errors import ScheduleError
+from jaxcoll.paths import shortest_routes
 from jaxcoll.simulation import MODELS
 from jaxcoll.simulation.schedules import _distinct
 from tests.simulation.replay import replay

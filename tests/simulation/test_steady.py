@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from hypothesis import given
 
-from jaxcoll import Collective, optimum, simulate
+from jaxcoll import Collective, simulate
+from jaxcoll.bounds import optimum
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import ForestColl, Ring
 from jaxcoll.topologies import dgx_a100, ring, torus

@@ -6,16 +6,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    CollectiveError,
-    Schedule,
-    ScheduleError,
-    sum_orders,
-    synthesize,
-    topologies,
-)
+from jaxcoll import Collective, Schedule, synthesize, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.kinds import those
+from jaxcoll.simulation import sum_orders
 from jaxcoll.synth import Halving, Rhd
 from tests import strategies
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import bound, cut_bound, ideal, simulate, synthesize, verify
+from jaxcoll import bound, simulate, synthesize, verify
+from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
 from jaxcoll.kinds import NAMES

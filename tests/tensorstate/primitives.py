@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 from jax.extend import core
 from jax.extend.random import threefry2x32_p
 
-from tensorstate.ir import jaxprs
+from jaxcoll import jax_internals
 from tensorstate.ir.graph import Graph
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import F32, I32, KEY, s
@@ -235,7 +235,7 @@ def example(primitive: core.Primitive) -> Example | None:
     listed = EXAMPLES.get(primitive.name)
     if listed is not None:
         return Example(listed[0], listed[1:])
-    if not jaxprs.broadcasts(primitive):
+    if not jax_internals.broadcasts(primitive):
         return None
     for count, dtype, params in itertools.product(
         (1, 2, 3, 4), (F32, I32, U32, C64, BOOL), ({}, {"accuracy": None}, {"out_dtype": None})

@@ -9,7 +9,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from jaxcoll import Grid, Topology, TopologyError, ideal
+from jaxcoll import Topology
+from jaxcoll.bounds import ideal
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import (
     behind_routers,

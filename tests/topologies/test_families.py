@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Topology, TopologyError
+from jaxcoll import Topology
+from jaxcoll.errors import TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, switch, torus
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, grid

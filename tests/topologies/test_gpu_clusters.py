@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll import TopologyError, optimum
+from jaxcoll.bounds import optimum
 from jaxcoll.bounds.throughput import fixed_k
+from jaxcoll.errors import TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
 

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll import TopologyError, optimum
+from jaxcoll.bounds import optimum
+from jaxcoll.errors import TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.forestcoll import forest
 from jaxcoll.topologies.switch_tiers import leaf_spine

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Grid, Topology
+from jaxcoll import Topology
+from jaxcoll.grid import Grid
 from jaxcoll.topologies import (
     dgx1,
     fully_connected,

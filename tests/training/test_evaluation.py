@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import CollectiveError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions
 from jaxcoll.training import evaluation
 from jaxcoll.training.parts import Cut, Part, Ranks, is_value

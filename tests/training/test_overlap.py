@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ScheduleError
+from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.claims.printed import assert_claimed
 from tests.elsewhere import compiled_elsewhere

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.calls import UnboundAxisError
 from tests.execute.harness import integers, mesh_of, placed, sharded
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, ScheduleError
+from jaxcoll.errors import CollectiveError, ScheduleError
 from tests.execute.harness import integers, mesh_of, sharded
 
 N = 8

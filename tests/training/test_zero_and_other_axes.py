@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError
+from jaxcoll.errors import CollectiveError
 from tests.execute.harness import integers, mesh_of, sharded
 
 STEPS = 10

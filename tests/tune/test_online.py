@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import TuneError
+from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP

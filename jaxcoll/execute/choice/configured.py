@@ -39,11 +39,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcoll import topologies
+from jaxcoll import jax_internals, topologies
 from jaxcoll.collective import Collective
 from jaxcoll.configurations import Task
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute import primitives
 from jaxcoll.execute.buckets import after
 from jaxcoll.execute.choice.stated import check_transport, is_grouped
 from jaxcoll.execute.layout import Axes, Size, at_least

@@ -32,10 +32,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from jaxcoll import jax_internals
 from jaxcoll.collective import Collective
 from jaxcoll.devices import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.layout import Axes
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program, split_long_steps
 from jaxcoll.execute.lowerings.scan import stages

@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcoll.execute.jax_internals import explicit_axes, varying
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
+from jaxcoll.jax_internals import explicit_axes, varying
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

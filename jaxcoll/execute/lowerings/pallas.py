@@ -27,8 +27,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxcoll import jax_internals
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result
 from jaxcoll.execute.lowerings.rounds import PermuteProgram

@@ -224,7 +224,7 @@ class Halving(Synthesizer):
     longer one, down to single places. A chunk is added along this tree, the sum of a run being that
     of its first half and that of its second; only where the sums are taken differs from chunk to
     chunk. So an element's sum does not depend on the chunk it lies in, and therefore not on the
-    size of its buffer (``jaxcoll.sum_orders`` is 1).
+    size of its buffer (``jaxcoll.simulation.sum_orders`` is 1).
 
     The sum of a run is taken at a rank of the run, at its end at the chunk's owner. In the half
     without this rank it is taken at the place as far from the half's start, modulo its length,

@@ -24,9 +24,9 @@ from typing import Any, Self, TypeVar
 
 import jax
 
+from jaxcoll import jax_internals
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks
 from jaxcoll.tune.training_step import State
 from jaxcoll.tune.training_step.regression import Choice, TimedStep

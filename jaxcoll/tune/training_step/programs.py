@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
+from jaxcoll import jax_internals
 from jaxcoll.configurations import Config, Task
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import configured
 from jaxcoll.tune.training_step.regression import Choice
 
@@ -53,7 +52,7 @@ def signature(args: tuple, kwargs: dict) -> tuple:
 
 def is_traced(tree: Any) -> bool:
     """Whether some leaf belongs to a program that is being traced."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+    return any(isinstance(leaf, jax_internals.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _abstract(leaf: Any) -> Any:
@@ -61,7 +60,7 @@ def _abstract(leaf: Any) -> Any:
         return leaf
     sharding = leaf.sharding if leaf.committed else None
     return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.aval.weak_type
+        leaf.shape, leaf.dtype, sharding=sharding, weak_type=jax.typeof(leaf).weak_type
     )
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from jaxcoll.execute import jax_internals
+from jaxcoll import jax_internals
 from jaxcoll.tune.training_step.programs import SCOPE, Background
 from jaxcoll.tune.training_step.regression import Choice, TaskSeconds, TimedStep
 

@@ -15,7 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError
+from jaxcoll import Collective
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.choice.configured import synthesized
 from jaxcoll.synth import synthesizer_named
 from tests.execute.differential.cases import Case

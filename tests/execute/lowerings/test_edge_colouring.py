@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import ScheduleError
+from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.lowerings.rounds import colour_messages, max_degree
 
 MESSAGES = st.integers(1, 9).flatmap(

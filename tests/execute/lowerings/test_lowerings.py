@@ -13,7 +13,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import CollectiveError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.layout import Axes, Setting
 from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.lowerings.rounds import permute_program

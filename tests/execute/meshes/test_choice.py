@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError, Schedule, ScheduleError, topologies
+from jaxcoll import Collective, Schedule, topologies
+from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.choice import choose, on_network
 from jaxcoll.execute.layout import Axes
 from jaxcoll.synth import Ring, synthesize

@@ -14,7 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import Schedule, ScheduleError, Topology, topologies
+from jaxcoll import Schedule, Topology, topologies
+from jaxcoll.errors import ScheduleError
 from tests.execute.harness import integers, mesh_of, sharded
 
 TORUS, LARGE = topologies.torus(2, 4), topologies.torus(4, 4)
@@ -174,5 +175,7 @@ def test_from_mesh_takes_links_that_are_down():
     pair = (chips[0], chips[1])
     assert Topology.from_mesh(mesh, down=[pair, pair[::-1]]) == left
     assert left.losses.lines() == ["down: 0-1"]
-    with pytest.raises(jc.TopologyError, match=r"there is no link \(0, 5\); from vertex 0 they go"):
+    with pytest.raises(
+        jc.errors.TopologyError, match=r"there is no link \(0, 5\); from vertex 0 they go"
+    ):
         Topology.from_mesh(mesh, down=[(chips[0], chips[5])])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import FormatError
 from jaxcoll.aot.hlo import Instruction, replica_groups
+from jaxcoll.errors import FormatError
 
 
 def collective(groups: str) -> Instruction:

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, TuneError
-from jaxcoll.errors import TableWarning
+from jaxcoll.errors import CollectiveError, TableWarning, TuneError
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.execute.choice.measured_costs import dumps, loads, measure_execution
 from jaxcoll.simulation.execution_costs import costs_of

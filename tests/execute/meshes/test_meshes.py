@@ -78,7 +78,7 @@ def test_a_box_inside_a_slice_runs_its_own_schedule():
     whole = chips(4, 4)
     part = [chip for chip in whole if chip.coords[0] in (1, 2)]
     topology = jc.Topology.from_devices(part, within=whole)
-    assert topology.grid == jc.Grid((2, 4), (False, True))
+    assert topology.grid == jc.grid.Grid((2, 4), (False, True))
     mesh = Mesh(np.array([chip.device for chip in part]).reshape(2, 4), ("a", "b"))
     x = integers((8, 3), np.float32)
     schedule = jc.synthesize(topology, "all_reduce", "bucket", chunks=1)
@@ -94,7 +94,7 @@ def test_all_groups_along_an_axis_run_one_schedule(axis):
     mesh = Mesh(np.array([chip.device for chip in chosen]).reshape(2, 4), ("data", "model"))
     topology = jc.Topology.from_devices(chosen)
     schedule = jc.axis_schedule(mesh, axis, "all_gather", chunks=2, topology=topology)
-    assert schedule.collective.groups == jc.axis_groups(mesh, axis)
+    assert schedule.collective.groups == jc.mesh.axis_groups(mesh, axis)
 
     def both(v):
         ours = (

@@ -12,7 +12,8 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import CollectiveError, JaxcollError, execute, synth, topologies
+from jaxcoll import JaxcollError, execute, synth, topologies
+from jaxcoll.errors import CollectiveError
 from tests.execute.harness import mesh_of, sharded
 
 SUMS = ("psum", "pmean", "psum_scatter")

@@ -82,7 +82,7 @@ def differ(process: int) -> None:
     """Different schedules twice, the same ones after each time."""
     import jax
 
-    from jaxcoll import ScheduleError
+    from jaxcoll.errors import ScheduleError
 
     for _ in range(2):
         try:
@@ -100,7 +100,7 @@ def some(process: int) -> None:
     """Different schedules, then the same ones, on devices of all processes but the last."""
     import jax
 
-    from jaxcoll import ScheduleError
+    from jaxcoll.errors import ScheduleError
 
     devices = [d for d in jax.devices() if d.process_index < jax.process_count() - 1]
     if process == jax.process_count() - 1:

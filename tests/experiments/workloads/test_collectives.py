@@ -77,4 +77,4 @@ def test_the_quickest_and_one_after_the_other():
 
 def test_ideal_is_the_papers():
     torus = jc.topologies.torus(4, 4)
-    assert ideal(torus)(10**6) == jc.ideal(torus, "all_reduce", 10**6)
+    assert ideal(torus)(10**6) == jc.bounds.ideal(torus, "all_reduce", 10**6)

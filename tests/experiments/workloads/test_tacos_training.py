@@ -29,8 +29,8 @@ def test_the_ideal_of_lines_is_that_of_a_ring():
     torus = jc.topologies.torus(4, 6)
     lines = tuple(tuple(range(r * 6, r * 6 + 6)) for r in range(4))
     ring = jc.topologies.ring(6)
-    assert ideal_of_groups(torus, lines)(10**6) == jc.ideal(ring, "all_reduce", 10**6)
-    assert ideal_of_groups(torus, None)(10**6) == jc.ideal(torus, "all_reduce", 10**6)
+    assert ideal_of_groups(torus, lines)(10**6) == jc.bounds.ideal(ring, "all_reduce", 10**6)
+    assert ideal_of_groups(torus, None)(10**6) == jc.bounds.ideal(torus, "all_reduce", 10**6)
     assert isinstance(ideal_of_groups(torus, None)(10**6), Fraction)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import FormatError, ScheduleError
+from jaxcoll.errors import FormatError, ScheduleError
 from jaxcoll.io import chakra
 from tests.cli.calls import called, refused
 

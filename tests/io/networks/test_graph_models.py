@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import jaxcoll as jc
-from jaxcoll import FormatError
-from jaxcoll.errors import AssumptionWarning
+from jaxcoll.errors import AssumptionWarning, FormatError
 from jaxcoll.io import graph_files, infragraph
 from tests.io.mutations import refuses
 from tests.io.research.losses import unless_named

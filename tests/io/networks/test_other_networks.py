@@ -7,8 +7,8 @@ import random
 import pytest
 
 import jaxcoll as jc
-from jaxcoll import FormatError, TopologyError
 from jaxcoll.cli.networks import named_network
+from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io import astra_sim, tpu_slices
 from tests.io.mutations import mutated_text, refuses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from jaxcoll import FormatError
+from jaxcoll.errors import FormatError
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 import jaxcoll as jc
-from jaxcoll import FormatError, io
+from jaxcoll import io
+from jaxcoll.errors import FormatError
 from tests.io.json_objects import OBJECTS
 from tests.io.mutations import mutated_json
 from tests.misuse import TIMES

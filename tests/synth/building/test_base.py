@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 import jaxcoll as jc
-from jaxcoll import Collective, CollectiveError, verify
+from jaxcoll import Collective, verify
+from jaxcoll.errors import CollectiveError
 from jaxcoll.kinds import NAMES
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import REGISTRY, Bruck, Rhd, Ring, Swing

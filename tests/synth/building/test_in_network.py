@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import bound, concatenate, synthesize, topologies, verify
+from jaxcoll import bound, synthesize, topologies, verify
+from jaxcoll.schedule import concatenate
 from tests import strategies
 from tests.strategies import SEEDS
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Collective, CollectiveError, simulate, topologies, verify
+from jaxcoll import Collective, simulate, topologies, verify
+from jaxcoll.errors import CollectiveError
 from jaxcoll.synth import ForestColl, MultiTree, synthesize
 from jaxcoll.synth.building.derive import derive, in_order, reverse_in_time
 from tests import strategies

@@ -115,7 +115,7 @@ def test_compositions_cost_what_is_predicted(base, chain):
         jc.verify(scatter)
         assert scatter.topology == schedule.topology
         assert cost(scatter, digraph.degree) == cost(schedule, digraph.degree)
-        jc.verify(jc.concatenate(scatter, schedule))
+        jc.verify(jc.schedule.concatenate(scatter, schedule))
 
 
 @pytest.mark.parametrize("expansion", EXPANSIONS, ids=repr)
@@ -234,7 +234,7 @@ def test_reduce_scatter_by_way_of_the_transpose(base, expansion):
     assert not result.collective.is_grouped
     gathered, gather = expansion.all_gather(base, bfb_all_gather(base))
     assert np.array_equal(expanded.heads, gathered.heads)
-    jc.verify(jc.concatenate(result, gather))
+    jc.verify(jc.schedule.concatenate(result, gather))
     predicted = expansion.cost(cost(scatter, base.degree), base.size, base.degree)
     measured = cost(result, expanded.degree)
     assert measured.steps == predicted.steps

@@ -49,7 +49,7 @@ def test_they_are_as_fast_as_the_worst_cut_allows(topology, data):
     kind = data.draw(st.sampled_from(("all_gather", "reduce_scatter", "all_reduce")))
     unit = Collective("all_gather", n, 1, shares=shares)
     assert Collective(kind, n, 1, shares=shares).shares == unit.shares
-    best = jc.optimum(topology, shares)
+    best = jc.bounds.optimum(topology, shares)
     chunks = min(best.k, 100)
     schedule = ForestColl().synthesize(topology, Collective(kind, n, chunks, shares=unit.shares))
     verify(schedule)
@@ -74,7 +74,7 @@ def test_shards_are_as_many_chunks_as_their_share():
     )
     held = schedule.collective.precondition().sum(axis=1)
     assert held.tolist() == [3 * 64, 0, 64, 2 * 64]
-    best = jc.optimum(topology, shares).inverse
+    best = jc.bounds.optimum(topology, shares).inverse
     assert steady_seconds(schedule) * 6 == best
     assert simulate(schedule, 1e12).time < 1.1 * float(best) * 1e12 / 6
 

@@ -10,19 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import (
-    Collective,
-    CollectiveError,
-    CompactSchedule,
-    FormatError,
-    ScheduleError,
-    TopologyError,
-    simulate,
-    step_bound,
-    synthesize_compact,
-    verify,
-)
-from jaxcoll.compact import CompactWriter
+from jaxcoll import Collective, simulate, synthesize_compact, verify
+from jaxcoll.bounds import step_bound
+from jaxcoll.compact import CompactSchedule, CompactWriter
+from jaxcoll.errors import CollectiveError, FormatError, ScheduleError, TopologyError
 from jaxcoll.io import open_compact
 from jaxcoll.synth import Tacos
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus

@@ -14,7 +14,9 @@ from jax.extend import core
 from jax.extend.core import primitives as public
 from jax.interpreters import batching, mlir
 
+import jaxcoll
 import tensorstate
+from jaxcoll import jax_internals
 from tensorstate.errors import PlanError
 from tensorstate.ir import jaxprs
 from tensorstate.rules import RULES, AbstractArray, rule_of
@@ -27,7 +29,7 @@ from tests.tensorstate.primitives import EXAMPLES, example, traced
 from tests.tensorstate.rules.parameters import PARAMETERS
 from tests.tensorstate.steps import s
 
-REGISTERED = {primitive.name: primitive for primitive in jaxprs.registered()}
+REGISTERED = {primitive.name: primitive for primitive in jax_internals.registered()}
 INLINED = frozenset({"scan", "cond", "stack", "unstack", *jaxprs.UNINITIALIZED})
 # Public primitives that do not compute with numbers.
 NO_NUMBERS = """
@@ -55,7 +57,7 @@ def row(primitive: core.Primitive) -> Row:
         return Row("refused", "of several devices, or no pure function")
     if name in jaxprs.IDENTITY_PRIMITIVES:
         return Row("identity", "")
-    if name in jaxprs.CALL_PRIMITIVES or name in INLINED:
+    if name in jax_internals.CALL_PRIMITIVES or name in INLINED:
         return Row("inlined", "")
     if name in VIEWS:
         return Row("view", "")
@@ -66,9 +68,9 @@ def row(primitive: core.Primitive) -> Row:
     if name in RULES:
         return Row("written", "")
     if found is None:
-        if jaxprs.broadcasts(primitive):
+        if jax_internals.broadcasts(primitive):
             return Row("elementwise", "no example")
-        if jaxprs.decomposition(primitive) is not None:
+        if jax_internals.decomposition(primitive) is not None:
             return Row("decomposed", "no example")
         return Row("replicated", "no example: unless an equation shows a dimension to be mapped")
     graph = found[1]
@@ -108,15 +110,15 @@ def test_examples_are_of_their_primitive(name):
     """An example that no longer uses its primitive would prove nothing."""
     found = example(REGISTERED[name])
     assert found is not None
-    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
-    assert any(jaxprs.first_inside(eqn, {name}) is not None for eqn in jaxpr.eqns)
+    jaxpr, _ = jax_internals.parts_of(jax.make_jaxpr(found.function)(*found.shapes))
+    assert any(jax_internals.first_inside(eqn, {name}) is not None for eqn in jaxpr.eqns)
 
 
 # Primitives with an example and without a written rule, listed without tracing them.
 UNWRITTEN = [
     name
     for name, primitive in REGISTERED.items()
-    if name not in RULES and (name in EXAMPLES or jaxprs.broadcasts(primitive))
+    if name not in RULES and (name in EXAMPLES or jax_internals.broadcasts(primitive))
 ]
 
 
@@ -231,7 +233,7 @@ def test_parameters_are_those_that_are_read(name):
     """Fails on a JAX whose equations have other parameters."""
     found = example(REGISTERED[name])
     assert found is not None
-    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
+    jaxpr, _ = jax_internals.parts_of(jax.make_jaxpr(found.function)(*found.shapes))
     sets = {frozenset(eqn.params) for eqn in _equations(jaxpr) if eqn.primitive.name == name}
     assert sets
     unknown = [sorted(one) for one in sets if one not in PARAMETERS[name]]
@@ -244,29 +246,22 @@ def _equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in core.jaxprs_in_params(eqn.params):
-            yield from _equations(jaxprs.unpack_jaxpr(inner)[0])
+            yield from _equations(jax_internals.parts_of(inner)[0])
 
 
 def test_one_file_knows_what_changes_between_versions():
-    words = (
-        "jax._src",
-        "jax.interpreters",
-        '"num_carry"',
-        '"num_consts"',
-        '"ft_in"',
-        '"call_jaxpr"',
-    )
-    package = Path(tensorstate.__file__).parent
+    words = '"num_carry"', '"num_consts"', '"ft_in"', '"call_jaxpr"'
     found = {
         path.name
-        for path in package.rglob("*.py")
+        for package in (jaxcoll, tensorstate)
+        for path in Path(str(package.__file__)).parent.rglob("*.py")
         if any(word in path.read_text(encoding="utf-8") for word in words)
     }
-    assert found == {"jaxprs.py"}
+    assert found == {"jax_internals.py"}
 
 
 def test_a_scan_of_another_jax_is_refused_by_name():
-    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(EXAMPLES["scan"][0])(s(4, 6)))
+    jaxpr, _ = jax_internals.parts_of(jax.make_jaxpr(EXAMPLES["scan"][0])(s(4, 6)))
     (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     params = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "num_carry")}
     with pytest.raises(PlanError, match=rf"JAX {jax.__version__} are not known"):

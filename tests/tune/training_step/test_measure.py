@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import TuneError
+from jaxcoll.errors import TuneError
 from jaxcoll.tune.training_step.leader import Race
 from jaxcoll.tune.training_step.regression import fit
 

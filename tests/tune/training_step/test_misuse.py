@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import TuneError
+from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Table, Task, online, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.processes import Coordinator

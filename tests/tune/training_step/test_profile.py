@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import tune
-from jaxcoll.execute import jax_internals
+from jaxcoll import jax_internals, tune
 from jaxcoll.tune import Config
 from jaxcoll.tune.training_step.processes import Coordinator
 from jaxcoll.tune.training_step.timing import SCOPE, Profiler, Timing
@@ -200,5 +199,5 @@ def test_a_step_that_raises_ends_its_profile():
 
 @pytest.mark.parametrize("profile", [1, "yes"])
 def test_profile_is_a_flag(profile):
-    with pytest.raises(jc.TuneError, match="profile"):
+    with pytest.raises(jc.errors.TuneError, match="profile"):
         tune.online(_step(), profile=profile)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import TuneError
+from jaxcoll.errors import TuneError
 from jaxcoll.tune import online
 from jaxcoll.tune.training_step.programs import abstract, check_same, compile_plain
 from tests.execute.harness import mesh_of

@@ -1,7 +1,28 @@
-"""Everything that touches JAX's internals: types, axes in scope, how a primitive is declared.
+"""The one door to JAX's internals, of ``jaxcoll``, ``tensorstate`` and ``experiments``.
 
-Proved on the JAX versions in ``PROVED``; ``tests/execute/test_internals.py`` fails, naming the
-version, when one of the things used here has changed.
+An internal is what JAX does not document, or documents as subject to change:
+
+- the modules ``jax._src``, ``jaxlib``, ``jax.lib``, ``jax.core``, ``jax.extend`` and
+  ``jax.interpreters``, and any private name of JAX;
+- primitives as objects (``jax.lax.transpose_p``) and the registries of their rules;
+- attributes of types, equations and programs that no page of JAX's shows (``aval.mat``,
+  ``eqn.source_info``, ``eqn.effects``, ``closed.in_avals``): ``ATTRIBUTES`` of the test has them;
+- what equations of calls and loops hold, which changes from version to version, and
+  faults of single versions.
+
+Not internals are
+
+- what JAX's pages on jaxprs and on interpreters of them show: ``constvars``, ``invars``,
+  ``outvars`` and ``eqns``; ``primitive``, its ``name``, ``multiple_results`` and ``bind``;
+  ``params``, ``aval`` and ``val``. One test holds them;
+- names and parameters of the other primitives. A sharding rule is about one primitive, and reads
+  its parameters; ``tests/tensorstate/rules/parameters.py`` has the sets of every supported JAX;
+- ``jax.experimental``, which has pages; the text of compiled programs; coordinates of devices,
+  which ``jaxcoll.devices`` reads of any object that has them, without JAX.
+
+Proved on the JAX versions in ``PROVED``. ``tests/core/test_jax_internals.py`` has a test of each
+name here, which fails on a JAX that has changed and names its version, and one that finds
+internals in other files.
 """
 
 from __future__ import annotations
@@ -9,23 +30,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import jax
 import jax.profiler
+from jax import lax
 from jax._src import config, core, distributed
 from jax._src import mesh as mesh_lib
-from jax._src.interpreters import pxla
+from jax._src.interpreters import batching, mlir, pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
+from jax._src.pjit import sharding_constraint_p
 from jax._src.shard_map import ShardMapTrace
+from jax.core import Tracer as Tracer
 from jax.extend import core as extend
+from jax.extend import source_info_util
 from jax.extend.core import Literal as Literal
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import Primitive as Primitive
+from jax.extend.random import threefry2x32_p
+from jax.interpreters import ad
 
 PROVED = ("0.10.2", "0.12.0.1")
-
 
 # Whether all_gather(to="invarying") is differentiated as such even where check_vma=False has all
 # types the same: JAX 0.10 does, later ones gather as if to="varying".
@@ -294,18 +319,65 @@ class ProfileSession:
 
 # ---------------------------------------------------------------------- programs
 
-# Primitives that run one jaxpr once, with the name of the parameter that has it.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
+# Primitives that run a jaxpr once, with the names that the parameter of that jaxpr may have: JAX
+# renames both. Of a custom derivative the function itself is run: ``jax.grad`` has done the rest.
+CALL_PRIMITIVES = {
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "call": ("call_jaxpr",),
+    "eval_jaxpr": ("call_jaxpr", "jaxpr"),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+    "custom_vjp_call_jaxpr": ("call_jaxpr",),
+    "custom_vmap_call": ("call",),
+    "custom_partitioning": ("call",),
+    "composite": ("call_jaxpr", "jaxpr"),
+    "linear_call": ("callee",),
+    "remat": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "custom_linear_solve": ("jaxprs",),
 }
+RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
+
+
+class Inner(NamedTuple):
+    """The program that a call runs once.
+
+    Attributes:
+        jaxpr, constants: the program and the values that it closed over.
+        operands: the operands of the call that the program takes.
+        recomputed: whether the backward pass of ``jax.checkpoint`` recomputes it.
+        name: of the user's function; empty if it has none, or if the function is JAX's own.
+    """
+
+    jaxpr: Any
+    constants: Sequence[Any]
+    operands: slice
+    recomputed: bool
+    name: str
+
+
+class Loop(NamedTuple):
+    """A scan. Its body takes the constants, then the carry, then one row of each other operand."""
+
+    jaxpr: Any
+    constants: Sequence[Any]
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+class While(NamedTuple):
+    """A while loop. Condition and body take constants of their own, then the carry."""
+
+    condition: tuple[Any, Sequence[Any]]
+    body: tuple[Any, Sequence[Any]]
+    num_condition_consts: int
+    num_body_consts: int
 
 
 def parts_of(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -313,20 +385,100 @@ def parts_of(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
-def called_by(eqn: Any) -> Any | None:
-    """The jaxpr that an equation runs once on its operands, if it does nothing else."""
-    jaxpr = eqn.params.get(_CALLS.get(eqn.primitive.name))
-    if jaxpr is None or len(parts_of(jaxpr)[0].invars) != len(eqn.invars):
+def call_of(eqn: Any) -> Inner | None:
+    """The program that an equation calls, if the equation does nothing else."""
+    name, params = eqn.primitive.name, eqn.params
+    key = next((key for key in CALL_PRIMITIVES.get(name, ()) if key in params), None)
+    if key is None:
         return None
-    return jaxpr
+    called, operands = params[key], slice(None)
+    if name == "custom_linear_solve":
+        lengths = params["const_lengths"]
+        called, first = called.solve, lengths.matvec + lengths.vecmat
+        if lengths.transpose_solve:  # between the constants of the solver and the right-hand side
+            return None
+        operands = slice(first, None)
+    jaxpr, constants = parts_of(called)
+    if len(jaxpr.invars) != len(eqn.invars[operands]) or len(jaxpr.outvars) != len(eqn.outvars):
+        return None
+    given = params.get("name", "") if name in ("jit", "pjit") else ""
+    recomputed = name in RECOMPUTED and bool(params.get("differentiated"))
+    return Inner(jaxpr, constants, operands, recomputed, "" if given.startswith("_") else given)
 
 
-def run_equation(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation on operands that may be of other shapes."""
+def loop_of(eqn: Any) -> Loop | None:
+    """A scan's body, with the numbers of its constants and of its carry.
+
+    ``None`` if this JAX describes scans by unknown parameters.
+    """
+    params = eqn.params
+    if "num_carry" in params:  # JAX 0.10
+        consts, carry = params["num_consts"], params["num_carry"]
+        parts = consts, carry, len(eqn.invars) - consts - carry
+    elif "ft_in" in params:
+        parts = tuple(len(part) for part in params["ft_in"].unpack())
+    else:
+        parts = ()
+    if len(parts) != 3 or sum(parts) != len(eqn.invars):
+        return None
+    jaxpr, constants = parts_of(params["jaxpr"])
+    return Loop(jaxpr, constants, *parts[:2], int(params["length"]), bool(params["reverse"]))
+
+
+def while_of(eqn: Any) -> While:
+    """The condition and the body of a while loop."""
+    params = eqn.params
+    condition, body = (parts_of(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    return While(condition, body, params["cond_nconsts"], params["body_nconsts"])
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """All jaxprs in the parameters of an equation."""
+    return core.jaxprs_in_params(eqn.params)
+
+
+def first_inside(eqn: Any, names: Set[str]) -> Any:
+    """The equation itself, or the first one it contains, of a primitive in ``names``."""
+    if eqn.primitive.name in names:
+        return eqn
+    nested = (inner for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
+    found = (first_inside(inner, names) for inner in nested)
+    return next((inner for inner in found if inner is not None), None)
+
+
+def with_bodies(eqn: Any, replace: Callable[[Any], Callable[..., Sequence[Any]]]) -> Any:
+    """A loop or a ``cond`` with the functions that replace its jaxprs, traced."""
+
+    def replaced(closed: Any) -> Any:
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+            for x in closed.in_avals
+        ]
+        return jax.make_jaxpr(replace(closed))(*shapes)
+
+    params = dict(eqn.params)
+    for name in {"jaxpr", "body_jaxpr", "cond_jaxpr"} & params.keys():
+        params[name] = replaced(params[name])
+    if "branches" in params:
+        params["branches"] = tuple(map(replaced, params["branches"]))
+    return eqn.replace(params=params)
+
+
+def as_function(closed: Any) -> Callable[..., Sequence[Any]]:
+    """The function of a closed jaxpr."""
+    return extend.jaxpr_as_fun(closed)
+
+
+def run_equation(eqn: Any, operands: Sequence[Any], **params: Any) -> Sequence[Any]:
+    """The results of an equation on operands that may be of other shapes.
+
+    Args:
+        params: parameters that replace those of the equation.
+    """
     # As a program of one equation, which JAX runs with its context and the name of its scope.
     # Variables are new, since an operand may stand there twice, or be a literal.
     invars = [extend.Var(jax.typeof(x)) for x in operands]
-    eqn = eqn.replace(invars=invars)
+    eqn = eqn.replace(invars=invars, params={**eqn.params, **params})
     names = ("",) * len(invars), ("",) * len(eqn.outvars)
     debug = extend.DebugInfo("an equation", eqn.primitive.name, *names)
     program = extend.Jaxpr((), invars, eqn.outvars, [eqn], eqn.effects, debug)
@@ -334,7 +486,83 @@ def run_equation(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return extend.jaxpr_as_fun(closed)(*operands)
 
 
+def effects_of(eqn: Any) -> list[str]:
+    """The kinds of side effects that an equation has, as "IO"; none of a pure one."""
+    return sorted({str(effect).partition("<")[0] for effect in eqn.effects})
+
+
+def source_of(eqn: Any) -> Any:
+    """The line of an equation (``line_of``) as JAX holds it, with its ``name_stack_of``."""
+    return eqn.source_info
+
+
+def name_stack_of(eqn: Any) -> Any:
+    """The names of the functions and transformations around an equation, as ``str`` gives them.
+
+    Equations of one scope share one object.
+    """
+    return eqn.source_info.name_stack
+
+
+def line_of(source: Any) -> str:
+    """The line of user code; empty for an equation of JAX's own code, and without a source."""
+    return "" if source is None else source_info_util.summarize(source)
+
+
+# ---------------------------------------------------------------------- equations
+
+Equation = tuple[Primitive, dict[str, Any]]
+
+
+def transposing(permutation: Sequence[int]) -> Equation:
+    """A transpose."""
+    return lax.transpose_p, {"permutation": tuple(permutation)}
+
+
+def reshaping(shape: Sequence[int]) -> Equation:
+    """A reshape."""
+    return lax.reshape_p, {"new_sizes": tuple(shape), "dimensions": None, "sharding": None}
+
+
+def slicing(start: Sequence[int], limit: Sequence[int]) -> Equation:
+    """A slice without strides."""
+    indices = {"start_indices": tuple(start), "limit_indices": tuple(limit)}
+    return lax.slice_p, {**indices, "strides": None}
+
+
+def squeezing(dimension: int) -> Equation:
+    """A squeeze of one dimension."""
+    return lax.squeeze_p, {"dimensions": (dimension,)}
+
+
+def broadcasting(shape: Sequence[int], dimensions: Sequence[int]) -> Equation:
+    """A broadcast; ``dimensions`` gives the result's dimension for each operand dimension."""
+    return lax.broadcast_in_dim_p, {
+        "shape": tuple(shape),
+        "broadcast_dimensions": tuple(dimensions),
+        "sharding": None,
+    }
+
+
+def concatenating(dimension: int) -> Equation:
+    """A concatenation."""
+    return lax.concatenate_p, {"dimension": dimension}
+
+
+def selecting() -> Equation:
+    """A selection among arrays, elementwise, by an integer or Boolean array."""
+    return lax.select_n_p, {}
+
+
+def threefry(key_high: Any, key_low: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    """The two words that the Threefry generator makes of the words of a key and of a count."""
+    return tuple(threefry2x32_p.bind(key_high, key_low, high, low))
+
+
 # ---------------------------------------------------------------------- primitives
+
+# What ``with_sharding_constraint`` binds.
+SHARDING_CONSTRAINT = sharding_constraint_p
 
 Shape = tuple[int, ...]
 
@@ -411,3 +639,67 @@ def _carrying(run: Callable, carried: Callable[..., Any]) -> Callable:
         return rule(ctx, *operands, **params)
 
     return lowered
+
+
+def define_function(name: str, run: Callable, abstract: Callable, batch: Callable) -> Primitive:
+    """Declare a primitive of several results that runs a function, on one device.
+
+    Args:
+        run: the operation on arrays, which is also what it is lowered to.
+        abstract: (types of operands, **params) -> shapes and dtypes of the results.
+        batch: (operands, their batch dimensions, **params) -> the same of the results.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def typed(*operands, **params):
+        made = abstract(*operands, **params)
+        return [operands[0].update(shape=x.shape, dtype=x.dtype, weak_type=False) for x in made]
+
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(typed)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+# ---------------------------------------------------------------------- registries
+
+
+def registered() -> list[Primitive]:
+    """All primitives for which the installed JAX has a batching rule or a lowering, by name."""
+    primitives = {*batching.fancy_primitive_batchers, *mlir._lowerings}
+    for platform in mlir._platform_specific_lowerings.values():
+        primitives |= {*platform}
+    return sorted(primitives, key=lambda primitive: primitive.name)
+
+
+def broadcasts(primitive: Primitive) -> bool:
+    """Whether JAX batches a primitive by broadcasting its operands, as it does elementwise ones.
+
+    ``lax.naryop`` defines primitives in this way. The caller must check the shapes of the results,
+    since ``random_split``, for example, has this batching rule without being elementwise.
+    """
+    rule = batching.fancy_primitive_batchers.get(primitive)
+    batchers = (batching.broadcast_batcher, batching.vectorized_batcher)
+    return isinstance(rule, functools.partial) and rule.func in batchers
+
+
+def decomposition(primitive: Primitive) -> Callable[..., Any] | None:
+    """The Python function by which JAX computes a primitive on every platform, if there is one.
+
+    It takes the operands and the parameters, and returns a sequence of results.
+    """
+    if primitive.name == "call_hi_primitive":
+        return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
+    # On some platform another program runs it, a cuSOLVER call say: its decomposition is not what
+    # the user's devices would do.
+    if any(primitive in table for table in mlir._platform_specific_lowerings.values()):
+        return None
+    if rule is None or not getattr(rule, "__qualname__", "").startswith("lower_fun."):
+        return None
+    # No registry has the function: ``lower_fun(f, multiple_results)`` returns a closure over both.
+    cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
+    function, several = cells["fun"].cell_contents, cells["multiple_results"].cell_contents
+    return function if several else lambda *args, **params: (function(*args, **params),)
