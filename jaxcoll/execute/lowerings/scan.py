@@ -30,13 +30,8 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
-from jaxcoll.execute.lowerings.rounds import (
-    PermuteProgram,
-    Round,
-    colour_pairs,
-    max_degree,
-    split_long_steps,
-)
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, split_long_steps
+from jaxcoll.numerics.edge_colouring import colour_pairs, max_degree
 
 
 def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
