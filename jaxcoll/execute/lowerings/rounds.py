@@ -25,7 +25,6 @@ from jaxcoll.numerics.edge_colouring import colour_pairs
 from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
 
-
 # A step whose messages are a large part of the buffer, as the last ones of a bucket all_gather are,
 # is split: received rows take memory beside the buffer until they are written to it. One over this
 # part of a buffer may be in flight at once.
