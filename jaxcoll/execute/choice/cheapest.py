@@ -227,7 +227,7 @@ def _native(
     if topology is not None:
         run, kind = collective, collective.traits
         if costs.order.by_round and kind.adds and kind.ends_with_shard:
-            # Between processes XLA keeps a part of the sum of all: 2.45 times the bound of a switch,
+            # Between processes XLA keeps a part of the sum of all: 2.45 times a switch's bound,
             # measured, where the sum takes 1.1.
             run = dataclasses.replace(collective, kind=_FUNCTIONS["psum"])
         problem = Problem(topology, run, float(nbytes), any_chunks=True)
