@@ -66,7 +66,7 @@ class ExecutionCosts:
         native: the costs of the collectives of ``jax.lax``.
         shared: whether the ranks share the cores and the memory of one host. All prices are then
             per rank, and those of all ranks add up; otherwise they are those of the busiest rank.
-        order: what a rank finishes before it begins what, an ``ExecutionOrder`` or its name:
+        order: which messages a rank finishes before others, an ``ExecutionOrder`` or its name:
             "links" where messages move by themselves, "steps" and "rounds" where a rank's steps or
             permutes follow one another.
         half_duplex: whether two ranks that send to each other share the time of one direction.

@@ -3,7 +3,7 @@
 ``simulate`` lets every link carry a message as soon as its chunks have arrived. That is the machine
 of MSCCL, MSCCL++ and of kernels that push each message by itself; a program of ``ppermute`` is
 another. Between processes on CPUs, XLA runs one permute after the other and each process waits in
-it for what it receives; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs a
+it until its message is there; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs a
 step's permutes are in flight together, and the next step waits for them. So a rank goes through
 *blocks*, the rounds or the steps of a schedule, one after the other, and a message of a block flows
 while both of its ends are in that block.
@@ -40,7 +40,7 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOrder:
-    """What a rank finishes before it begins what.
+    """Which messages a rank finishes before it begins others.
 
     Attributes:
         name: "links", "steps" or "rounds".
