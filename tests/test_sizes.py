@@ -23,6 +23,9 @@ EXEMPT = {
     "jaxcoll/execute/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
+    "jaxcoll/simulation/execution_order.py": {
+        "_run": "a loop over events, all of whose state it holds"
+    },
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},

@@ -2,9 +2,9 @@
 
 ``simulate`` lets every link carry a message as soon as its chunks have arrived. That is the machine
 of MSCCL, MSCCL++ and of kernels that push each message by itself; a program of ``ppermute`` is
-another. Between processes on CPUs, XLA runs one permute after the other and each process waits in
-it until its message is there; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs a
-step's permutes are in flight together, and the next step waits for them. So a rank goes through
+another. Between processes on CPUs, XLA runs one permute after the other, and each process waits in
+it for its message; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs the
+permutes of a step are in flight together, and the next step waits for them. So a rank goes through
 *blocks*, the rounds or the steps of a schedule, one after the other, and a message of a block flows
 while both of its ends are in that block.
 
@@ -40,7 +40,7 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOrder:
-    """Which messages a rank finishes before it begins others.
+    """The order in which a rank does its messages.
 
     Attributes:
         name: "links", "steps" or "rounds".
@@ -185,10 +185,7 @@ def run_in_order(
     row_rank, row_block = rank[fresh], block[fresh]
     rank_ptr = np.searchsorted(row_rank, np.arange(topology.num_ranks + 1)).astype(np.int64)
     work = _Work(rank_ptr, row_ptr, row_block, both)
-    _run(
-        flows.src, flows.dst, flows.block, flows.nbytes, ptr, link, capacity, latency, work, start,
-        end,
-    )  # fmt: skip
+    _run(flows._replace(ptr=ptr, link=link), capacity, latency, work, start, end)
     return start, end
 
 
@@ -213,16 +210,17 @@ _SAME = 1e-9
 
 
 @kernel(cache=True, nogil=True)
-def _run(src, dst, block, nbytes, ptr, link, capacity, latency, work, start, end):
-    flows, ranks = len(src), len(work.rank_ptr) - 1
+def _run(flows, capacity, latency, work, start, end):
+    src, dst, nbytes, ptr, link = flows.src, flows.dst, flows.nbytes, flows.ptr, flows.link
+    count, ranks = len(src), len(work.rank_ptr) - 1
     row = work.rank_ptr[:-1].copy()
     left = np.zeros(ranks, np.int64)
     rest = nbytes.copy()
-    begun = np.zeros(flows, np.bool_)
+    begun = np.zeros(count, np.bool_)
     # Waiting out their latency, then flowing.
-    waiting, num_waiting = np.empty(flows, np.int64), 0
-    flowing, num_flowing = np.empty(flows, np.int64), 0
-    rate, room = np.zeros(flows), np.zeros(len(capacity))
+    waiting, num_waiting = np.empty(count, np.int64), 0
+    flowing, num_flowing = np.empty(count, np.int64), 0
+    rate, room = np.zeros(count), np.zeros(len(capacity))
     users = np.zeros(len(capacity), np.int64)
     entered, num_entered = np.empty(ranks, np.int64), 0
     now, done = 0.0, 0
@@ -231,7 +229,7 @@ def _run(src, dst, block, nbytes, ptr, link, capacity, latency, work, start, end
             left[r] = work.row_ptr[row[r] + 1] - work.row_ptr[row[r]]
             entered[num_entered] = r
             num_entered += 1
-    while done < flows:
+    while done < count:
         # Ranks that have entered a block begin its messages whose other end is in it too.
         for e in range(num_entered):
             r = entered[e]
@@ -239,7 +237,8 @@ def _run(src, dst, block, nbytes, ptr, link, capacity, latency, work, start, end
                 f = work.flow[k]
                 other = dst[f] if src[f] == r else src[f]
                 is_there = (
-                    row[other] < work.rank_ptr[other + 1] and work.row_block[row[other]] == block[f]
+                    row[other] < work.rank_ptr[other + 1]
+                    and work.row_block[row[other]] == flows.block[f]
                 )
                 if is_there and not begun[f]:
                     begun[f] = True

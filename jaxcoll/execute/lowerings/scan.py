@@ -9,8 +9,8 @@ the whole buffer.
 A pair that is idle in a step sends nevertheless. In an all_gather it sends the sender's own chunk
 again, which is correct in any row of the group; elsewhere the receiver ignores the message. On CPUs
 a permute that no pair uses in a step is skipped: they run one after the other, so that it would
-cost as much as one that is used. A conditional of which all ranks take the same branch costs nothing; on
-GPUs the host would wait for its condition.
+cost as much as one that is used. A conditional of which all ranks take the same branch costs
+nothing there; on GPUs the host would wait for its condition.
 """
 
 from __future__ import annotations
