@@ -24,6 +24,9 @@ EXEMPT = {
     "jaxcoll/numerics/connectivity.py": {"dinic": KERNEL},
     "jaxcoll/numerics/program.py": {"minimize": PUBLIC},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
+    "jaxcoll/simulation/execution_order.py": {
+        "_run": "a loop over events, all of whose state it holds"
+    },
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
     "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},

@@ -23,6 +23,7 @@ from jaxcoll.kinds import names_in
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.execution_order import LINKS, ROUNDS, ExecutionOrder, order_of
 
 BACKENDS = ("cpu", "gpu", "tpu")
 NATIVE_KINDS = tuple(names_in("lax"))
@@ -65,6 +66,10 @@ class ExecutionCosts:
         native: the costs of the collectives of ``jax.lax``.
         shared: whether the ranks share the cores and the memory of one host. All prices are then
             per rank, and those of all ranks add up; otherwise they are those of the busiest rank.
+        order: which messages a rank finishes before others, an ``ExecutionOrder`` or its name:
+            "links" where messages move by themselves, "steps" and "rounds" where a rank's steps or
+            permutes follow one another.
+        half_duplex: whether two ranks that send to each other share the time of one direction.
         source: where the numbers come from.
         machine: the hardware and version of jax that they were measured on; "" for any of the
             backend.
@@ -82,6 +87,8 @@ class ExecutionCosts:
     swapped: float = 0.0
     native: tuple[NativeCost, ...] = ()
     shared: bool = False
+    order: ExecutionOrder = LINKS
+    half_duplex: bool = False
     source: str = ""
     machine: str = ""
 
@@ -95,7 +102,8 @@ class ExecutionCosts:
         kinds = [cost.kind for cost in self.native]
         if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
             raise TuneError(f"the native cost of {twice[0]} is given twice; give it once")
-        checks.flag_fields(self, TuneError, "shared")
+        checks.flag_fields(self, TuneError, "shared", "half_duplex")
+        checks.put(self, order=order_of(self.order))
         for name in ("source", "machine"):
             checks.text(getattr(self, name), name, TuneError)
 
@@ -198,6 +206,23 @@ _CPU = ExecutionCosts(
     source="measured on 2 to 16 CPU devices of two cores (benchmark execution_costs)",
 )
 
+# Processes on CPUs, by gloo over TCP: XLA runs the permutes of a program one after the other, and a
+# pair of sockets carries one direction at a time (measured between network namespaces whose cables
+# had 12.5 to 200 Mbit/s: an exchange takes twice the time of a shift). ``jax.lax`` gets the benefit
+# of the doubt: where the network is unknown it runs.
+_PROCESSES = ExecutionCosts(
+    "cpu",
+    permute=200e-6,
+    step=0.0,
+    copied=0.22e-9,
+    added=0.05e-9,
+    swapped=0.22e-9,
+    native=tuple(NativeCost(kind, 200e-6, 0.0) for kind in NATIVE_KINDS),
+    order=ROUNDS,
+    half_duplex=True,
+    source="measured between 8 and 10 processes over gloo",
+)
+
 # Compiled programs show one NCCL group per step (docs/targets.md), and two copies and one addition
 # of the bytes that arrive; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL
 # kernel takes about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged
@@ -226,6 +251,13 @@ _TPU = ExecutionCosts(
 )
 
 _SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
+# Of a backend between several processes, where it differs.
+_BETWEEN_PROCESSES = {"cpu": _PROCESSES}
+
+
+def shipped_costs(backend: str, processes: int) -> ExecutionCosts:
+    """The costs shipped for a backend of ``BACKENDS``, whose devices so many processes hold."""
+    return (_BETWEEN_PROCESSES if processes > 1 else {}).get(backend, _SHIPPED[backend])
 
 
 def costs_of(

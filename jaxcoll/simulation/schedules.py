@@ -22,6 +22,7 @@ from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
+from jaxcoll.simulation.execution_order import flows_of, run_in_order
 from jaxcoll.simulation.timeline import MODELS, Clock, Framing, Timeline
 from jaxcoll.topology import Topology
 
@@ -47,9 +48,11 @@ def simulate(
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
-        execution: the machine's charges for rounds, steps and bytes, on top of the links, or the
-            backend whose shipped ones are meant; none when omitted. Sends and links keep their
-            times; ``exact_time`` and the bandwidths that follow from it include the charge.
+        execution: the machine's order of execution and its charges for rounds, steps and bytes, or
+            the backend whose shipped ones are meant; each link by itself when omitted. The times
+            of messages are those of its order (``jaxcoll.simulation.execution_order``; the link
+            model is of no account where ranks wait); ``exact_time`` and the bandwidths that follow
+            from it include the charge.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, or a collective of
@@ -63,6 +66,9 @@ def simulate(
     message_ptr, chunk = schedule.message_ptr, schedule.chunk
     edge = schedule.edge[message_ptr[:-1]]
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
+    charge = _ZERO if costs is None else costs.seconds(schedule, size)
+    if costs is not None and costs.order.waits:
+        return _in_order(schedule, size, model, framing, costs, charge)
     hop_ptr, hop_link = _hops(schedule, edge)
     clock, case, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
@@ -80,8 +86,34 @@ def simulate(
     else:
         queues = _queues(schedule, src, dst, hop_link[hop_ptr[:-1]], shape)
         kernels.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
-    charge = _ZERO if costs is None else costs.seconds(schedule, size)
     return Timeline(schedule, size, model, clock, hops, start, framing, charge)
+
+
+def _in_order(
+    schedule: Schedule,
+    size: Fraction,
+    model: str,
+    framing: Framing | None,
+    costs: ExecutionCosts,
+    charge: Fraction,
+) -> Timeline:
+    """The run of a machine whose ranks go through blocks one after the other."""
+    flows = flows_of(schedule, float(size), costs.order)
+    if framing is not None:
+        on_link = [float(framing.on_link(as_fraction(nbytes))) for nbytes in flows.nbytes]
+        flows = flows._replace(nbytes=np.asarray(on_link))
+    start, end = run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)
+    count = np.diff(flows.ptr)
+    # A hop begins with its message and lasts as long, and occupies its link for its share of that.
+    serial = np.repeat(flows.nbytes, count) / schedule.topology.bandwidth[flows.link]
+    last = as_fraction(float(end.max(initial=0.0)))
+    clock = Clock(max(last, Fraction(1, 2**40)) / 2**52, False)
+    per_tick = float(clock.tick)
+    ticks = [np.rint(part / per_tick).astype(np.int64) for part in (serial, end - start, start)]
+    busy, delay, begin = ticks[0], np.repeat(ticks[1], count), np.repeat(ticks[2], count)
+    case = np.arange(len(busy), dtype=np.int32)
+    hops = kernels.Hops(flows.ptr, flows.link.astype(np.int32), case, busy, delay)
+    return Timeline(schedule, size, model, clock, hops, begin, framing, charge)
 
 
 def _queues(

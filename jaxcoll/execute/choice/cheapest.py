@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll.collective import Collective
@@ -21,7 +22,9 @@ from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.execute.choice import configured, stated
 from jaxcoll.execute.choice.configured import default_schedule, default_topology, is_small
 from jaxcoll.execute.layout import Axes
-from jaxcoll.execute.primitives import Native
+from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.execute.primitives import Native, is_loop_on_cpu
 from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
@@ -34,6 +37,7 @@ from jaxcoll.simulation.execution_costs import (
     costs_of,
     rounds_of_steps,
 )
+from jaxcoll.simulation.execution_order import Flows, run_in_order
 from jaxcoll.synth import (
     Bucket,
     Direct,
@@ -69,8 +73,9 @@ _LEAST_WORK, _WORK_PER_PAIR = 70_000, 4
 _COUNTS, _MOST_CHUNKS = 2, 16
 # A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
 # were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
-# should not cost those who only changed an import.
-MARGIN = 0.75
+# should not cost those who only changed an import. Where ranks do one thing after the other on
+# known links, times of 1 MiB and more are predicted within some per cent.
+MARGIN, MARGIN_IN_ORDER = 0.75, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +125,7 @@ def cheapest(
         shard = nbytes // len(place.collective.groups[0])
         return default_schedule(place.collective, shard, place.platform)
     found = candidates(place.collective, nbytes, place.topology, place.costs, len(axes.names) > 1)
-    chosen = taken(found, by_lax).runs
+    chosen = taken(found, by_lax, margin_of(place.costs, place.topology)).runs
     if isinstance(chosen, Native):
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
     if chosen is None:
@@ -190,17 +195,23 @@ def _few(maker: Synthesizer, problem: Problem) -> list[int]:
     return sorted({1, *counts})
 
 
-def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
+def margin_of(costs: ExecutionCosts, topology: Topology | None) -> float:
+    """The share of the time of ``jax.lax`` below which a schedule runs."""
+    return MARGIN_IN_ORDER if costs.order.waits and topology is not None else MARGIN
+
+
+def taken(found: Iterable[Candidate], by_lax: bool = True, margin: float = MARGIN) -> Candidate:
     """The candidate that runs: ``jax.lax``, unless a schedule is cheaper beyond doubt.
 
     Args:
         by_lax: whether ``jax.lax`` may run it; the cheapest schedule does if not.
+        margin: the share of its time below which a schedule does.
     """
     found = [each for each in found if by_lax or not isinstance(each.runs, Native)]
     # The first of equally fast ones, so that all processes take the same.
     best = min(found, key=lambda candidate: candidate.seconds)
     native = next((each for each in found if isinstance(each.runs, Native)), best)
-    return best if best.seconds < MARGIN * native.seconds else native
+    return best if best.seconds < margin * native.seconds else native
 
 
 def _native(
@@ -214,13 +225,18 @@ def _native(
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        problem = Problem(topology, collective, float(nbytes), any_chunks=True)
+        run, kind = collective, collective.traits
+        if costs.order.by_round and kind.adds and kind.ends_with_shard:
+            # Between processes XLA keeps a part of the sum of all: 2.45 times a switch's bound,
+            # measured, where the sum takes 1.1.
+            run = dataclasses.replace(collective, kind=_FUNCTIONS["psum"])
+        problem = Problem(topology, run, float(nbytes), any_chunks=True)
         made = [
             _made(maker, problem.with_chunks(count))
             for maker in _BACKEND_ALGORITHMS[costs.backend][collective.traits.is_pairwise]
             for count in _few(maker, problem)
         ]
-        times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
+        times = [_on_links(each, nbytes, costs) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
         is_padded = several_axes and costs.backend == "tpu"
         if is_padded and not collective.traits.is_whole and collective.traits.is_sharded:
@@ -236,14 +252,53 @@ def _scheduled(
         name = f"{name}, {chunks} chunks"
     if isinstance(made, str):
         return Candidate(name, None, refused=made)
-    seconds = 0.0 if topology is None else _on_links(made, nbytes)
+    seconds = 0.0 if topology is None else _on_links(made, nbytes, costs)
     charge = float(costs.seconds(made, nbytes))
     return Candidate(name, made, seconds, charge, int(rounds_of_steps(made).sum()))
 
 
-def _on_links(schedule: Schedule, nbytes: int) -> float:
+def _on_links(schedule: Schedule, nbytes: int, costs: ExecutionCosts) -> float:
+    """Seconds on the links, in the order in which the machine runs the program of a schedule."""
     with without_numba(is_small(schedule.collective)):
-        return simulate(schedule, nbytes).time
+        if (
+            not costs.order.by_round
+            or costs.backend != "cpu"
+            or not is_loop_on_cpu(schedule=schedule, lowering="auto")
+        ):
+            taken = simulate(schedule, nbytes, execution=costs)
+            return float(taken.exact_time - taken.charge)
+        # A loop's rounds are others than those of the schedule's steps by themselves.
+        flows = _flows_of_loop(schedule, nbytes)
+        return float(
+            run_in_order(schedule.topology, flows, half_duplex=costs.half_duplex)[1].max(initial=0)
+        )
+
+
+def _flows_of_loop(schedule: Schedule, nbytes: int) -> Flows:
+    """The permutes of a loop on CPU, with what pads them."""
+    edges, row = schedule.edges, nbytes / int(schedule.collective.chunks_per_buffer[0])
+    route = {
+        (int(edges.src[e]), int(edges.dst[e])): edges.path_link[
+            edges.path_ptr[e] : edges.path_ptr[e + 1]
+        ]
+        for e in np.unique(schedule.edge)[::-1]
+    }
+    pairs, block, size, before = [], [], [], 0
+    for stage in stages(permute_program(schedule), True):
+        for step in range(len(stage[0].runs)):
+            for slot in stage:
+                if slot.runs[step]:
+                    pairs += slot.pairs
+                    block += [before] * len(slot.pairs)
+                    size += [slot.send.shape[-1] * row] * len(slot.pairs)
+                    before += 1
+    links = [route[pair] for pair in pairs]
+    ptr = np.concatenate([[0], np.cumsum([len(link) for link in links])]).astype(np.int64)
+    src, dst = np.asarray(pairs, np.int64).reshape(-1, 2).T
+    return Flows(
+        np.ascontiguousarray(src), np.ascontiguousarray(dst), np.asarray(block, np.int64),
+        np.asarray(size, np.float64), ptr, np.concatenate([*links, []]).astype(np.int64),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -299,7 +354,7 @@ class Explanation:
         share = best.seconds / self.chosen.seconds
         return (
             f"jax.lax: {best.name} is predicted to take {share:.0%} of its time; a schedule runs "
-            f"below {MARGIN:.0%}"
+            f"below {margin_of(self.costs, self.topology):.0%}"
         )
 
     def __repr__(self) -> str:
@@ -388,7 +443,8 @@ def explain_choice(
     found = candidates(what, size, network, costs, several)
     ranked = tuple(sorted(found, key=lambda each: each.seconds))
     in_use = configured.current() is not None
-    return Explanation(what, size, network, costs, ranked, taken(found), in_use)
+    run = taken(found, margin=margin_of(costs, network))
+    return Explanation(what, size, network, costs, ranked, run, in_use)
 
 
 def _cut(line: str) -> str:

@@ -42,6 +42,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
+from jaxcoll.simulation.execution_order import LINKS
 from jaxcoll.synth import synthesize
 
 # Calls of a program are timed together until they take this long: a clock and a dispatch then weigh
@@ -308,7 +309,10 @@ def _schedule(ranks: int, kind: str, name: str) -> Schedule:
 
 def dumps(kept: dict[str, ExecutionCosts]) -> str:
     """Costs by the place that they were measured in, as JSON text."""
-    entries = {place: dataclasses.asdict(costs) for place, costs in sorted(kept.items())}
+    entries = {
+        place: {**dataclasses.asdict(costs), "order": costs.order.name}
+        for place, costs in sorted(kept.items())
+    }
     return json.dumps({"format": FORMAT, "costs": entries}, indent=1, allow_nan=False) + "\n"
 
 
@@ -331,6 +335,8 @@ def _costs(entry: object, place: str) -> ExecutionCosts:
             **{name: taken.take(name, readers.number) for name in numbers},
             native=tuple(_native(each, place) for each in taken.take("native", readers.items)),
             shared=taken.take("shared", readers.flag),
+            order=taken.take("order", readers.text, LINKS),  # files of older versions have neither
+            half_duplex=taken.take("half_duplex", readers.flag, False),
             source=taken.take("source", readers.text),
             machine=taken.take("machine", readers.text),
         )

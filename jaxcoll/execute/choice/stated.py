@@ -42,7 +42,12 @@ from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.kinds import those
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of
+from jaxcoll.simulation.execution_costs import (
+    BACKENDS,
+    ExecutionCosts,
+    costs_of,
+    shipped_costs,
+)
 from jaxcoll.topology import Topology
 
 # By backend, the default first.
@@ -255,7 +260,7 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
     """
     backend = backend_of(platform)
     if execution is None:
-        return costs_of(backend if backend in BACKENDS else "cpu")  # type: ignore[return-value]
+        return shipped_costs(backend if backend in BACKENDS else "cpu", jax.process_count())
     here = machine()
     if execution.machine not in ("", here) and platform == jax.default_backend():
         raise CollectiveError(

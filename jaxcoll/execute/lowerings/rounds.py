@@ -4,11 +4,7 @@ Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round
 ``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
 where it puts what arrives. All rounds of a step read before any of them writes.
 
-The messages of a step are the edges of a bipartite multigraph, senders on one side and receivers on
-the other. In a round every rank sends at most once and receives at most once, so rounds are colour
-classes of a proper edge colouring, and Koenig's theorem (1916) says that as many colours as the
-largest degree suffice. Three ranks that send to both others have six messages of degree two, hence
-two rounds: 0->1, 1->2, 2->0 and 0->2, 1->0, 2->1.
+Which messages share a round is an edge colouring (``jaxcoll.numerics.edge_colouring``).
 
 For a rank in a group, a chunk's row is the chunk's index within the group. For all_to_all the first
 rows hold the result (by source) and as many rows after them the input (by destination). Chunks that
@@ -24,115 +20,10 @@ import itertools
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError
-from jaxcoll.numerics.compiled import FEW_SENDS, kernel, without_numba
+from jaxcoll.numerics.compiled import FEW_SENDS, without_numba
+from jaxcoll.numerics.edge_colouring import colour_pairs
 from jaxcoll.numerics.ragged import equal_runs
 from jaxcoll.schedule import Schedule
-
-
-def max_degree(src: np.ndarray, dst: np.ndarray) -> int:
-    """The most messages that one rank sends or receives: no colouring has fewer colours."""
-    if len(src) == 0:
-        return 0
-    return int(max(np.bincount(src).max(), np.bincount(dst).max()))
-
-
-def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = None) -> np.ndarray:
-    """Colour messages with ``max_degree(src, dst)`` colours, each a partial permutation.
-
-    Larger messages are coloured first and take the lowest colour that is free at both ends, so that
-    messages of like size tend to share a round and little is padded. Deterministic; time
-    O(messages x (colours + ranks)).
-
-    Args:
-        src, dst: sending and receiving rank of each message, integers of shape (messages,).
-        size: chunks of each message, integers of shape (messages,); all equal when omitted.
-
-    Returns:
-        The colour of each message, int32 of shape (messages,), from 0.
-
-    Raises:
-        ScheduleError: columns of unequal length or negative ranks.
-    """
-    src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
-    size = np.ones(len(src), np.int64) if size is None else np.asarray(size, np.int64)
-    if not len(src) == len(dst) == len(size):
-        raise ScheduleError("src, dst and size need one value per message")
-    if len(src) == 0:
-        return np.zeros(0, np.int32)
-    if min(src.min(), dst.min()) < 0:
-        raise ScheduleError("ranks are numbered from 0")
-    # Ties by rank, so that the colours do not depend on the order in which messages are listed.
-    order = np.lexsort((dst, src, -size))
-    ranks = int(max(src.max(), dst.max())) + 1
-    colour = np.empty(len(src), np.int32)
-    colour[order] = _koenig(src[order], dst[order], ranks, max_degree(src, dst))
-    return colour
-
-
-@kernel(cache=True)
-def _koenig(src, dst, ranks, colours):
-    # Koenig's proof is the algorithm. Each message takes a colour that is free at both ends, if
-    # there is one. If not, u has a free colour a and v a free colour b, since neither has more
-    # messages than there are colours; along the path of a and b that starts at v the two are
-    # exchanged, and a is free at both.
-    sends = np.full((ranks, colours), -1, np.int64)  # the message of each (sender, colour)
-    receives = np.full((ranks, colours), -1, np.int64)
-    colour = np.full(len(src), -1, np.int32)
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        at_u, at_v, both = -1, -1, -1
-        # The lowest free colour: messages come largest first, so that those of similar size meet in
-        # a round, which is as long as its longest message.
-        for c in range(colours):
-            free_u, free_v = sends[u, c] < 0, receives[v, c] < 0
-            if free_u and at_u < 0:
-                at_u = c
-            if free_v and at_v < 0:
-                at_v = c
-            if free_u and free_v:
-                both = c
-                break
-        if both < 0:
-            _swap(src, dst, sends, receives, colour, v, at_u, at_v)
-            both = at_u
-        colour[i] = both
-        sends[u, both] = i
-        receives[v, both] = i
-    return colour
-
-
-@kernel(cache=True)
-def _swap(src, dst, sends, receives, colour, receiver, a, b):
-    """Exchange colours a and b along the path that leaves ``receiver`` by a: frees a there."""
-    # The path alternates a, b, a, ... and cannot reach the sender at which a is free, since it
-    # would enter a sender by a.
-    v, length = receiver, 0
-    path = np.empty(len(colour), np.int64)
-    while True:
-        i = receives[v, a]
-        if i < 0:
-            break
-        path[length] = i
-        length += 1
-        j = sends[src[i], b]
-        if j < 0:
-            break
-        path[length] = j
-        length += 1
-        v = dst[j]
-    for p in range(length):
-        i = path[p]
-        old = a if colour[i] == a else b
-        sends[src[i], old] = -1
-        receives[dst[i], old] = -1
-    for p in range(length):
-        i = path[p]
-        new = b if colour[i] == a else a
-        colour[i] = new
-        sends[src[i], new] = i
-        receives[dst[i], new] = i
-
 
 # A step whose messages are a large part of the buffer, as the last ones of a bucket all_gather are,
 # is split: received rows take memory beside the buffer until they are written to it. One over this
@@ -311,31 +202,6 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
 
 
 # ---------------------------------------------------------------------- rounds
-
-
-def colour_pairs(
-    src: np.ndarray, dst: np.ndarray, size: np.ndarray, sides: tuple[int, ...]
-) -> np.ndarray:
-    """Rounds for messages between distinct pairs of ranks: as many as the largest degree.
-
-    Messages of one translation of the grid never share a sender or a receiver, so each translation
-    is a round, and on a symmetric network one in which all ranks do the same. Where that gives more
-    rounds than the largest degree, the messages are edge-coloured instead.
-
-    Args:
-        src, dst, size: ranks and chunks of each message, integers of shape (messages,).
-        sides: shape of the grid, the last dimension fastest.
-
-    Returns:
-        The round of each message, integers of shape (messages,), from 0.
-    """
-    here, there = (np.stack(np.unravel_index(ranks, sides)) for ranks in (src, dst))
-    moved = (there - here) % np.asarray(sides)[:, None]
-    translation = np.ravel_multi_index(tuple(moved), sides)
-    colour = np.unique(translation, return_inverse=True)[1].ravel()
-    if len(colour) and colour.max() + 1 > max_degree(src, dst):
-        return colour_messages(src, dst, size)
-    return colour
 
 
 def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:

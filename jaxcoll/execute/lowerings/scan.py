@@ -7,7 +7,10 @@ at the end of the body and kept in the carry: a body that read before it wrote w
 the whole buffer.
 
 A pair that is idle in a step sends nevertheless. In an all_gather it sends the sender's own chunk
-again, which is correct in any row of the group; elsewhere the receiver ignores the message.
+again, which is correct in any row of the group; elsewhere the receiver ignores the message. On CPUs
+a permute that no pair uses in a step is skipped: they run one after the other, so that it would
+cost as much as one that is used. A conditional of which all ranks take the same branch costs
+nothing there; on GPUs the host would wait for its condition.
 """
 
 from __future__ import annotations
@@ -30,13 +33,8 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
-from jaxcoll.execute.lowerings.rounds import (
-    PermuteProgram,
-    Round,
-    colour_pairs,
-    max_degree,
-    split_long_steps,
-)
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, split_long_steps
+from jaxcoll.numerics.edge_colouring import colour_pairs, max_degree
 
 
 def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
@@ -47,7 +45,7 @@ def run(program: PermuteProgram, x: jax.Array, setting: Setting) -> jax.Array:
     program = split_long_steps(program) if setting.target == "tpu" else program
     rank = setting.axes.rank()
     buffer = initial_buffer(program, x, rank, setting.width, setting.op)
-    for stage in stages(program):
+    for stage in stages(program, setting.target == "cpu"):
         buffer = _run_stage(stage, buffer, rank, setting)
     return read_result(program, buffer, rank, setting.width)
 
@@ -62,17 +60,23 @@ class Slot:
     Attributes:
         pairs: (sender, receiver) of each message.
         send, recv, add: as in ``Round``, of shape (steps, ranks, size).
+        runs: whether the permute runs in each step, bool of shape (steps,).
     """
 
     pairs: tuple[tuple[int, int], ...]
     send: np.ndarray
     recv: np.ndarray
     add: np.ndarray
+    runs: np.ndarray
 
 
 @functools.lru_cache(maxsize=256)
-def stages(program: PermuteProgram) -> tuple[tuple[Slot, ...], ...]:
-    """The stages of a program, each as the slots of its body."""
+def stages(program: PermuteProgram, skips: bool = False) -> tuple[tuple[Slot, ...], ...]:
+    """The stages of a program, each as the slots of its body.
+
+    Args:
+        skips: whether a permute that no pair uses in a step does not run.
+    """
     found, steps, scale, pairs = [], [], 0, set()
     for rounds in program.steps:
         # To the next power of two: at most half of a message is padding.
@@ -86,14 +90,16 @@ def stages(program: PermuteProgram) -> tuple[tuple[Slot, ...], ...]:
             here != scale
             or max_degree(*np.asarray(sorted(together)).T) > 1.5 * max(map(len, (*steps, rounds)))
         ):
-            found.append(_stage(program, steps))
+            found.append(_stage(program, steps, skips))
             steps, together = [], own
         scale, pairs = here, together
         steps.append(rounds)
-    return (*found, _stage(program, steps)) if steps else ()
+    return (*found, _stage(program, steps, skips)) if steps else ()
 
 
-def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:
+def _stage(
+    program: PermuteProgram, steps: list[tuple[Round, ...]], skips: bool
+) -> tuple[Slot, ...]:
     n = program.num_ranks
     listed = [(t, r, u, v) for t, rounds in enumerate(steps) for r in rounds for u, v in r.pairs]
     pair = np.unique([u * n + v for _, _, u, v in listed])
@@ -115,13 +121,14 @@ def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slo
     slots = []
     for c in range(shape[0]):
         pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
+        runs_here = (recv[c] >= 0).any((1, 2)) if skips else np.ones(len(steps), bool)
         for u, v in pairs if kind.copies and kind.starts_with_shard else ():
             # Idle entries carry the sender's own first chunk, which may go anywhere in its group:
             # rows that all ranks write need no select.
             if group[u] == group[v]:
-                idle = recv[c, :, v] < 0
+                idle = (recv[c, :, v] < 0) & runs_here[:, None]
                 recv[c, :, v][idle] = send[c, :, u][idle] = program.group_index[u] * k
-        slots.append(Slot(pairs, send[c], recv[c], add[c]))
+        slots.append(Slot(pairs, send[c], recv[c], add[c], runs_here))
     return tuple(slots)
 
 
@@ -149,10 +156,18 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
 
     def body(carry, now):
         buffer, ready = carry
-        ahead, places = now
+        ahead, places, runs_now = now
         # All permutes of a step start from rows that are in the carry already, before anything is
         # written: they are in flight together, and the buffer is updated in place.
-        arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
+        if not flags:
+            arrived = permute_together(setting.axes, ready, [slot.pairs for slot in stage], target)
+        else:
+            arrived = [
+                lax.cond(
+                    flag, functools.partial(setting.axes.permute, pairs=slot.pairs), lambda v: v, v
+                )
+                for slot, flag, v in zip(stage, runs_now, ready, strict=True)
+            ]
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
                 buffer = put(buffer, rows, r, where, width, setting.op)
@@ -163,6 +178,8 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
     first = jax.tree.map(lambda rows: rows[0], sent)
     # The last iteration reads its own rows again; nothing uses them.
     ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
+    always = all(slot.runs.all() for slot in stage)
+    flags = [] if always else [jnp.asarray(slot.runs) for slot in stage]
     carry = (buffer, sources(buffer, first))
     if target != "cpu":
         # XLA inlines a loop that runs once, and its permutes would start one by one.
@@ -171,9 +188,9 @@ def _run_stage(stage, buffer: jax.Array, rank, setting: Setting) -> jax.Array:
         # Inlined, XLA would also copy the buffer, as it misses that the body reads before it
         # writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
-        now = jax.tree.map(lambda rows: rows[0], (ahead, placed))
+        now = jax.tree.map(lambda rows: rows[0], (ahead, placed, flags))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]
-    (buffer, _), _ = lax.scan(body, carry, (ahead, placed))
+    (buffer, _), _ = lax.scan(body, carry, (ahead, placed, flags))
     return buffer
 
 

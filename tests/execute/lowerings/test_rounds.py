@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxcoll.execute.lowerings.rounds import max_degree, permute_program
+from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.numerics.edge_colouring import max_degree
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.kinds import NAMES
 from tests.execute.harness import schedule_of

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+<<<<<<< HEAD:tests/execute/lowerings/test_edge_colouring.py
 from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.lowerings.rounds import colour_messages, max_degree
+=======
+from jaxcoll import ScheduleError
+from jaxcoll.numerics.edge_colouring import colour_messages, max_degree
+>>>>>>> order:tests/numerics/test_edge_colouring.py
 
 MESSAGES = st.integers(1, 9).flatmap(
     lambda n: st.lists(
@@ -48,6 +53,14 @@ def test_like_sizes_share_a_round():
     dst = np.concatenate([(np.arange(n) + 1) % n, (np.arange(n) - 1) % n])
     size = np.repeat([4, 1], n)
     assert np.array_equal(colour_messages(src, dst, size), np.repeat([0, 1], n))
+
+
+@given(st.integers(3, 12).flatmap(lambda n: st.permutations(range(n))))
+def test_both_ways_around_a_circle_are_two_rounds_of_one_way_each(circle):
+    src = np.concatenate([circle, np.roll(circle, -1)])
+    dst = np.concatenate([np.roll(circle, -1), circle])
+    colour = colour_messages(src, dst)
+    assert len(set(colour[: len(circle)])) == len(set(colour[len(circle) :])) == 1
 
 
 def test_swapping_is_needed_here():

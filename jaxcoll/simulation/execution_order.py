@@ -1,0 +1,322 @@
+"""Orders of execution: who may start when, on machines whose links do not each work by themselves.
+
+``simulate`` lets every link carry a message as soon as its chunks have arrived. That is the machine
+of MSCCL, MSCCL++ and of kernels that push each message by itself; a program of ``ppermute`` is
+another. Between processes on CPUs, XLA runs one permute after the other, and each process waits in
+it for its message; on GPUs the permutes of a step are one NCCL group in a stream; on TPUs the
+permutes of a step are in flight together, and the next step waits for them. So a rank goes through
+*blocks*, the rounds or the steps of a schedule, one after the other, and a message of a block flows
+while both of its ends are in that block.
+
+Messages under way at the same time share links as TCP flows and NCCL's channels do: max-min fair.
+They are cut through switches and ranks on their path, other than in the link models, where each
+vertex stores a message before it sends it on: a permute's message is as long as the block, and
+store and forward would multiply it by the links of its path.
+
+A round sends messages of one length: those shorter than its longest are padded. Where a pair of
+processes is half duplex (gloo's pair of sockets: an exchange takes exactly twice the time of one
+direction), the two directions of a pair share the time.
+
+Fair shares are ratios of ratios, whose denominators grow with every event: unlike all other
+times of the simulator these are floats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.collective import common_parts
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.edge_colouring import colour_pairs
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionOrder:
+    """The order in which a rank does its messages.
+
+    Attributes:
+        name: "links", "steps" or "rounds".
+        waits: whether a rank goes through blocks one after the other; links work by themselves
+            otherwise.
+        by_round: whether a block is a round, one ``ppermute``, whose messages are padded to its
+            longest; a step otherwise.
+    """
+
+    name: str
+    waits: bool
+    by_round: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LINKS = ExecutionOrder("links", waits=False, by_round=False)
+STEPS = ExecutionOrder("steps", waits=True, by_round=False)
+ROUNDS = ExecutionOrder("rounds", waits=True, by_round=True)
+ORDERS = {order.name: order for order in (LINKS, STEPS, ROUNDS)}
+
+
+def order_of(given: ExecutionOrder | str, error: checks.Error = TuneError) -> ExecutionOrder:
+    """The order that an argument means: itself, or the one of that name.
+
+    Raises:
+        error: neither an order nor the name of one.
+    """
+    if isinstance(given, ExecutionOrder):
+        return given
+    return ORDERS[checks.choice(given, ORDERS, "order of execution", error)]
+
+
+class Flows(NamedTuple):
+    """Messages in blocks.
+
+    Attributes:
+        src, dst: ranks, int64 of shape (flows,).
+        block: of each, ascending along what a rank does, int64.
+        nbytes: of each with its padding, float64.
+        ptr, link: the links that each crosses: ``link[ptr[f]:ptr[f + 1]]``.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    block: np.ndarray
+    nbytes: np.ndarray
+    ptr: np.ndarray
+    link: np.ndarray
+
+
+def flows_of(schedule: Schedule, nbytes: float, order: ExecutionOrder) -> Flows:
+    """The messages of a schedule in the blocks of an order, one per message, in their order.
+
+    Args:
+        nbytes: of a rank's buffer.
+    """
+    weight, total = common_parts(schedule.collective)
+    first = schedule.message_ptr[:-1]
+    edge = schedule.edge[first]
+    edges = schedule.edges
+    src, dst = edges.src[edge].astype(np.int64), edges.dst[edge].astype(np.int64)
+    chunks = np.add.reduceat(weight[schedule.chunk], first) if len(first) else first
+    size = chunks * (nbytes / total)
+    block = np.asarray(schedule.step[first], np.int64)
+    if order.by_round:
+        block, size = _in_rounds(schedule, src, dst, block, size)
+    hops = edges.hops[edge]
+    ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
+    offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
+    link = edges.path_link[np.repeat(edges.path_ptr[edge], hops) + offset].astype(np.int64)
+    return Flows(src, dst, block, size.astype(np.float64), ptr, link)
+
+
+def _in_rounds(
+    schedule: Schedule, src: np.ndarray, dst: np.ndarray, step: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The round of each message, numbered through all steps, and its size with padding."""
+    n, grid = schedule.topology.num_ranks, schedule.topology.grid
+    sides = (n,) if grid is None else grid.shape
+    # Parallel edges between two ranks make one message of a round: a permute knows ranks.
+    pair, which = np.unique((step * n + src) * n + dst, return_inverse=True)
+    together = np.bincount(which, size)
+    at, u, v = pair // (n * n), pair // n % n, pair % n
+    ptr = np.searchsorted(at, np.arange(schedule.num_steps + 1))
+    block = np.zeros(len(pair), np.int64)
+    longest = np.zeros(len(pair))
+    before = 0
+    for low, high in itertools.pairwise(ptr.tolist()):
+        if low == high:
+            continue
+        here = slice(low, high)
+        rank = np.unique(together[here], return_inverse=True)[1] + 1
+        colour = colour_pairs(u[here], v[here], rank, sides)
+        most = np.zeros(colour.max() + 1)
+        np.maximum.at(most, colour, together[here])
+        block[here], longest[here] = before + colour, most[colour]
+        before += len(most)
+    return block[which], size * (longest / together)[which]
+
+
+def run_in_order(
+    topology: Topology, flows: Flows, *, half_duplex: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each message starts and arrives, seconds, float64 of shape (flows,).
+
+    A message waits until both of its ends have done all their messages of earlier blocks, takes
+    the latencies of its links, and flows at its fair share of them.
+
+    Args:
+        half_duplex: whether two ranks that send to each other share the time of one direction.
+    """
+    count = len(flows.src)
+    start, end = np.zeros(count), np.zeros(count)
+    if count == 0:
+        return start, end
+    hops = np.diff(flows.ptr)
+    alpha = np.asarray(topology.alpha, np.float64)[flows.link]
+    latency = np.add.reduceat(alpha, flows.ptr[:-1]) if len(alpha) else np.zeros(count)
+    capacity = np.asarray(topology.bandwidth, np.float64)
+    ptr, link = flows.ptr, flows.link
+    if half_duplex:
+        # Another resource of both directions, as fast as the slowest link of the way.
+        n = topology.num_ranks
+        low, high = np.minimum(flows.src, flows.dst), np.maximum(flows.src, flows.dst)
+        pairs, which = np.unique(low * n + high, return_inverse=True)
+        slowest = np.full(len(pairs), np.inf)
+        np.minimum.at(slowest, np.repeat(which, hops), capacity[link])
+        link = np.insert(link, ptr[1:], len(capacity) + which)
+        ptr = ptr + np.arange(count + 1)
+        capacity = np.concatenate([capacity, slowest])
+    # What a rank does, in order: rows of flows, a row per rank and block.
+    rank = np.concatenate([flows.src, flows.dst])
+    both = np.concatenate([np.arange(count)] * 2)
+    block = flows.block[both]
+    order = np.lexsort((block, rank))
+    rank, both, block = rank[order], both[order], block[order]
+    fresh = np.ones(len(rank), bool)
+    fresh[1:] = (rank[1:] != rank[:-1]) | (block[1:] != block[:-1])
+    row_ptr = np.append(np.flatnonzero(fresh), len(rank)).astype(np.int64)
+    row_rank, row_block = rank[fresh], block[fresh]
+    rank_ptr = np.searchsorted(row_rank, np.arange(topology.num_ranks + 1)).astype(np.int64)
+    work = _Work(rank_ptr, row_ptr, row_block, both)
+    _run(flows._replace(ptr=ptr, link=link), capacity, latency, work, start, end)
+    return start, end
+
+
+class _Work(NamedTuple):
+    """What ranks do.
+
+    Attributes:
+        rank_ptr: rows of rank r are ``rank_ptr[r]..rank_ptr[r + 1] - 1``, a row per block.
+        row_ptr: flows of row i are ``flow[row_ptr[i]:row_ptr[i + 1]]``.
+        row_block: the block of each row.
+        flow: flows by row.
+    """
+
+    rank_ptr: np.ndarray
+    row_ptr: np.ndarray
+    row_block: np.ndarray
+    flow: np.ndarray
+
+
+# Shares that differ by less are equal: they are sums and quotients of the same few numbers.
+_SAME = 1e-9
+
+
+@kernel(cache=True, nogil=True)
+def _run(flows, capacity, latency, work, start, end):
+    src, dst, nbytes, ptr, link = flows.src, flows.dst, flows.nbytes, flows.ptr, flows.link
+    count, ranks = len(src), len(work.rank_ptr) - 1
+    row = work.rank_ptr[:-1].copy()
+    left = np.zeros(ranks, np.int64)
+    rest = nbytes.copy()
+    begun = np.zeros(count, np.bool_)
+    # Waiting out their latency, then flowing.
+    waiting, num_waiting = np.empty(count, np.int64), 0
+    flowing, num_flowing = np.empty(count, np.int64), 0
+    rate, room = np.zeros(count), np.zeros(len(capacity))
+    users = np.zeros(len(capacity), np.int64)
+    entered, num_entered = np.empty(ranks, np.int64), 0
+    now, done = 0.0, 0
+    for r in range(ranks):
+        if row[r] < work.rank_ptr[r + 1]:
+            left[r] = work.row_ptr[row[r] + 1] - work.row_ptr[row[r]]
+            entered[num_entered] = r
+            num_entered += 1
+    while done < count:
+        # Ranks that have entered a block begin its messages whose other end is in it too.
+        for e in range(num_entered):
+            r = entered[e]
+            for k in range(work.row_ptr[row[r]], work.row_ptr[row[r] + 1]):
+                f = work.flow[k]
+                other = dst[f] if src[f] == r else src[f]
+                is_there = (
+                    row[other] < work.rank_ptr[other + 1]
+                    and work.row_block[row[other]] == flows.block[f]
+                )
+                if is_there and not begun[f]:
+                    begun[f] = True
+                    start[f] = now
+                    waiting[num_waiting] = f
+                    num_waiting += 1
+        num_entered = 0
+        _share(flowing, num_flowing, ptr, link, capacity, rate, room, users)
+        ahead = np.inf
+        for i in range(num_flowing):
+            ahead = min(ahead, rest[flowing[i]] / rate[flowing[i]])
+        for i in range(num_waiting):
+            ahead = min(ahead, start[waiting[i]] + latency[waiting[i]] - now)
+        ahead = max(ahead, 0.0)
+        now += ahead
+        kept = 0
+        for i in range(num_flowing):
+            f = flowing[i]
+            rest[f] -= rate[f] * ahead
+            if rest[f] > _SAME * nbytes[f]:
+                flowing[kept] = f
+                kept += 1
+                continue
+            end[f] = now
+            done += 1
+            for r in (src[f], dst[f]):
+                left[r] -= 1
+                if left[r] == 0:
+                    row[r] += 1
+                    if row[r] < work.rank_ptr[r + 1]:
+                        left[r] = work.row_ptr[row[r] + 1] - work.row_ptr[row[r]]
+                        entered[num_entered] = r
+                        num_entered += 1
+        num_flowing = kept
+        kept = 0
+        for i in range(num_waiting):
+            f = waiting[i]
+            if start[f] + latency[f] <= now * (1 + 1e-15):
+                flowing[num_flowing] = f
+                num_flowing += 1
+            else:
+                waiting[kept] = f
+                kept += 1
+        num_waiting = kept
+
+
+@kernel(cache=True, nogil=True)
+def _share(flowing, count, ptr, link, capacity, rate, room, users):
+    """Max-min fair rates: the fullest link shares itself out, and what its flows leave is next."""
+    for i in range(count):
+        f = flowing[i]
+        rate[f] = -1.0
+        for h in range(ptr[f], ptr[f + 1]):
+            users[link[h]] = 0
+            room[link[h]] = capacity[link[h]]
+    for i in range(count):
+        for h in range(ptr[flowing[i]], ptr[flowing[i] + 1]):
+            users[link[h]] += 1
+    todo = count
+    while todo:
+        least = np.inf
+        for i in range(count):
+            f = flowing[i]
+            if rate[f] < 0.0:
+                for h in range(ptr[f], ptr[f + 1]):
+                    least = min(least, room[link[h]] / users[link[h]])
+        # Decided before any link gives up a share, so that all flows of one link get the same.
+        for i in range(count):
+            f = flowing[i]
+            if rate[f] < 0.0:
+                for h in range(ptr[f], ptr[f + 1]):
+                    if room[link[h]] <= least * (1 + _SAME) * users[link[h]]:
+                        rate[f] = -2.0
+        for i in range(count):
+            f = flowing[i]
+            if rate[f] == -2.0:
+                rate[f] = least
+                todo -= 1
+                for h in range(ptr[f], ptr[f + 1]):
+                    room[link[h]] -= least
+                    users[link[h]] -= 1
