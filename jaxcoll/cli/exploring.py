@@ -44,6 +44,7 @@ from jaxcoll.cli.schedules import (
     collective_argument,
     described,
     execution_option,
+    model_option,
     workers_option,
 )
 from jaxcoll.executors import with_workers
@@ -278,10 +279,11 @@ class Names(click.ParamType):
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @execution_option
+@model_option
 @click.option("--output", "-o", help="Also write FILE.csv; interrupted, the next run goes on.")
 @workers_option
 @as_json
-def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
+def compare(network, collective, size, only, output, workers, as_json, model, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
     A row is printed as soon as it is measured. Synthesizers that do not apply say why. Exact
@@ -298,7 +300,7 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
             network, collective, size, synthesizers=only, path=output, executor=executor,
-            progress=report, **options,
+            model=model or "astra", progress=report, **options,
         )  # fmt: skip
         # Rows of a synthesizer come one after the other, when it has been timed at all sizes.
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
@@ -313,7 +315,8 @@ def compare(network, collective, size, only, output, workers, as_json, **options
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
             made += found
     # What switches that copy and add make possible; percents are of what schedules can do.
-    counted = [jc.bound(network, collective, nbytes).time for nbytes in size if network.in_network]
+    able = jc.simulation.link_model(model or "astra").bounded_by(network)
+    counted = [jc.bound(able, collective, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))
         facts = {"collective": collective, "ranks": network.num_ranks, "rows": rows}
