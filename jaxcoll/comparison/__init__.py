@@ -103,7 +103,7 @@ def compare(
         TopologyError: no network, an unknown synthesizer, or no size.
         CollectiveError: an unknown collective.
         ScheduleError: a size that is not a number of bytes, an unknown link model, or one whose
-            ``network`` is no function to a network of the same links (``LinkModel``).
+            ``network`` returns one of other links.
         FormatError: ``path`` holds another table, or rows of another comparison.
         OSError: the table cannot be read or written.
     """

@@ -13,7 +13,7 @@ twice its time,
 two of 1 s that come to a link of no alpha at 0 s arrive at 1 s and at 3 s by
 ``LinkModel("doubled", law=doubled)``.
 
-Who may start when is no matter of a model but of the runs in ``kernels.py``.
+Who may start when is decided by the runs in ``kernels.py``, whatever the model.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ class LinkModel:
         ties_as_pushed: of messages that come to a link at the same time in ``simulate_messages``,
             whether the first is the one whose event ASTRA-sim would push first, so that its figures
             are met to the tick; otherwise the first is the one that is listed first.
-        network: for a law that is quicker somewhere than bytes / bandwidth, or than that and alpha:
-            a function from a network to one of the same links that are nowhere slower than the law.
-            Bounds of schedules by this model are bounds on that network.
+        network: for a law that takes less time somewhere than bytes / bandwidth, or than that and
+            alpha: a function from a network to one of the same links, which is nowhere slower than
+            the law. Bounds of schedules by this model are bounds on that network.
 
     Raises:
-        ScheduleError: a name of no character, of 60 or more, or of several lines; a law or a
-            network that is no function; a linear model's field beside a law, or a network without.
+        ScheduleError: a name of no character, of more than 60, or of several lines; something else
+            than a function as law or network; ``alpha_occupies`` beside a law, or a network without
+            one.
     """
 
     name: str
@@ -124,7 +125,7 @@ class LinkModel:
                     f"{field} must be a function of ({takes}), got {checks.shown(given)}"
                 )
         if self.law is None and self.network is not None:
-            raise ScheduleError("network= is of a law that is quicker than a link; give law=, too")
+            raise ScheduleError("network= is of a law that is faster than a link; give law=, too")
         if self.law is not None and self.alpha_occupies:
             raise ScheduleError("alpha_occupies= is of a linear model; a law says what is busy")
 
@@ -135,7 +136,7 @@ class LinkModel:
     def is_linear(self) -> bool:
         """Whether bytes and speed alone say how long a message takes.
 
-        Only then are links of one speed alike: a law may know the number of one that is worn out.
+        Only then does a link's number change nothing: a law may know that of one that is worn out.
         """
         return self.law is None
 
@@ -194,7 +195,7 @@ class LinkModel:
         return found._replace(clock=clock, busy=rescale(busy), delay=rescale(delay))
 
     def hops(self, ptr: np.ndarray, link: np.ndarray, found: Durations) -> Hops | HopsByLaw:
-        """The hops of a run before it: with their times, or with what a law is given.
+        """The hops of a run, before it: with their times, or with the arguments of a law.
 
         Args:
             ptr, link: as of ``Hops``.
@@ -242,8 +243,8 @@ class LinkModel:
             start: of each hop, ticks.
 
         Raises:
-            ScheduleError: a law that was quicker than what bounds count on, or slower than a run
-                may last; it names the message and the link.
+            ScheduleError: a law that was faster than bounds allow, that let a message overtake
+                another, or slower than a run may last; it names the message and the link.
         """
         if isinstance(hops, Hops):
             return hops
@@ -263,7 +264,7 @@ class LinkModel:
             link, arrival = hops.link[order], (start + delay)[order]
             wrong[order[1:]] = (link[1:] == link[:-1]) & (arrival[1:] < arrival[:-1])
         if wrong.any():
-            # The first that started: what is wrong with others may follow from it.
+            # The first that started: the others may be its consequences.
             at = np.flatnonzero(wrong)
             begun = np.where(start[at] < 0, HORIZON, start[at])
             self._refuse(int(at[np.argmin(begun)]), hops, start, (least_busy, least_delay))
@@ -283,9 +284,9 @@ class LinkModel:
                 network = "the link" if self.network is None else "the link of its network="
                 alone = "bytes / bandwidth" + (" and alpha" if what == "delay" else "")
                 raise ScheduleError(
-                    f"{where}; {network} takes {int(fewest)} for {alone} alone, on which bounds "
-                    f"count: return no {what} below that, rounded up, or state network=, a function "
-                    "to a network that is nowhere slower than the law"
+                    f"{where}; {network} takes {int(fewest)} for {alone} alone, which bounds count "
+                    f"on: return no {what} below that, rounded up, or state a network= that is "
+                    "nowhere slower than the law"
                 )
         where += f", from tick {int(start[h])} on"
         if float(start[h]) + max(busy, delay) >= HORIZON:
@@ -409,8 +410,8 @@ def _loops_of(law: Law) -> types.SimpleNamespace:
 
     for name, value in vars(kernels).items():
         if isinstance(value, Kernel) and value.__module__ == kernels.__name__:
-            # Not kept on disk, where Numba tells functions by their own code and not by what they
-            # call: one law would be taken for another.
+            # Not kept on disk, where Numba tells functions by their own code alone, not by that of
+            # the functions they call: one law would be taken for another.
             options = {**value.options, "cache": False}
             space[name] = kernel(**options)(in_space(value.__wrapped__))
         elif isinstance(value, types.FunctionType) and value.__module__ == kernels.__name__:
