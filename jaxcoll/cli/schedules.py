@@ -89,7 +89,7 @@ model_option = click.option(
     # Without a default, which would be converted too, and load the library before a wrong option is
     # refused.
     "--model", type=LinkModelName(), metavar="NAME",
-    help="Of links: astra (the default), tacos, or yours as MODULE:NAME.",
+    help="Of links: astra, tacos, or yours: MODULE:NAME.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -139,7 +139,6 @@ class SynthesizerName(click.ParamType):
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="0 when left out."
 )
 @execution_option
-@model_option
 @click.option("--output", "-o", metavar="FILE", help="Written: .json, .xml (MSCCL), .txt, or -.")
 @click.option(
     "--format",
@@ -173,13 +172,11 @@ def synth(network, collective, size, output, form, for_runtime, as_json, **optio
         make = functools.partial(jc.io.synthesize_for, for_runtime=for_runtime)
     # The rest are arguments of both makers, by their names.
     name, costs = options.pop("synthesizer"), options["execution"]
-    model = jc.simulation.link_model(options.pop("model") or "astra")
     with working(f"making a schedule by {name}"):
-        schedule = make(network, collective, name, nbytes=size, model=model, **options)
+        schedule = make(network, collective, name, nbytes=size, **options)
     with working("timing it"):
-        run = jc.simulate(schedule, size, model, execution=costs)
-        bounded = model.bounded_by(network.forwarding_only())
-        least = jc.bound(bounded, schedule.collective, size).time
+        run = jc.simulate(schedule, size, execution=costs)
+        least = jc.bound(network.forwarding_only(), schedule.collective, size).time
     if output is not None and form is not None:
         write(output, schedule, form)
     made = described(schedule)
