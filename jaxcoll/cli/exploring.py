@@ -283,7 +283,7 @@ class Names(click.ParamType):
 @click.option("--output", "-o", help="Also write FILE.csv; interrupted, the next run goes on.")
 @workers_option
 @as_json
-def compare(network, collective, size, only, output, workers, as_json, model, **options) -> int:
+def compare(network, collective, size, only, output, workers, as_json, **options) -> int:
     """All synthesizers on my network at my sizes, in time and percent of a bound.
 
     A row is printed as soon as it is measured. Synthesizers that do not apply say why. Exact
@@ -293,14 +293,16 @@ def compare(network, collective, size, only, output, workers, as_json, model, **
     jaxcoll compare torus:4x4 --size 64KiB,25MB
     """
     import jaxcoll as jc
+    from jaxcoll.simulation import link_model
 
     check_target(output, suffix=".csv")
+    by = link_model(options.pop("model") or "astra")
     table = Table((20, *(18 for _ in size)))
     made: list[jc.Compared] = []
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
             network, collective, size, synthesizers=only, path=output, executor=executor,
-            model=model or "astra", progress=report, **options,
+            model=by, progress=report, **options,
         )  # fmt: skip
         # Rows of a synthesizer come one after the other, when it has been timed at all sizes.
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
@@ -315,7 +317,7 @@ def compare(network, collective, size, only, output, workers, as_json, model, **
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
             made += found
     # What switches that copy and add make possible; percents are of what schedules can do.
-    able = jc.simulation.link_model(model or "astra").bounded_by(network)
+    able = by.bounded_by(network)
     counted = [jc.bound(able, collective, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))

@@ -298,8 +298,9 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     jaxcoll simulate schedule.json --size 1GiB --chakra traces/all_reduce
     """
     import jaxcoll as jc
+    from jaxcoll.simulation import link_model
 
-    model = jc.simulation.link_model(model or "astra")
+    model = link_model(model or "astra")
     read = read_schedule(schedule, _network(network_name))
     # Refused before the work: a file that could not be written after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))

@@ -373,10 +373,10 @@ def _function(law: Any) -> types.FunctionType | None:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(law: Any) -> Kernel:
-    return kernel(nogil=True)(_function(law))
+    return kernel(nogil=True)(_function(law) or law)
 
 
-def _law(link: int, nbytes: float, serial: int, alpha: int, ready: int, start: int):
+def _law(link, nbytes, serial, alpha, ready, start):
     """In the place of a law, and itself one: that of "astra"."""
     return serial, serial + alpha
 
@@ -406,7 +406,8 @@ def _loops_of(law: Law) -> types.SimpleNamespace:
 
     def in_space(function: Any) -> types.FunctionType:
         made = types.FunctionType(function.__code__, space, function.__name__)
-        return functools.update_wrapper(made, function)
+        functools.update_wrapper(made, function)
+        return made
 
     for name, value in vars(kernels).items():
         if isinstance(value, Kernel) and value.__module__ == kernels.__name__:

@@ -17,12 +17,12 @@ LAWS = {
 }
 
 
-def replay(schedule: Schedule, nbytes: int | Fraction, model: str | Callable) -> list[list[tuple]]:
-    """For every message its hops as (link, start, frees the link, arrives), seconds.
+# The name of a law, or one, whose times are seconds.
+Model = str | Callable[..., tuple[Fraction, Fraction]]
 
-    Args:
-        model: a law, whose times are seconds, or the name of one.
-    """
+
+def replay(schedule: Schedule, nbytes: int | Fraction, model: Model) -> list[list[tuple]]:
+    """For every message its hops as (link, start, frees the link, arrives), seconds."""
     law = LAWS[model] if isinstance(model, str) else model
     topology, collective = schedule.topology, schedule.collective
     sizes = collective.chunk_bytes(nbytes)

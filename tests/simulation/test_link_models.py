@@ -271,12 +271,12 @@ def test_the_lookup():
 
 @settings(max_examples=40)
 @given(schedules(networks=networks(max_ranks=5, switches=True) | grids(6)), SIZES, st.booleans())
-def test_no_run_beats_the_bound_of_its_model(schedule, nbytes, quicker):
-    def fast(link, nbytes, serial, alpha, ready, start):
+def test_no_run_beats_the_bound_of_its_model(schedule, nbytes, is_compressed):
+    def shrunk(link, nbytes, serial, alpha, ready, start):
         busy = -(-serial // 2) + (start - ready) // 5
         return busy, busy + alpha
 
-    model = LinkModel("fast", law=fast, network=doubled) if quicker else CONGESTED
+    model = LinkModel("shrunk", law=shrunk, network=doubled) if is_compressed else CONGESTED
     network = model.bounded_by(schedule.topology.forwarding_only())
     with interpreted():
         run = simulate(schedule, nbytes, model)
@@ -303,7 +303,8 @@ def test_a_law_is_held_to_the_network_that_it_states():
     with interpreted():
         rows = list(jc.compare(TORUS, "all_gather", [1e6], synthesizers=["bucket"], model=half))
     least = jc.bound(doubled(TORUS), "all_gather", 1e6).time
-    assert rows[0].bound_seconds == least < jc.bound(TORUS, "all_gather", 1e6).time
+    assert rows[0].bound_seconds == least
+    assert least < jc.bound(TORUS, "all_gather", 1e6).time
 
 
 # ---------------------------------------------------------------------- through the library
@@ -320,7 +321,8 @@ def test_auto_is_fast_by_a_law():
         assert claims["time"] == simulate(made, 1e6, CONGESTED).time
         for name in names:
             other = jc.synthesize(TORUS, "all_reduce", name, model=CONGESTED, nbytes=1e6)
-            assert claims["time"] <= simulate(other, 1e6, CONGESTED).time * 1.011
+            best = simulate(other, 1e6, CONGESTED).time
+            assert float(str(claims["time"])) <= best * 1.011
     assert jc.io.json.loads(jc.io.json.dumps(made)) == made
     with pytest.raises(CollectiveError, match="model must be one of astra, tacos"):
         jc.synthesize(TORUS, "all_reduce", "ring", model="exact")
