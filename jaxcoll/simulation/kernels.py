@@ -155,7 +155,7 @@ class _Replay(NamedTuple):
 def _settle(hops, h, ready, begin):
     """Say how long a hop takes that starts now: its case has said so.
 
-    Another function stands here in the runs of a link model with a law (``link_models.loops_of``).
+    Another function stands here in the runs of a link model with a law (``link_models.py``).
 
     Args:
         ready: when the message came to the queue of the link, ticks.
