@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
-from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
+from experiments.limits import Count, LinkModelName, Natural, NotNegative, Positive, among, one_of
 from experiments.study import ConfigError, Experiment, Row, publish, write_csv
 from jaxcoll.io.files import read_text, write_text
 from jaxcoll.synth import SYNTHESIZERS
@@ -143,8 +143,7 @@ class QuickstartConfig:
     synth: SynthConfig
     train: TrainConfig
     sizes: tuple[int, ...]  # bytes of a rank's buffer to simulate
-    # "astra" or "tacos" (see ``jaxcoll.simulation``)
-    link_model: Annotated[str, among(("astra", "tacos"))]
+    link_model: LinkModelName
     elements: Count  # size of the arrays that are summed on devices
     seed: Natural
     results: Path  # folder to write to

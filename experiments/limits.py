@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 from experiments.study import ConfigError
+from jaxcoll.simulation import MODELS
 
 Check = Callable[[str, Any], None]  # of a value's place and the value; raises ConfigError
 T = TypeVar("T")
@@ -64,4 +65,5 @@ Natural = Annotated[int, least(0)]
 NotNegative = Annotated[float, least(0)]
 Positive = Annotated[float, functools.partial(above, least=0)]
 Filled = Annotated[T, filled]
+LinkModelName = Annotated[str, among(MODELS)]
 Rising = Annotated[tuple[int, ...], functools.partial(rising, least=1)]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import click
 
-from jaxcoll.cli.compiling import arguments_of, load_function, said_of
+from jaxcoll.cli.compiling import arguments_of
 from jaxcoll.cli.files import check_target
 from jaxcoll.cli.networks import NetworkName, named_network
+from jaxcoll.cli.objects import load_function, said_of
 from jaxcoll.cli.quantities import SIZE, after_failures, failure_options, print_json
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working

@@ -33,7 +33,7 @@ from jaxcoll.io import (
     traces,
 )
 from jaxcoll.links import in_network
-from jaxcoll.simulation import messages, steady_seconds
+from jaxcoll.simulation import LinkModel, messages, steady_seconds
 from jaxcoll.synth import direct_connect
 from tests.io.networks import hosts
 
@@ -189,6 +189,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Timeline.utilization": (TIMELINE.utilization, {"bins": 4}),
     "steady_seconds": (steady_seconds, {"schedule": SCHEDULE}),
     "Framing": (simulation.Framing, {"payload": 64, "head": 8}),
+    "LinkModel": (
+        LinkModel,
+        {
+            "name": "mine", "law": lambda k, n, s, a, r, t: (s, s + a), "ties_as_pushed": True,
+            "network": lambda topology: topology,
+        },
+    ),
     "Message": (simulation.Message, {"route": (0, 1), "nbytes": 5, "release": 0, "after": ()}),
     "simulate_messages": (
         simulation.simulate_messages,
@@ -209,7 +216,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda **given: list(jc.compare(**given)),
         {
             "topology": RING, "collective": "all_reduce", "sizes": [1e6], "synthesizers": ["ring"],
-            "seed": 0, "execution": None, "path": None, "executor": None, "progress": None,
+            "seed": 0, "execution": None, "model": "tacos", "path": None, "executor": None,
+            "progress": None,
         },
     ),
     "executors.ordered": (
@@ -235,7 +243,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.synthesize,
         {
             "topology": RING, "collective": "broadcast", "synthesizer": "tacos", "chunks": 1,
-            "groups": None, "root": 0, "seed": 0, "progress": None,
+            "groups": None, "root": 0, "seed": 0, "model": "tacos", "progress": None,
         },
     ),
     "synthesizer_named": (synth.synthesizer_named, {"synthesizer": "ring"}),

@@ -16,13 +16,13 @@ from fractions import Fraction
 from typing import Annotated
 
 from experiments.config import IDEAL, PaperValue, StudyConfig
-from experiments.limits import Count, Natural, NotNegative, Positive, among, one_of
+from experiments.limits import Count, LinkModelName, Natural, NotNegative, Positive, among, one_of
 from experiments.study import ConfigError, Row, tell
 from jaxcoll import topologies
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import MODELS, Timeline, simulate, steady_seconds
+from jaxcoll.simulation import Timeline, simulate, steady_seconds
 from jaxcoll.synth import (
     SYNTHESIZERS,
     Portfolio,
@@ -351,7 +351,7 @@ class Comparison(StudyConfig):
     networks: Mapping[str, NetworkConfig]  # by name
     algorithms: Mapping[str, AlgorithmConfig]  # by name
     nbytes: tuple[int, ...]  # bytes of a rank's buffer
-    link_model: Annotated[str, among(MODELS)]  # "astra" or "tacos" (see ``jaxcoll.simulation``)
+    link_model: LinkModelName
     claims: tuple[PaperMean, ...]  # the numbers that the paper prints
     seed: Natural
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import IDEAL, StudyConfig
 from experiments.figures import panels
-from experiments.limits import Count, Natural, Positive, among, least
+from experiments.limits import Count, LinkModelName, Natural, Positive, least
 from experiments.study import ConfigError, Row, Rows
 from experiments.tacos.measure import (
     AlgorithmConfig,
@@ -36,7 +36,6 @@ from jaxcoll import synthesize_compact
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
-from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp, Tacos
 from jaxcoll.topologies import mesh
 from jaxcoll.verifier import verify
@@ -197,7 +196,7 @@ class TableV(StudyConfig):
     networks: Mapping[str, NetworkConfig]  # by name
     algorithms: Mapping[str, AlgorithmConfig]  # by name; one is "tacos"
     nbytes: Count  # bytes of a rank's buffer
-    link_model: Annotated[str, among(MODELS)]  # "astra" or "tacos" (see ``jaxcoll.simulation``)
+    link_model: LinkModelName
     repeat: Count  # how often a synthesis is timed; the median counts
     # Of each network, the paper's time of each algorithm in times of TACOS
     paper: Mapping[str, Mapping[str, float]]

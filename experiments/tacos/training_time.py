@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from experiments.config import IDEAL, StudyConfig
-from experiments.limits import Natural, among, one_of
+from experiments.limits import LinkModelName, Natural, among, one_of
 from experiments.study import ConfigError
 from experiments.tacos.measure import AlgorithmConfig, NetworkConfig
 from experiments.workloads import (
@@ -54,7 +54,7 @@ class Config(StudyConfig):
     accelerator: str  # a name in ``configs/accelerator``
     element_bytes: int  # bytes of a gradient or activation
     overlap: Overlap  # which exchanges run beside compute
-    link_model: Annotated[str, among(("astra", "tacos"))]  # of the simulation
+    link_model: LinkModelName  # of the simulation
     claims: tuple[shared.PaperPick, ...]  # the numbers that the paper prints
     seed: Natural  # of the synthesizers
 

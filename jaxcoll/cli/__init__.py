@@ -8,6 +8,7 @@ are read: a wrong option is refused at once.
 
 - ``quantities``: "256KiB", "0.5us" and "50GB/s", ``--without`` and ``--slow``, tables and JSON;
   ``networks``: "torus:4x4" and the other names; ``files``: schedules and networks of every format;
+  ``objects``: functions and link models of the user's own;
 - ``schedules``, ``exploring``, ``tuning``, ``compiling``, ``doctor``: the commands.
 
 Built on click: pure Python without dependencies (typer adds rich, shellingham and itself on top of

@@ -5,61 +5,21 @@ The function, and the shapes of its arguments, are named on the command line.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from jaxcoll.cli.quantities import one_line, size_text, tell
+from jaxcoll.cli.objects import load_function, said_of
+from jaxcoll.cli.quantities import size_text, tell
 from jaxcoll.cli.schedules import as_json
 from jaxcoll.progress import working
 
 _SHAPE = re.compile(r"([a-z][a-z0-9_]{0,30})\[([^\[\]]{0,200})\]")
 _DIMENSION = re.compile(r"([0-9]{1,12})(?:@([A-Za-z_][A-Za-z0-9_]*))?")
 _SHORT = {"f": "float", "i": "int", "u": "uint", "bf": "bfloat", "c": "complex"}
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """The function of "module:function", the module imported.
-
-    Raises:
-        click.UsageError: another form, no such module or function, or an import that fails.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise click.UsageError(f"{name[:60]!r} is not MODULE:FUNCTION; type, say, train:step")
-    module = module.removesuffix(".py").replace(os.sep, ".")
-    if os.getcwd() not in sys.path:
-        # Python itself has only the folder of the jaxcoll script.
-        sys.path.insert(0, os.getcwd())
-    with said_of(f"importing {module}"):
-        found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [each for each in vars(found) if not each.startswith("_")][:8]
-            raise click.UsageError(f"{module} has no {attribute!r}; it has {', '.join(public)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise click.UsageError(f"{name} is a {type(found).__name__}, not a function")
-    return found
-
-
-@contextlib.contextmanager
-def said_of(what: str) -> Iterator[None]:
-    """Exceptions of the user's code within this become one line that says where."""
-    try:
-        yield
-    except (click.ClickException, click.Abort):
-        raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything, or exit
-        raise click.ClickException(
-            f"{what} failed: {type(error).__name__}: {one_line(error)}"
-        ) from error
 
 
 def shape_of(text: str) -> tuple[str, tuple[int, ...], tuple[str | None, ...]]:

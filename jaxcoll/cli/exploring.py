@@ -44,6 +44,7 @@ from jaxcoll.cli.schedules import (
     collective_argument,
     described,
     execution_option,
+    model_option,
     workers_option,
 )
 from jaxcoll.executors import with_workers
@@ -278,6 +279,7 @@ class Names(click.ParamType):
 @click.option("--only", type=Names(), help="Some synthesizers: ring,tacos,auto.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of random choices.")
 @execution_option
+@model_option
 @click.option("--output", "-o", help="Also write FILE.csv; interrupted, the next run goes on.")
 @workers_option
 @as_json
@@ -291,14 +293,16 @@ def compare(network, collective, size, only, output, workers, as_json, **options
     jaxcoll compare torus:4x4 --size 64KiB,25MB
     """
     import jaxcoll as jc
+    from jaxcoll.simulation import link_model
 
     check_target(output, suffix=".csv")
+    by = link_model(options.pop("model") or "astra")
     table = Table((20, *(18 for _ in size)))
     made: list[jc.comparison.Compared] = []
     with with_workers(workers) as executor, working("finding bounds") as report:
         rows = jc.compare(
             network, collective, size, synthesizers=only, path=output, executor=executor,
-            progress=report, **options,
+            model=by, progress=report, **options,
         )  # fmt: skip
         # Rows of a synthesizer come one after the other, when it has been timed at all sizes.
         for _, of_name in itertools.groupby(rows, lambda row: row.synthesizer):
@@ -313,7 +317,8 @@ def compare(network, collective, size, only, output, workers, as_json, **options
                 table.row(found[0].synthesizer, *([f"- {short}"] if short else map(_cell, found)))
             made += found
     # What switches that copy and add make possible; percents are of what schedules can do.
-    counted = [jc.bound(network, collective, nbytes).time for nbytes in size if network.in_network]
+    able = by.bounded_by(network)
+    counted = [jc.bound(able, collective, nbytes).time for nbytes in size if network.in_network]
     if as_json:
         rows = list(_rows(made))
         facts = {"collective": collective, "ranks": network.num_ranks, "rows": rows}

@@ -29,6 +29,7 @@ from jaxcoll.cli.networks import (
     named_network,
     network_options,
 )
+from jaxcoll.cli.objects import load_object
 from jaxcoll.cli.quantities import (
     FAILURES,
     SIZE,
@@ -58,6 +59,37 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 execution_option = click.option(
     "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
     help="Charge that machine's time too.",
+)  # fmt: skip
+
+
+class LinkModelName(click.ParamType):
+    """A link model by its name, or one of the user's own as MODULE:NAME."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        from jaxcoll import ScheduleError
+        from jaxcoll.simulation import link_model
+
+        given = load_object(value, "MODEL") if ":" in str(value) else value
+        try:
+            return link_model(given)
+        except ScheduleError as error:
+            self.fail(f"{error}; on the command line that is MODULE:NAME", param, ctx)
+
+    def shell_complete(self, ctx, param, incomplete):
+        from click.shell_completion import CompletionItem
+
+        from jaxcoll.simulation import MODELS
+
+        return [CompletionItem(name) for name in MODELS if name.startswith(incomplete)]
+
+
+model_option = click.option(
+    # Without a default, which would be converted too, and load the library before a wrong option is
+    # refused.
+    "--model", type=LinkModelName(), metavar="NAME",
+    help="Of links: astra, tacos, or yours: MODULE:NAME.",
 )  # fmt: skip
 workers_option = click.option(
     "--workers", type=click.IntRange(1, MOST_WORKERS), default=1, help="Processes; 1 by default."
@@ -247,7 +279,7 @@ def verify(schedule, network_name, as_json) -> int:
 @click.command()
 @click.argument("schedule", type=click.Path())
 @click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
-@click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
+@model_option
 @click.option("--trace", type=click.Path(), help="Of the last size, for Perfetto: FILE.json[.gz].")
 @click.option(
     "--chakra", "prefix", type=click.Path(), metavar="PREFIX",
@@ -266,7 +298,9 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     jaxcoll simulate schedule.json --size 1GiB --chakra traces/all_reduce
     """
     import jaxcoll as jc
+    from jaxcoll.simulation import link_model
 
+    model = link_model(model or "astra")
     read = read_schedule(schedule, _network(network_name))
     # Refused before the work: a file that could not be written after it.
     trace, prefix, table_path = (written[name] for name in ("trace", "prefix", "table_path"))
@@ -281,7 +315,8 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     for nbytes in size:
         with working(f"timing {size_text(nbytes)}"):
             run = jc.simulate(read, nbytes, model, execution=execution)
-            least = jc.bound(read.topology.forwarding_only(), read.collective, nbytes).time
+            network = model.bounded_by(read.topology.forwarding_only())
+            least = jc.bound(network, read.collective, nbytes).time
         runs.append(run)
         percent = _percent(least, run.time)
         rows.append({
@@ -300,7 +335,7 @@ def simulate(schedule, size, model, execution, network_name, as_json, **written)
     if table_path is not None:
         jc.io.nccl_tests.save(table_path, jc.io.nccl_tests.of_timelines(runs))
     if as_json:
-        print_json({**described(read), "model": model, "rows": rows})
+        print_json({**described(read), "model": model.name, "rows": rows})
     return 0
 
 

@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from jaxcoll import executors
 from jaxcoll.bounds import bound
@@ -16,7 +17,7 @@ from jaxcoll.io.files import completed
 from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Wanted, reporting
-from jaxcoll.simulation import simulate
+from jaxcoll.simulation import ASTRA, LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.topology import Topology
@@ -74,6 +75,7 @@ def compare(
     synthesizers: Iterable[str] | None = None,
     seed: int = 0,
     execution: str | ExecutionCosts | None = None,
+    model: str | LinkModel = "astra",
     path: str | os.PathLike | None = None,
     executor: Executor | None = None,
     progress: Wanted = None,
@@ -87,6 +89,7 @@ def compare(
         synthesizers: names; all but the exact searches, which take minutes, when None.
         seed: of random choices.
         execution: charges of the machine beside the links, see ``simulate``.
+        model: how long messages take on links, see ``simulate``. Bounds are those of the model.
         path: of a table to write, as CSV. Rows that an earlier, interrupted call has written there
             are kept, and only the others are made.
         executor: where the schedules are made, a synthesizer per job, see ``jaxcoll.executors``;
@@ -95,13 +98,14 @@ def compare(
             ``jaxcoll.progress.Progress`` after every synthesizer.
 
     Returns:
-        A row for each synthesizer and size, in that order. Where a synthesizer refuses a size, it
-        is not tried at later ones.
+        A row for each synthesizer and size, in that order. Where a synthesizer refuses a size, or
+        the model's law says there what none may, it is not tried at later ones.
 
     Raises:
         TopologyError: no network, an unknown synthesizer, or no size.
         CollectiveError: an unknown collective.
-        ScheduleError: a size that is not a number of bytes.
+        ScheduleError: a size that is not a number of bytes, an unknown link model, or one whose
+            ``network`` returns one of other links.
         FormatError: ``path`` holds another table, or rows of another comparison.
         OSError: the table cannot be read or written.
     """
@@ -116,17 +120,23 @@ def compare(
     if not counts or not names:
         raise TopologyError("compare times every synthesizer at every size, got an empty list")
     seed, costs = checks.seed(seed, TopologyError), costs_of(execution, ScheduleError)
+    by = link_model(model)
     # Now, not when the first row is asked for: errors belong to the call, rows to the iterator.
     with reporting(progress, "finding bounds", TopologyError):
-        network = topology.forwarding_only()
+        network = by.bounded_by(topology.forwarding_only())
         least = [(nbytes, bound(network, collective, nbytes).time) for nbytes in counts]
-    timed = functools.partial(_timed, topology, collective, least, seed, costs)
+    options = {"seed": seed, "execution": costs, "model": by}
+    timed = functools.partial(_timed, topology, collective, least, options)
     if path is None:
         made = executors.ordered(timed, names, executor)
     else:
         # Without the names: with more of them the same table is gone on with.
-        problem = f"{topology.links_digest} {collective} {counts} {seed} {costs}".encode()
-        made = _kept(path, hashlib.sha256(problem).hexdigest()[:16], timed, names, executor)
+        problem = f"{topology.links_digest} {collective} {counts} {seed} {costs}"
+        # Tables of before there was a choice are of the first model.
+        problem += "" if by == ASTRA else f" {by.digest}"
+        made = _kept(
+            path, hashlib.sha256(problem.encode()).hexdigest()[:16], timed, names, executor
+        )
     return _reported(made, names, progress)
 
 
@@ -168,11 +178,15 @@ def _timed(
     topology: Topology,
     collective: str,
     least: Sequence[tuple[float, float]],
-    seed: int,
-    execution: ExecutionCosts | None,
+    options: Mapping[str, Any],
     name: str,
 ) -> list[Compared]:
-    """The rows of one synthesizer."""
+    """The rows of one synthesizer.
+
+    Args:
+        options: those of ``synthesize`` by which all are compared.
+    """
+    timing = {option: options[option] for option in ("execution", "model")}
     root = 0 if kind_of(collective).has_root else None
     rows: list[Compared] = []
     refusal = None
@@ -182,10 +196,9 @@ def _timed(
         if refusal is None:
             try:
                 schedule = synthesize(
-                    topology, collective, name,
-                    nbytes=nbytes, seed=seed, execution=execution, root=root,
-                )  # fmt: skip
-                seconds = simulate(schedule, nbytes, execution=execution).time
+                    topology, collective, name, nbytes=nbytes, root=root, **options
+                )
+                seconds = simulate(schedule, nbytes, **timing).time
             except (CollectiveError, TopologyError, ScheduleError) as error:
                 refusal = " ".join(str(error).split())
         rows.append(Compared(name, nbytes, bound_seconds, seconds, refusal))

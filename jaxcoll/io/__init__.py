@@ -58,7 +58,7 @@ from jaxcoll.io.research import forestcoll, sccl, teccl
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import simulate
+from jaxcoll.simulation import ASTRA, simulate
 from jaxcoll.synth import Portfolio, Synthesizer, synthesize
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem
 from jaxcoll.synth.entry import synthesizer_named
@@ -405,7 +405,7 @@ class _Search:
                 self.fits(schedule)
             except (CollectiveError, FormatError, TopologyError):
                 continue
-            execution = self.options.get("execution")
-            seconds = simulate(schedule, self.nbytes, execution=execution).time
+            execution, model = (self.options.get(name) for name in ("execution", "model"))
+            seconds = simulate(schedule, self.nbytes, model or ASTRA, execution=execution).time
             if seconds < self.seconds:
                 self.best, self.seconds = schedule, seconds

@@ -26,7 +26,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.ragged import take_rows
 from jaxcoll.pictures.places import curves, host_names, layout, short_names
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import MODELS, Timeline, simulate
+from jaxcoll.simulation import LinkModel, Timeline, link_model, simulate
 from jaxcoll.topology import Topology
 
 __all__ = ["schedule"]
@@ -92,7 +92,7 @@ MOST_HOPS = 40_000  # messages on links, and again sends on links of the chunks 
 
 
 def schedule(
-    schedule: Schedule, nbytes: float = 64e6, *, model: str = "astra", title: str = ""
+    schedule: Schedule, nbytes: float = 64e6, *, model: str | LinkModel = "astra", title: str = ""
 ) -> str:
     """A schedule as one HTML file: play its steps, follow a chunk, see what every link does.
 
@@ -110,11 +110,11 @@ def schedule(
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.nbytes(nbytes, ScheduleError)
-    checks.choice(model, MODELS, "model", ScheduleError)
+    by = link_model(model)
     title = checks.text(title, "title", ScheduleError)
-    timeline = simulate(schedule, nbytes, model=model)
-    topology, by = schedule.topology, schedule.provenance.synthesizer
-    made = f"{schedule.collective.kind}{f' by {by}' if by else ''}"
+    timeline = simulate(schedule, nbytes, model=by)
+    topology, maker = schedule.topology, schedule.provenance.synthesizer
+    made = f"{schedule.collective.kind}{f' by {maker}' if maker else ''}"
     where = topology.name or f"{topology.num_ranks} ranks"
     data, notes = _data(timeline)
     facts = {
@@ -127,7 +127,7 @@ def schedule(
         "links": f"{topology.num_links:,}",
         "steps": f"{schedule.num_steps:,}",
         "sends": f"{schedule.num_sends:,}",
-        "link model": model,
+        "link model": by.name,
     }
     return page("schedule", title or f"{made} on {where}", facts, notes, data)
 

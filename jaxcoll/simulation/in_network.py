@@ -22,6 +22,7 @@ from jaxcoll.kinds import ALL_GATHER, KINDS, Holder, those
 from jaxcoll.links.in_network import InNetwork
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.simulation.link_models import LinkModel
 from jaxcoll.simulation.messages import Message, MessageTimes, multicast, simulate_messages
 from jaxcoll.simulation.schedules import check_request
 from jaxcoll.topology import Topology, connected
@@ -146,7 +147,7 @@ def simulate_in_network(
     sums: Iterable[NetworkTree] | None = None,
     pieces: int = 1,
     in_flight: int = 8,
-    model: str = "astra",
+    model: str | LinkModel = "astra",
 ) -> MessageTimes:
     """Time a collective of all ranks over trees through switches that copy and add.
 
@@ -178,7 +179,7 @@ def simulate_in_network(
     checks.choice(kind, TREE_KINDS, "kind", ScheduleError)
     pieces = checks.integer(pieces, "pieces", ScheduleError, least=1, most=_MOST_MESSAGES)
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
-    size = check_request(nbytes, model)
+    size, by = check_request(nbytes, model)
     down = _checked(topology, kind, trees, "trees")
     up = down if sums is None else _checked(topology, kind, sums, "sums")
     is_same = [(t.root, t.weight) for t in up] == [(t.root, t.weight) for t in down]
@@ -195,7 +196,7 @@ def simulate_in_network(
         [tree.legs() if kind in COPYING else [] for tree in down],
         [share / pieces for share in _shares(kind, down, size, n)],
         (pieces, in_flight),
-        model,
+        by,
     )
 
 
@@ -258,7 +259,7 @@ def simulate_multicast(
     kind: str = "all_gather",
     pieces: int = 1,
     in_flight: int = 8,
-    model: str = "astra",
+    model: str | LinkModel = "astra",
 ) -> MessageTimes:
     """Time the trees of a forest when some switches copy and add (dissertation, Sec. 4.5.6).
 
@@ -288,7 +289,7 @@ def simulate_multicast(
     checks.choice(kind, FOREST_KINDS, "kind", ScheduleError)
     checks.instance(flow, TreeFlow, "flow", ScheduleError)
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
-    size = check_request(nbytes, model)
+    size, by = check_request(nbytes, model)
     collective = flow.collective(pieces)
     if collective.traits is not ALL_GATHER:
         raise ScheduleError(f"these trees carry {collective}; multicast is timed for all ranks")
@@ -308,7 +309,7 @@ def simulate_multicast(
         trees if kind in COPYING else none,
         [unit * int(weight) for weight in flow.weight],
         (pieces, in_flight),
-        model,
+        by,
     )
 
 
@@ -346,7 +347,7 @@ def _timed(
     down: Sequence[list[Leg]],
     shares: Sequence[Fraction],
     window: tuple[int, int],
-    model: str,
+    model: LinkModel,
 ) -> MessageTimes:
     """Segments of trees: up as sums, then down as copies, either of which may be no leg at all.
 

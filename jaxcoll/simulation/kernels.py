@@ -10,6 +10,9 @@ heap is needed. ``run_routed``: a schedule over several links, whose messages al
 place on the first. ``run_messages``: any traffic, with messages that wait for others.
 ``run_events``: the same in the order of another simulator, ASTRA-sim's.
 
+A run says who may start when; how long a message takes is read from its hop, or said by a law at
+the moment when it starts (``_settle``, ``link_models.py``).
+
 A kernel takes so many events in a call that it ends in a few tenths of a second, and goes on in the
 next one: Python handles signals between two calls.
 """
@@ -47,6 +50,28 @@ class Hops(NamedTuple):
     case: np.ndarray
     busy: np.ndarray
     delay: np.ndarray
+
+
+class HopsByLaw(NamedTuple):
+    """Hops whose times a law says when they start: each is a case of its own.
+
+    Attributes:
+        ptr, link: as of ``Hops``.
+        case: of each hop its own number.
+        busy, delay: of each hop; filled as the hops start.
+        what: the size and speed of each hop, by number.
+        nbytes, serial, alpha: bytes of each of these, and the ticks of bytes / bandwidth and alpha.
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    case: np.ndarray
+    busy: np.ndarray
+    delay: np.ndarray
+    what: np.ndarray
+    nbytes: np.ndarray
+    serial: np.ndarray
+    alpha: np.ndarray
 
 
 class Waits(NamedTuple):
@@ -126,11 +151,24 @@ class _Replay(NamedTuple):
     lacks: np.ndarray
 
 
+@kernel(cache=True, nogil=True, inline="always")
+def _settle(hops, h, ready, begin):
+    """Say how long a hop takes that starts now: its case has said so.
+
+    Another function stands here in the runs of a link model with a law (``link_models.py``).
+
+    Args:
+        ready: when the message came to the queue of the link, ticks.
+        begin: when it starts, ticks.
+    """
+
+
 def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
     """Schedule on a network where every message is one hop.
 
     No message waits behind another's transit, so one pass in schedule order is the whole
-    simulation: a message starts when its link is free and its chunks have arrived.
+    simulation: a message starts when its link is free and its chunks have arrived. A law is not
+    asked here, for the pass does not tell when a message came to its queue.
 
     Args:
         hops: one per message.
@@ -281,9 +319,9 @@ def _serve(m, now, hops, traffic, size):
     h = traffic.hop[m]
     link = hops.link[h]
     # First come, first served: events are taken in order of time, so whoever asks first has the
-    # link. In the model "astra" the link is busy for the bytes and the message arrives alpha later;
-    # in "tacos" both are alpha and bytes together (``hops.busy``, ``hops.delay``).
+    # link.
     begin = max(now, traffic.free[link])
+    _settle(hops, h, now, begin)
     traffic.start[h] = begin
     traffic.free[link] = begin + hops.busy[hops.case[h]]
     traffic.hop[m] = h + 1
@@ -455,6 +493,7 @@ def _run_events(waits, hops, state, start, end, size, number):
             continue
         if m >= 0:
             on = hops.link[hop[m]]
+            start[hop[m]] = now  # until it starts: when it came
             if is_busy[on]:
                 _queue(m, on, first, last, behind)
                 continue
@@ -466,6 +505,7 @@ def _run_events(waits, hops, state, start, end, size, number):
                 continue
             first[on], behind[m] = behind[m], _NONE
         h = hop[m]
+        _settle(hops, h, start[h], now)
         start[h], is_busy[on], hop[m] = now, True, h + 1
         subject[number], subject[number + 1] = m, -1 - on
         # The arrival is numbered before the moment at which the link is free, as ASTRA-sim pushes

@@ -21,8 +21,9 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation import kernels
+from jaxcoll.simulation.link_models import LinkModel, link_model
 from jaxcoll.simulation.schedules import durations, framed
-from jaxcoll.simulation.timeline import MODELS, Clock, Framing
+from jaxcoll.simulation.timeline import Clock, Framing
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -148,7 +149,7 @@ class MessageTimes:
     """When each message starts and arrives.
 
     Attributes:
-        model: the link model, "astra" or "tacos".
+        model: the name of the link model.
         clock: the unit of time, and whether it is exact.
         start: when each message starts on its first link, ticks, int64 of shape (messages,).
         end: when each arrives at the end of its route, ticks, int64 of shape (messages,).
@@ -178,7 +179,7 @@ def simulate_messages(
     topology: Topology,
     messages: Sequence[Message],
     *,
-    model: str = "astra",
+    model: str | LinkModel = "astra",
     framing: Framing | None = None,
 ) -> MessageTimes:
     """Time any traffic on a topology; links serve first come, first served.
@@ -204,7 +205,7 @@ def simulate_messages(
     messages = checks.members(messages, "messages", ScheduleError)
     for i, message in enumerate(messages):
         checks.instance(message, Message, f"messages[{i}]", ScheduleError)
-    checks.choice(model, MODELS, "model", ScheduleError)
+    by = link_model(model)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     sizes = [as_fraction(message.nbytes) for message in messages]
     releases = [as_fraction(message.release) for message in messages]
@@ -212,24 +213,22 @@ def simulate_messages(
     # Durations are rational numbers, which are costly: computed once per size, not per message.
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
-    clock, case, busy, delay = durations(
-        topology, framed(list(distinct), framing), which, hop_link, model
-    )
+    found = durations(topology, framed(list(distinct), framing), which, hop_link, by)
     if any(releases):
-        clock, busy, delay = _with_releases(clock, case, busy, delay, releases)
-    waits = kernels.Waits(clock.ticks(releases), *_waits(messages))
-    hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
+        found = by.with_releases(found, releases)
+    waits = kernels.Waits(found.clock.ticks(releases), *_waits(messages))
+    hops = by.hops(hop_ptr, hop_link, found)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
-    # In the model "astra" ties are ordered as ASTRA-sim's event queue orders them, so that its
-    # figures can be met to the tick; the other model serves ties as listed and needs no numbers of
-    # events.
-    run = kernels.run_events if model == "astra" else kernels.run_messages
-    done = run(waits, hops, topology.num_links, start, end)
+    # Ties as ASTRA-sim's event queue orders them take numbers of events, which others do without.
+    run = by.loops.run_events if by.ties_as_pushed else by.loops.run_messages
+    with by.asked():
+        done = run(waits, hops, topology.num_links, start, end)
     if done < len(messages):
         stuck = int(np.flatnonzero(waits.pending)[0])
         raise ScheduleError(f"{len(messages) - done} messages wait for each other, one is {stuck}")
-    return MessageTimes(model, clock, start[hop_ptr[:-1]], end)
+    by.answered(topology, hops, found, start)
+    return MessageTimes(by.name, found.clock, start[hop_ptr[:-1]], end)
 
 
 def _route_links(topology: Topology, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
@@ -263,17 +262,3 @@ def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndar
     column = np.asarray(pairs, np.int64).reshape(-1, 2)
     ptr = np.searchsorted(column[:, 0], np.arange(len(messages) + 1))
     return pending, ptr, column[:, 1]
-
-
-def _with_releases(
-    clock: Clock, case: np.ndarray, busy: np.ndarray, delay: np.ndarray, releases: list[Fraction]
-) -> tuple[Clock, np.ndarray, np.ndarray]:
-    """The same durations on a clock on which the release times are whole ticks too."""
-    spans = [*{Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}}, *releases]
-    finer = Clock.for_durations(spans, int(delay[case].sum()) * clock.tick + max(releases))
-    factor = clock.tick / finer.tick
-
-    def rescale(ticks: np.ndarray) -> np.ndarray:
-        return np.asarray([-(-(int(t) * factor) // 1) for t in ticks], np.int64)
-
-    return Clock(finer.tick, finer.is_exact and clock.is_exact), rescale(busy), rescale(delay)

@@ -23,7 +23,8 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.execution_order import flows_of, run_in_order
-from jaxcoll.simulation.timeline import MODELS, Clock, Framing, Timeline
+from jaxcoll.simulation.link_models import Durations, LinkModel, link_model
+from jaxcoll.simulation.timeline import Clock, Framing, Timeline
 from jaxcoll.topology import Topology
 
 _ZERO = Fraction(0)
@@ -32,7 +33,7 @@ _ZERO = Fraction(0)
 def simulate(
     schedule: Schedule,
     nbytes: Number,
-    model: str = "astra",
+    model: str | LinkModel = "astra",
     framing: Framing | None = None,
     *,
     execution: ExecutionCosts | str | None = None,
@@ -46,7 +47,7 @@ def simulate(
     Args:
         schedule: a schedule; one that ``verify`` would refuse is timed all the same.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
-        model: "astra" or "tacos".
+        model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
         execution: the machine's order of execution and its charges for rounds, steps and bytes, or
             the backend whose shipped ones are meant; each link by itself when omitted. The times
@@ -55,38 +56,41 @@ def simulate(
             from it include the charge.
 
     Raises:
-        ScheduleError: nbytes is not a number above 0, the model is unknown, or a collective of
-            millions of chunks has fewer sends than it takes (``Schedule.check_claims``).
+        ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or says
+            what no law may (``LinkModel``), or a collective of millions of chunks has fewer sends
+            than it takes (``Schedule.check_claims``).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     costs = costs_of(execution, ScheduleError)
-    size = check_request(nbytes, model)
+    size, by = check_request(nbytes, model)
     schedule.check_claims()
     message_ptr, chunk = schedule.message_ptr, schedule.chunk
     edge = schedule.edge[message_ptr[:-1]]
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     if costs is not None and costs.order.waits:
-        return _in_order(schedule, size, model, framing, costs, charge)
+        return _in_order(schedule, size, by.name, framing, costs, charge)
     hop_ptr, hop_link = _hops(schedule, edge)
-    clock, case, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
+    found = _durations(schedule, size, by, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
     # Without sends, as of groups of one rank, there may be chunks of any number.
     chunks = schedule.collective.num_chunks if schedule.num_sends else 0
     shape = (schedule.topology.num_ranks, chunks)
     links = schedule.topology.num_links
-    hops = kernels.Hops(hop_ptr, hop_link, case, busy, delay)
+    hops = by.hops(hop_ptr, hop_link, found)
     # Where every message is one hop, links are taken in the order of the schedule, without events:
     # a single pass. On paths of several links the order of arrivals at a link inside is known only
-    # as the run goes on.
-    if len(hop_link) == len(edge):
+    # as the run goes on, and so is what a law is told of.
+    if by.is_linear and len(hop_link) == len(edge):
         free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
         kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
     else:
         queues = _queues(schedule, src, dst, hop_link[hop_ptr[:-1]], shape)
-        kernels.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
-    return Timeline(schedule, size, model, clock, hops, start, framing, charge)
+        with by.asked():
+            by.loops.run_routed(queues, hops, links, np.zeros(shape, np.int32), start)
+    hops = by.answered(schedule.topology, hops, found, start)
+    return Timeline(schedule, size, by.name, found.clock, hops, start, framing, charge)
 
 
 def _in_order(
@@ -142,10 +146,10 @@ def _queues(
     return kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out)
 
 
-def check_request(nbytes: Number, model: str) -> Fraction:
-    """The bytes as a rational; refuses what cannot be simulated."""
-    checks.choice(model, MODELS, "model", ScheduleError)
-    return as_fraction(checks.nbytes(nbytes, ScheduleError))
+def check_request(nbytes: Number, model: str | LinkModel) -> tuple[Fraction, LinkModel]:
+    """The bytes as a rational, and the link model; refuses what cannot be simulated."""
+    by = link_model(model)
+    return as_fraction(checks.nbytes(nbytes, ScheduleError)), by
 
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -161,12 +165,12 @@ def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _durations(
     schedule: Schedule,
     size: Fraction,
-    model: str,
+    model: LinkModel,
     framing: Framing | None,
     hop_ptr: np.ndarray,
     hop_link: np.ndarray,
-) -> tuple[Clock, np.ndarray, np.ndarray, np.ndarray]:
-    """The clock, the case of each hop, how long a case occupies a link, how long it takes."""
+) -> Durations:
+    """The clock, the case of each hop, and how long a case takes."""
     weight, total = common_parts(schedule.collective)
     if (weight == weight[0]).all():
         weights = np.diff(schedule.message_ptr) * weight[0]
@@ -185,9 +189,13 @@ def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
 
 
 def durations(
-    topology: Topology, nbytes: list[Fraction], which: np.ndarray, hop_link: np.ndarray, model: str
-) -> tuple[Clock, np.ndarray, np.ndarray, np.ndarray]:
-    """The clock, the case of each hop, how long a case occupies a link, how long it takes.
+    topology: Topology,
+    nbytes: list[Fraction],
+    which: np.ndarray,
+    hop_link: np.ndarray,
+    model: LinkModel,
+) -> Durations:
+    """The clock, the case of each hop, and how long a case takes.
 
     Args:
         nbytes: the distinct sizes in bytes.
@@ -195,7 +203,7 @@ def durations(
         hop_link: link of each hop.
 
     Returns:
-        The last two in ticks, one per case: a size on links of a speed, as some hop has it.
+        A case is a size on links of a speed, as some hop has it.
     """
     speeds, speed_of_link = topology.speeds
     space = len(nbytes) * len(speeds)
@@ -206,15 +214,11 @@ def durations(
     case = case.astype(np.int32, copy=False)  # the type for which kernels are compiled ahead
     # Exact arithmetic on fractions is slow, and a schedule has few different sizes and speeds: it
     # is done once for each pair of them, and the hops are integers from there on.
-    cases = [divmod(int(c), len(speeds)) for c in used]
-    alphas = [speeds[speed][0] for _, speed in cases]
-    serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
-    pairs = zip(alphas, serial, hops.tolist(), strict=True)
-    # A run takes no longer than all its hops one after another.
-    clock = Clock.for_durations([*alphas, *serial], sum((h * (a + s) for a, s, h in pairs), _ZERO))
-    busy = clock.ticks(serial)
-    delay = busy + clock.ticks(alphas)
-    return clock, case, delay if model == "tacos" else busy, delay
+    cases = []
+    for size, speed in (divmod(int(c), len(speeds)) for c in used):
+        alpha, bandwidth = speeds[speed]
+        cases.append((nbytes[size], nbytes[size] / bandwidth, alpha))
+    return model.durations(cases, case, hops.tolist())
 
 
 def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.kernels import Hops
 
-_HORIZON = 2**62  # ticks of a whole run at most: sums of two times still fit 64 bits
+HORIZON = 2**62  # ticks of a whole run at most: sums of two times still fit 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,26 @@ class Clock:
     is_exact: bool
 
     @classmethod
-    def for_durations(cls, durations: Iterable[Fraction], total: Fraction) -> Clock:
+    def for_durations(cls, durations: Iterable[Fraction], total: Fraction, room: int = 1) -> Clock:
         """The clock for times made of the given durations, none above ``total`` seconds.
 
         Exact if the common denominator leaves room for the total below 2**62 ticks, otherwise the
         finest power of two that does, with a bit to spare for rounding up.
+
+        Args:
+            room: a power of two. Times may be above ``total`` by that factor, and ticks are finer
+                than the durations need by that factor too, or by as much of it as there is room
+                for: for other times, made from these by a law.
         """
         # Exact wherever it can be: sums of rounded times depend on their order, so that two runs of
         # one schedule could differ, and a bound could seem to be beaten.
-        denominator = common_denominator(durations)
-        if total * denominator < _HORIZON:
-            return cls(Fraction(1, denominator), True)
-        ticks = _HORIZON // 2 / total
+        denominator, total = common_denominator(durations), total * room
+        finer = room
+        while finer > 1 and total * denominator * finer >= HORIZON:
+            finer //= 2
+        if total * denominator * finer < HORIZON:
+            return cls(Fraction(1, denominator * finer), True)
+        ticks = HORIZON // 2 / total
         bits = ticks.numerator.bit_length() - ticks.denominator.bit_length() - 1
         return cls(Fraction(2) ** -bits, False)
 
@@ -97,9 +105,6 @@ PACKETS = Framing()
 WHOLE = Framing(payload=None)
 
 
-MODELS = ("astra", "tacos")
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """A simulated run of a schedule.
@@ -110,7 +115,7 @@ class Timeline:
     Attributes:
         schedule: the simulated schedule.
         nbytes: bytes of a rank's buffer.
-        model: the link model, "astra" or "tacos".
+        model: the name of the link model.
         clock: the unit of time, and whether it is exact.
         hops: the links that every message crosses, and its time on them.
         hop_start: when each hop starts to occupy its link, ticks, int64.

@@ -25,7 +25,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.progress import Progress, Report
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.simulation import LinkModel, link_model, simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
 from jaxcoll.synth.registry import REGISTRY
@@ -145,7 +145,7 @@ class Portfolio(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for; 25 MiB when omitted, the bucket in which
             ``jc.optax`` reduces gradients.
-        model: the link model to be fast by.
+        model: the link model to be fast by, or its name.
         names: the synthesizers to try, names in the registry; all of it when empty.
         tolerance: share of the time that may be left to gain.
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
@@ -161,7 +161,7 @@ class Portfolio(Synthesizer):
     """
 
     nbytes: Number = BUCKET_BYTES
-    model: str = "astra"
+    model: LinkModel | str = "astra"
     names: tuple[str, ...] = ()
     tolerance: float = 0.01
     work: int | None = None
@@ -173,7 +173,7 @@ class Portfolio(Synthesizer):
 
     def __post_init__(self) -> None:
         checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
-        checks.choice(self.model, MODELS, "model", CollectiveError)
+        link_model(self.model, CollectiveError)
         checks.put(self, names=checks.members(self.names, "names", CollectiveError))
         for name in self.names:
             checks.choice(name, REGISTRY, "a synthesizer of names", CollectiveError)
@@ -195,9 +195,11 @@ class Portfolio(Synthesizer):
             CollectiveError: no candidate is defined for the problem.
         """
         execution, groups = costs_of(problem.execution), problem.collective.groups
-        # On a host whose ranks share its cores every rank is charged for the work of all.
+        # On a host whose ranks share its cores every rank is charged for the work of all; and a law
+        # may tell the links of one copy from those of another.
         shares_a_host = execution is not None and execution.shared
-        copies = None if shares_a_host else Copies.of(problem.topology, groups)
+        is_alone = shares_a_host or not link_model(self.model).is_linear
+        copies = None if is_alone else Copies.of(problem.topology, groups)
         if copies is not None:
             part = copies.part(problem.collective)
             one = dataclasses.replace(problem, topology=copies.one, collective=part)
@@ -235,7 +237,8 @@ def fastest(maker: Synthesizer, problem: Problem, report: Report | None = None) 
     if problem.any_chunks and not isinstance(maker, Portfolio) and series != ((1,),):
         own: Number | None = getattr(maker, "nbytes", None) if maker.has_nbytes else None
         nbytes = problem.nbytes or own or BUCKET_BYTES
-        race = _Race(Portfolio(nbytes, execution=problem.execution), problem, report)
+        by = Portfolio(nbytes, problem.model, execution=problem.execution)
+        race = _Race(by, problem, report)
         race.finish([_Climb(maker, counts) for counts in series], ignore_work_limit=True)
         if race.schedule is not None:
             return race.schedule
@@ -257,8 +260,9 @@ class _Race:
         self.problem = dataclasses.replace(problem, nbytes=portfolio.nbytes)
         self.nbytes = as_fraction(portfolio.nbytes)
         self.execution = costs_of(portfolio.execution)
+        self.model = link_model(portfolio.model)
         # Of what schedules can do: switches that copy and add might do better, and never will here.
-        network = problem.topology.forwarding_only()
+        network = self.model.bounded_by(problem.topology.forwarding_only())
         self.bound = bound(network, problem.collective, self.nbytes).time
         if self.execution is not None:
             self.bound += float(self.execution.least_seconds(problem.collective))
@@ -360,7 +364,7 @@ class _Race:
                 row["refused"] = str(error)
             else:
                 taken = simulate(
-                    schedule, self.nbytes, self.portfolio.model, execution=self.execution
+                    schedule, self.nbytes, self.model, execution=self.execution
                 ).exact_time
                 row["time"] = seconds = float(taken)
                 if self.time is None or taken < self.time:
@@ -396,7 +400,7 @@ class _Race:
         certificate = {
             "chosen": repr(self.chosen),
             "synthesizer": self.chosen.name,
-            "model": self.portfolio.model,
+            "model": self.model.name,
             "nbytes": self.portfolio.nbytes,
             "time": self.seconds,
             "bound": self.bound,

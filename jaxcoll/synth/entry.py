@@ -15,6 +15,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Wanted, reporting
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import LinkModel
 from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.synth.auto import Portfolio, fastest
 from jaxcoll.synth.building.base import BUCKET_BYTES, Problem, Synthesizer
@@ -59,14 +60,15 @@ def synthesize(
     root: int | None = None,
     seed: int = 0,
     execution: ExecutionCosts | str | None = None,
+    model: LinkModel | str | None = None,
     progress: Wanted = None,
 ) -> Schedule:
     """A verified schedule of a collective on a network, the fastest found for a buffer's size.
 
-    All that is not fixed is chosen by simulated time (link model "astra"): the synthesizer among
-    all in the registry, and the chunks per shard among the counts that it states itself. The same
-    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only
-    synthesizer that is defined for them.
+    All that is not fixed is chosen by simulated time: the synthesizer among all in the registry,
+    and the chunks per shard among the counts that it states itself. The same arguments give the
+    same schedule. Unequal shards are left to ``ForestColl``, the only synthesizer that is defined
+    for them.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
@@ -81,18 +83,22 @@ def synthesize(
         seed: the same seed gives the same schedule.
         execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
             or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
+        model: how long messages take on links, see ``simulate``. When omitted "astra"; for a
+            ``Portfolio``, its own.
         progress: True for a line in the terminal, or a function, called after every candidate
             with a ``jaxcoll.progress.Progress``: schedules made, the candidate, the least simulated
             seconds so far and their bound.
 
     Raises:
-        CollectiveError: the collective is ill-formed, nbytes is not above 0, or the synthesizer is
-            not defined for the collective.
+        CollectiveError: the collective is ill-formed, nbytes is not above 0, the link model is
+            unknown, or the synthesizer is not defined for the collective.
         TopologyError: the synthesizer is not defined for the network.
     """
+    stated = {} if model is None else {"model": model}
     problem = Problem.stated(
-        topology, collective, chunks, groups, root, nbytes=nbytes, seed=seed, execution=execution
-    )
+        topology, collective, chunks, groups, root,
+        nbytes=nbytes, seed=seed, execution=execution, **stated,
+    )  # fmt: skip
     maker = synthesizer_named(synthesizer)
     # A synthesizer that comes as an object has its bytes already, unless they are given here too.
     if nbytes is not None or isinstance(synthesizer, str):
@@ -100,6 +106,8 @@ def synthesize(
     if isinstance(maker, Portfolio):
         if problem.execution is not None:
             maker = dataclasses.replace(maker, execution=problem.execution)
+        if model is not None:
+            maker = dataclasses.replace(maker, model=model)
         # Of all in the registry one takes unequal shards: nothing to choose from.
         if problem.collective.shares is not None and not maker.names:
             maker = ForestColl()

@@ -110,6 +110,37 @@ def test_simulate(capsys, schedule):
     assert "of bound" in called(capsys, "simulate", schedule)[1]
 
 
+LAW = """from jaxcoll.simulation import LinkModel
+
+def law(link, nbytes, serial, alpha, ready, start):
+    return 2 * serial, 2 * serial + alpha
+
+MODEL = LinkModel("halves", law=law)
+"""
+
+
+def test_link_models_by_name_and_of_ones_own(capsys, monkeypatch, tmp_path, schedule):
+    (tmp_path / "my_links.py").write_text(LAW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {
+        name: as_json(capsys, "simulate", schedule, "--size", "1GB", "--model", name)
+        for name in ("astra", "tacos", "my_links:MODEL")
+    }
+    assert [each["model"] for each in found.values()] == ["astra", "tacos", "halves"]
+    astra, tacos, halves = (each["rows"][0] for each in found.values())
+    assert astra["seconds"] <= tacos["seconds"] < halves["seconds"]
+    assert halves["seconds"] == pytest.approx(2 * astra["seconds"], rel=1e-3)
+    assert astra["bound_seconds"] == halves["bound_seconds"]
+    options = ("torus:2x2", "--size", "1GB", "--only", "ring")
+    (row,) = as_json(capsys, "compare", *options, "--model", "my_links:MODEL")["rows"]
+    (plain,) = as_json(capsys, "compare", *options)["rows"]
+    assert row["seconds"] == pytest.approx(2 * plain["seconds"], rel=1e-3)
+    assert row["percent_of_bound"] == pytest.approx(plain["percent_of_bound"] / 2, rel=1e-3)
+    assert "MODULE:NAME" in refused(capsys, "simulate", schedule, "--model", "my_links:law")
+    assert "it has" in refused(capsys, "simulate", schedule, "--model", "my_links:other")
+
+
 def test_convert_there_and_back(capsys, schedule, tmp_path):
     xml, back = tmp_path / "program.xml", tmp_path / "back.json"
     assert called(capsys, "convert", schedule, xml)[0] == 0
@@ -236,6 +267,8 @@ def test_completion(capsys):
         (["verify", "/dev/null"], "device"),
         (["verify", "/"], "--network"),
         (["simulate", "/nowhere.json", "--size", "1MiB"], "No such file"),
+        (["simulate", "/nowhere.json", "--model", "exact"], "must be one of astra, tacos"),
+        (["compare", "torus:2x2", "--model", "no_module:x"], "importing no_module failed"),
         (["bound"], "or --from FILE"),
         (["bound", "--from", "/nowhere.txt"], "No such file"),
         (["bound", "--from", "/dev/null"], "device"),

@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-<<<<<<< HEAD:tests/execute/lowerings/test_edge_colouring.py
 from jaxcoll.errors import ScheduleError
-from jaxcoll.execute.lowerings.rounds import colour_messages, max_degree
-=======
-from jaxcoll import ScheduleError
 from jaxcoll.numerics.edge_colouring import colour_messages, max_degree
->>>>>>> order:tests/numerics/test_edge_colouring.py
 
 MESSAGES = st.integers(1, 9).flatmap(
     lambda n: st.lists(

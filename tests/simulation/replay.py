@@ -1,18 +1,29 @@
 """A slow simulator in fractions of a second, written from the rules alone.
 
 It steps through a plain list of future arrivals, asks every message again and again whether it may
-join its queue, and shares nothing with the library but the core types.
+join its queue, and shares nothing with the library but the core types. Links may have any law.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from jaxcoll import Schedule
 
+LAWS = {
+    "astra": lambda link, nbytes, serial, alpha, ready, start: (serial, serial + alpha),
+    "tacos": lambda link, nbytes, serial, alpha, ready, start: (serial + alpha, serial + alpha),
+}
 
-def replay(schedule: Schedule, nbytes: int | Fraction, model: str) -> list[list[tuple]]:
+
+# The name of a law, or one, whose times are seconds.
+Model = str | Callable[..., tuple[Fraction, Fraction]]
+
+
+def replay(schedule: Schedule, nbytes: int | Fraction, model: Model) -> list[list[tuple]]:
     """For every message its hops as (link, start, frees the link, arrives), seconds."""
+    law = LAWS[model] if isinstance(model, str) else model
     topology, collective = schedule.topology, schedule.collective
     sizes = collective.chunk_bytes(nbytes)
     step = schedule.step.tolist()
@@ -62,10 +73,10 @@ def replay(schedule: Schedule, nbytes: int | Fraction, model: str) -> list[list[
             join(now)
             continue
         link = m["path"][len(m["hops"])]
-        serial = sum(sizes[c] for c in m["chunks"]) / topology.exact_bandwidth[link]
-        delay = serial + topology.exact_alpha[link]
-        start = max(now, free[link])
-        free[link] = start + (delay if model == "tacos" else serial)
+        size = sum((sizes[c] for c in m["chunks"]), Fraction(0))
+        serial, start = size / topology.exact_bandwidth[link], max(now, free[link])
+        busy, delay = law(link, size, serial, topology.exact_alpha[link], now, start)
+        free[link] = start + busy
         m["hops"].append((link, start, free[link], start + delay))
         future.append((start + delay, i))
     return [m["hops"] for m in messages]

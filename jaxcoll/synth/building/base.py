@@ -28,6 +28,7 @@ from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges, hop_distances
 from jaxcoll.progress import Report
 from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import ASTRA, LinkModel, link_model
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.derive import derive
 from jaxcoll.topology import Topology, connected
@@ -47,11 +48,12 @@ class Problem:
         seed: the same seed gives the same schedule.
         execution: the machine's charges on top of the links, or the backend whose shipped ones are
             meant; none when None.
+        model: the link model to be fast by, or its name.
         any_chunks: whether the number of chunks per shard is open, to be chosen.
 
     Raises:
         CollectiveError: something else than a collective, or one of too many chunks
-            (``Collective.check_listed``), bytes not above 0, a bad seed.
+            (``Collective.check_listed``), bytes not above 0, a bad seed, an unknown link model.
         TopologyError: a network that is none, is not connected, or has other ranks than the
             collective.
     """
@@ -62,6 +64,7 @@ class Problem:
     seed: int = 0
     execution: ExecutionCosts | str | None = None
     any_chunks: bool = False
+    model: LinkModel | str = ASTRA
 
     def __post_init__(self) -> None:
         connected(self.topology)
@@ -77,6 +80,7 @@ class Problem:
             self,
             seed=checks.seed(self.seed, CollectiveError),
             execution=costs_of(self.execution, CollectiveError),
+            model=link_model(self.model, CollectiveError),
         )
 
     @classmethod
@@ -361,6 +365,8 @@ def _named(value: object) -> object:
         return {"synthesizer": value.name, **value.parameters()}
     if isinstance(value, ExecutionCosts):
         return dataclasses.asdict(value)
+    if isinstance(value, LinkModel):
+        return value.name
     return tuple(map(_named, value)) if isinstance(value, tuple) else value
 
 

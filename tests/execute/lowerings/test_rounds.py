@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.numerics.edge_colouring import max_degree
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.kinds import NAMES
+from jaxcoll.numerics.edge_colouring import max_degree
 from tests.execute.harness import schedule_of
 
 PAIRS = ((0, 4), (5, 1), (6, 2), (3, 7))

@@ -122,7 +122,8 @@ def test_a_signal_waits_until_a_slow_step_has_returned(rung):
         return "results"
 
     results = step()
-    assert results == "results" and not rung
+    assert results == "results"
+    assert not rung
     with pytest.raises(Rung):
         time.sleep(100)
     assert len(rung) == 1
@@ -140,11 +141,13 @@ def test_a_signal_is_held_while_the_delay_begins(rung, monkeypatch):
     try:
         with held:
             signal.raise_signal(signal.SIGUSR1)
-        assert not rung and not ended
+        assert not rung
+        assert not ended
         with pytest.raises(Rung):
             held.deliver()
         time.sleep(0.01)
-        assert rung == [signal.SIGUSR1] and ended == [signal.SIGTERM]
+        assert rung == [signal.SIGUSR1]
+        assert ended == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -1,0 +1,422 @@
+"""Link models: how long a message occupies a link, and when it arrives at the link's end.
+
+Two rows stand here, after the simulators they come from. They are linear: a message's serial time
+(bytes / bandwidth) and the link's alpha say everything, so that a run reads two numbers per size
+and speed. A model of one's own has a law, which is asked at the moment when a message starts on a
+link, and may look at how long the message has waited. Where a message that waited takes a link for
+twice its time,
+
+    def doubled(link, nbytes, serial, alpha, ready, start):
+        busy = 2 * serial if start > ready else serial
+        return busy, busy + alpha
+
+two of 1 s that come to a link of no alpha at 0 s arrive at 1 s and at 3 s by
+``LinkModel("doubled", law=doubled)``.
+
+Who may start when is decided by the runs in ``kernels.py``, whatever the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcoll.errors import JaxcollError, ScheduleError
+from jaxcoll.numerics import checks, machine_code
+from jaxcoll.numerics.compiled import Kernel, kernel
+from jaxcoll.simulation import kernels
+from jaxcoll.simulation.kernels import Hops, HopsByLaw
+from jaxcoll.simulation.timeline import HORIZON, Clock
+from jaxcoll.topology import Topology
+
+Law = Callable[[int, float, int, int, int, int], tuple[int, int]]
+
+# Of a law's clock: how much finer its ticks are than they must be, so that a law rounds to a
+# thousandth, and how many times as long as all linear times together its run may take.
+_ROOM = 2**10
+# What a law that runs as Python may raise. Compiled, it raises Numba's errors too.
+_OF_A_LAW = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+_MOST_CHARACTERS = 60  # of a name
+
+
+class Durations(NamedTuple):
+    """How long messages take on links, by size and speed alone.
+
+    Attributes:
+        clock: the unit of time.
+        case: of each hop the number of its size and speed.
+        nbytes: bytes of each case, heads of packets included.
+        busy, delay: ticks for which a message occupies a link, and until it arrives, per case; of a
+            model with a law, those without alpha and with it.
+    """
+
+    clock: Clock
+    case: np.ndarray
+    nbytes: list[Fraction]
+    busy: np.ndarray
+    delay: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkModel:
+    """How long a message occupies a link, and how long after its start it arrives.
+
+    Whatever takes ``model=`` takes the name of one of ``LINK_MODELS``, or a model itself.
+
+    A model of one's own has a law, ``law(link, nbytes, serial, alpha, ready, start)``, and the
+    simulator's loops are compiled around it as soon as that pays. It is called once for each
+    message on each link, in the order in which messages start, and should only compute: compiled
+    it has no other effect. All times are integers of one unit, the tick, of which the shortest time
+    has a thousand where that fits 62 bits. It is given
+
+    - ``link``: the number of the link; ``nbytes``: bytes of the message, a float;
+    - ``serial``: ticks of bytes / bandwidth; ``alpha``: ticks of the link's latency;
+    - ``ready``: when the message came to the queue of the link, and ``start``: when it starts
+
+    and returns two integers ``(busy, delay)``: ticks from ``start`` for which the link is busy, and
+    ticks from ``start`` until the message is at the link's end. No message may overtake another on
+    a link.
+
+    Attributes:
+        name: in results, files and pages.
+        law: a function that Numba can compile, or that it has compiled; None of a linear model.
+        alpha_occupies: of a linear model, whether alpha occupies the link too, beside the bytes.
+            The message arrives a serial time and alpha after its start in any case.
+        ties_as_pushed: of messages that come to a link at the same time in ``simulate_messages``,
+            whether the first is the one whose event ASTRA-sim would push first, so that its figures
+            are met to the tick; otherwise the first is the one that is listed first.
+        network: for a law that takes less time somewhere than bytes / bandwidth, or than that and
+            alpha: a function from a network to one of the same links, which is nowhere slower than
+            the law. Bounds of schedules by this model are bounds on that network.
+
+    Raises:
+        ScheduleError: a name of no character, of more than 60, or of several lines; something else
+            than a function as law or network; ``alpha_occupies`` beside a law, or a network without
+            one.
+    """
+
+    name: str
+    _: dataclasses.KW_ONLY
+    law: Law | None = None
+    alpha_occupies: bool = False
+    ties_as_pushed: bool = False
+    network: Callable[[Topology], Topology] | None = None
+
+    def __post_init__(self) -> None:
+        name = checks.text(self.name, "name", ScheduleError)
+        if not 0 < len(name) <= _MOST_CHARACTERS or not name.isprintable():
+            raise ScheduleError(
+                f"a link model's name has 1 to {_MOST_CHARACTERS} characters, in a line; got "
+                f"{checks.shown(name)}"
+            )
+        checks.flag_fields(self, ScheduleError, "alpha_occupies", "ties_as_pushed")
+        arguments = {"law": "link, nbytes, serial, alpha, ready, start", "network": "topology"}
+        for field, takes in arguments.items():
+            given = getattr(self, field)
+            if given is not None and _function(given) is None:
+                raise ScheduleError(
+                    f"{field} must be a function of ({takes}), got {checks.shown(given)}"
+                )
+        if self.law is None and self.network is not None:
+            raise ScheduleError("network= is of a law that is faster than a link; give law=, too")
+        if self.law is not None and self.alpha_occupies:
+            raise ScheduleError("alpha_occupies= is of a linear model; a law says what is busy")
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether bytes and speed alone say how long a message takes.
+
+        Only then does a link's number change nothing: a law may know that of one that is worn out.
+        """
+        return self.law is None
+
+    @property
+    def digest(self) -> str:
+        """What tables on disk tell the model by: its name, and its functions as written."""
+        functions = [each for each in map(_function, (self.law, self.network)) if each is not None]
+        if not functions:
+            return self.name
+        kept: list[Any] = [
+            cell.cell_contents for each in functions for cell in each.__closure__ or ()
+        ]
+        kept += [value for each in functions for value in each.__defaults__ or ()]
+        read = [_compiled(each).source_hash for each in functions]
+        return f"{self.name} {machine_code.source_hash(functions, [*kept, *read])}"
+
+    # ------------------------------------------------------------------ a run
+
+    def durations(
+        self, cases: list[tuple[Fraction, Fraction, Fraction]], case: np.ndarray, hops: list[int]
+    ) -> Durations:
+        """The clock of a run, and its durations by size and speed.
+
+        Args:
+            cases: of each size on links of a speed, its bytes, bytes / bandwidth and alpha.
+            case: the number of each hop's.
+            hops: how many hops each has.
+        """
+        nbytes, serials, alphas = ([one[i] for one in cases] for i in range(3))
+        # A linear run takes no longer than all its hops one after another.
+        total = sum(
+            (h * (s + a) for h, s, a in zip(hops, serials, alphas, strict=True)), Fraction(0)
+        )
+        clock = Clock.for_durations([*alphas, *serials], total, self._room)
+        serial = clock.ticks(serials)
+        delay = serial + clock.ticks(alphas)
+        busy = delay if self.alpha_occupies else serial
+        return Durations(clock, case, nbytes, busy, delay)
+
+    @property
+    def _room(self) -> int:
+        return 1 if self.is_linear else _ROOM
+
+    def with_releases(self, found: Durations, releases: list[Fraction]) -> Durations:
+        """The same durations on a clock on which the release times are whole ticks too."""
+        clock, busy, delay = found.clock, found.busy, found.delay
+        spans = [Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}]
+        total = int(delay[found.case].sum()) * clock.tick + max(releases)
+        finer = Clock.for_durations([*spans, *releases], total, self._room)
+        factor = clock.tick / finer.tick
+
+        def rescale(ticks: np.ndarray) -> np.ndarray:
+            return np.asarray([-(-(int(t) * factor) // 1) for t in ticks], np.int64)
+
+        clock = Clock(finer.tick, finer.is_exact and clock.is_exact)
+        return found._replace(clock=clock, busy=rescale(busy), delay=rescale(delay))
+
+    def hops(self, ptr: np.ndarray, link: np.ndarray, found: Durations) -> Hops | HopsByLaw:
+        """The hops of a run, before it: with their times, or with the arguments of a law.
+
+        Args:
+            ptr, link: as of ``Hops``.
+        """
+        if self.is_linear:
+            return Hops(ptr, link, found.case, found.busy, found.delay)
+        each = np.arange(len(link), dtype=np.int32)
+        busy, delay = np.zeros(len(link), np.int64), np.zeros(len(link), np.int64)
+        nbytes = np.asarray([float(size) for size in found.nbytes])
+        alpha = found.delay - found.busy
+        return HopsByLaw(ptr, link, each, busy, delay, found.case, nbytes, found.busy, alpha)
+
+    @property
+    def loops(self) -> Any:
+        """The runs of ``kernels``, which ask the law if there is one."""
+        return kernels if self.law is None else _loops_of(self.law)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Within this context what a law raises, or Numba while it compiles it, is refused.
+
+        Raises:
+            ScheduleError: with the name of the model and the text of the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            is_numba = type(error).__module__.startswith("numba.")
+            if self.is_linear or not (is_numba or isinstance(error, _OF_A_LAW)):
+                raise
+            # Of Numba's many lines the last that says why.
+            said = " ".join(str(error).rpartition("frontend)")[2].split())
+            raise ScheduleError(
+                f"the law of link model {self.name!r} failed, {type(error).__name__}: {said:.300}; "
+                "it takes (link, nbytes, serial, alpha, ready, start) and returns two integers, "
+                "ticks (busy, delay), by what Numba compiles"
+            ) from error
+
+    def answered(
+        self, topology: Topology, hops: Hops | HopsByLaw, found: Durations, start: np.ndarray
+    ) -> Hops:
+        """The hops of a run after it, once a law has said what it may.
+
+        Args:
+            start: of each hop, ticks.
+
+        Raises:
+            ScheduleError: a law that was faster than bounds allow, that let a message overtake
+                another, or slower than a run may last; it names the message and the link.
+        """
+        if isinstance(hops, Hops):
+            return hops
+        busy, delay = hops.busy, hops.delay
+        if self.network is None:
+            least_busy = found.busy[found.case]
+            least_delay = found.delay[found.case]
+        else:
+            least_busy, least_delay = _least(self.bounded_by(topology), hops.link, found)
+        # In floats, in which nothing wraps around. The first sum that does not fit is of a start
+        # that does, so that it is found although later starts are of numbers that wrapped.
+        end = start.astype(float) + np.maximum(busy, delay)
+        wrong = (busy < least_busy) | (delay < least_delay) | (end >= HORIZON)
+        if not wrong.any():
+            # The loops take messages from a link as they were put on it, as any wire does.
+            order = np.lexsort((start, hops.link))
+            link, arrival = hops.link[order], (start + delay)[order]
+            wrong[order[1:]] = (link[1:] == link[:-1]) & (arrival[1:] < arrival[:-1])
+        if wrong.any():
+            # The first that started: the others may be its consequences.
+            at = np.flatnonzero(wrong)
+            begun = np.where(start[at] < 0, HORIZON, start[at])
+            self._refuse(int(at[np.argmin(begun)]), hops, start, (least_busy, least_delay))
+        return Hops(hops.ptr, hops.link, hops.case, busy, delay)
+
+    def _refuse(
+        self, h: int, hops: HopsByLaw, start: np.ndarray, least: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        message = int(np.searchsorted(hops.ptr, h, side="right")) - 1
+        busy, delay = int(hops.busy[h]), int(hops.delay[h])
+        where = (
+            f"by link model {self.name!r} message {message} has link {int(hops.link[h])} busy for "
+            f"{busy} ticks and arrives after {delay}"
+        )
+        for said, fewest, what in ((busy, least[0][h], "busy"), (delay, least[1][h], "delay")):
+            if said < fewest:
+                network = "the link" if self.network is None else "the link of its network="
+                alone = "bytes / bandwidth" + (" and alpha" if what == "delay" else "")
+                raise ScheduleError(
+                    f"{where}; {network} takes {int(fewest)} for {alone} alone, which bounds count "
+                    f"on: return no {what} below that, rounded up, or state a network= that is "
+                    "nowhere slower than the law"
+                )
+        where += f", from tick {int(start[h])} on"
+        if float(start[h]) + max(busy, delay) >= HORIZON:
+            raise ScheduleError(
+                f"{where}; a run has 2**62 ticks, at least {_ROOM} times what all its messages "
+                "take one after another: return less"
+            )
+        raise ScheduleError(
+            f"{where}, before one that the link took earlier, and nothing overtakes on a link: "
+            "return a busy of messages that arrive late that lasts as much longer"
+        )
+
+    # ------------------------------------------------------------------ bounds
+
+    def bounded_by(self, topology: Topology) -> Topology:
+        """The network whose bounds no run on ``topology`` beats by this model; mostly itself.
+
+        Raises:
+            ScheduleError: the model's ``network`` gave none, or one of other links.
+        """
+        if self.network is None:
+            return topology
+        what = f"network of link model {self.name!r}"
+        found = self.network(topology)
+        if not isinstance(found, Topology):
+            raise ScheduleError(f"{what} must return a Topology, got {checks.shown(found)}")
+        ends = ("num_ranks", "src", "dst")
+        if not all(np.array_equal(getattr(found, a), getattr(topology, a)) for a in ends):
+            raise ScheduleError(
+                f"{what} must return {topology} with other speeds, got {found} with other links"
+            )
+        return found
+
+
+def _least(network: Topology, link: np.ndarray, found: Durations) -> tuple[np.ndarray, np.ndarray]:
+    """Ticks of bytes / bandwidth, and of that and alpha, of each hop on another network."""
+    speeds, speed_of_link = network.speeds
+    pairs = found.case.astype(np.int64) * len(speeds) + speed_of_link[link]
+    used, which = np.unique(pairs, return_inverse=True)
+    cases = [divmod(int(pair), len(speeds)) for pair in used]
+    serial = [found.nbytes[case] / speeds[speed][1] for case, speed in cases]
+    both = [s + speeds[speed][0] for s, (_, speed) in zip(serial, cases, strict=True)]
+    return found.clock.ticks(serial)[which], found.clock.ticks(both)[which]
+
+
+# "astra": the congestion-aware analytical backend of ASTRA-sim. A message that starts at t frees
+# its link at t + bytes / bandwidth, and arrives alpha later.
+ASTRA = LinkModel("astra", ties_as_pushed=True)
+# "tacos": one cost alpha + beta n per link (TACOS, Sec. IV-F), which occupies it: the link is free
+# again when the message arrives.
+TACOS = LinkModel("tacos", alpha_occupies=True)
+
+LINK_MODELS: Mapping[str, LinkModel] = {model.name: model for model in (ASTRA, TACOS)}
+MODELS = tuple(LINK_MODELS)
+
+
+def link_model(given: str | LinkModel, error: type[JaxcollError] = ScheduleError) -> LinkModel:
+    """The model of a name, or a model itself.
+
+    Raises:
+        ScheduleError: or another ``error``: neither, or another model under a name of
+            ``LINK_MODELS``, whose results nobody could tell from those.
+    """
+    if not isinstance(given, LinkModel):
+        if not isinstance(given, str) or given not in LINK_MODELS:
+            raise error(
+                f"model must be one of {', '.join(LINK_MODELS)}, got {checks.shown(given)}; one of "
+                "your own is a jaxcoll.simulation.LinkModel"
+            )
+        return LINK_MODELS[given]
+    if given != LINK_MODELS.get(given.name, given):
+        raise error(f"model {given.name!r} is another one of that name; call yours otherwise")
+    return given
+
+
+# ---------------------------------------------------------------------- laws, compiled
+
+
+def _function(law: Any) -> types.FunctionType | None:
+    """The Python function of a law, which may be compiled; None if it is none."""
+    plain = law.__wrapped__ if isinstance(law, Kernel) else getattr(law, "py_func", law)
+    return plain if isinstance(plain, types.FunctionType) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(law: Any) -> Kernel:
+    return kernel(nogil=True)(_function(law) or law)
+
+
+def _law(link, nbytes, serial, alpha, ready, start):
+    """In the place of a law, and itself one: that of "astra"."""
+    return serial, serial + alpha
+
+
+def _settle(hops, h, ready, begin):
+    """In the place of ``kernels._settle``: ask the law."""
+    i = hops.what[h]
+    # Integers of 64 bits, and a float, whoever runs it: Python would pass integers that never wrap
+    # around among others that do.
+    busy, delay = _law(
+        np.int64(hops.link[h]), hops.nbytes[i], hops.serial[i], hops.alpha[i],
+        np.int64(ready), np.int64(begin),
+    )  # fmt: skip
+    # Integers alone have this operation: a column of integers would cut fractions off in silence.
+    hops.busy[h] = busy | 0
+    hops.delay[h] = delay | 0
+
+
+@functools.lru_cache(maxsize=64)
+def _loops_of(law: Law) -> types.SimpleNamespace:
+    """The functions of ``kernels`` once more, in which ``_settle`` asks a law.
+
+    Copies and no argument: whether a hop's time stands in a column or comes from a law is decided
+    when a loop is compiled, so that one without a law pays nothing for those that have one.
+    """
+    space = dict(vars(kernels))
+
+    def in_space(function: Any) -> types.FunctionType:
+        made = types.FunctionType(function.__code__, space, function.__name__)
+        functools.update_wrapper(made, function)
+        return made
+
+    for name, value in vars(kernels).items():
+        if isinstance(value, Kernel) and value.__module__ == kernels.__name__:
+            # Not kept on disk, where Numba tells functions by their own code alone, not by that of
+            # the functions they call: one law would be taken for another.
+            options = {**value.options, "cache": False}
+            space[name] = kernel(**options)(in_space(value.__wrapped__))
+        elif isinstance(value, types.FunctionType) and value.__module__ == kernels.__name__:
+            space[name] = in_space(value)
+    space["_law"] = _compiled(law)
+    space["_settle"] = kernel(nogil=True)(in_space(_settle))
+    return types.SimpleNamespace(**space)
