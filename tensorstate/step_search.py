@@ -23,6 +23,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph, LoopForm
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
+from tensorstate.keeping.table import allowed
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
@@ -449,7 +450,7 @@ def _options(
     """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
     is_none = isinstance(limit, float) and limit == math.inf
-    return SearchOptions(recompute, None if is_none else limit, objective)
+    return SearchOptions(allowed(recompute=recompute), None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:

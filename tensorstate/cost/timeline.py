@@ -33,6 +33,7 @@ from tensorstate.cost.loop_schedule import Bodies, LoopSchedule, TaskColumns
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent, StepTasks
 from tensorstate.ir.placements import MAX, MIN
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 
 # The part of the memory that copies ahead and behind may take at most.
@@ -110,7 +111,7 @@ def schedule_step(
     problem: Problem,
     decisions: Decisions,
     reshards: Sequence[ReshardPlan],
-    recomputed_nodes: frozenset[int],
+    kept: Kept,
     live: np.ndarray,
     memory_limit: float | None = None,
 ) -> StepSchedule:
@@ -118,11 +119,11 @@ def schedule_step(
 
     Args:
         reshards: the reshard plans of all tensors.
-        recomputed_nodes: nodes that are recomputed after the forward pass.
+        kept: how nodes are kept for the backward pass.
         live: bytes that are live at every program point.
         memory_limit: bytes per device; the device's memory by default.
     """
-    step = _Step(StepTasks(problem, decisions, reshards, recomputed_nodes))
+    step = _Step(StepTasks(problem, decisions, reshards, kept))
     room = _free_memory(problem, live, memory_limit)
     best = step.scheduled(0, room)
     # Longer buckets pay less latency and hide less: seconds fall, then rise, over their sizes.

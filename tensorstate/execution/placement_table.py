@@ -20,6 +20,8 @@ from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy
@@ -177,7 +179,7 @@ class PlacementTable:
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.whole
         self.strategies: Sequence[Strategy] = decisions.strategies
-        self.recomputed_nodes = cost.recomputed_nodes
+        self.kept = cost.kept
         self.reshards: dict[int, ReshardPlan] = {
             t: reshard for reshard in cost.reshards for t in reshard.tensors
         }
@@ -193,9 +195,14 @@ class PlacementTable:
         """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
 
-    def is_recomputed(self, operator: int | None) -> bool:
-        """Whether an operator's node is recomputed."""
-        return operator is not None and self.positions[operator].node in self.recomputed_nodes
+    def keeping(self, tensor: int) -> Keeping:
+        """How a tensor is kept for the backward pass."""
+        producer = self.graph.tensors[tensor].producer
+        return table.DEFAULT if producer is None else self.kept[self.positions[producer].node]
+
+    def runs_again(self, operator: int | None) -> bool:
+        """Whether an operator runs again after the forward pass."""
+        return operator is not None and self.positions[operator].node in self.kept.again
 
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""

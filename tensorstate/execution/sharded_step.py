@@ -38,6 +38,7 @@ from tensorstate.execution.placement_table import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.padded import PaddedArray, Padding
+from tensorstate.keeping import table as keepings
 from tensorstate.problem.problem import Problem
 
 # Without these options XLA on CPU uses more memory than planned. One pass removes optimization
@@ -443,7 +444,7 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     """The decisions of a plan that no sharding of an argument or result expresses."""
     # Shardings of arguments and results say where a step begins and ends. XLA chooses the rest, and
-    # knows neither saved copies nor recomputation.
+    # does not know how tensors are kept.
     inside = {
         reshard.group
         for tensor, reshard in table.reshards.items()
@@ -457,12 +458,13 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         for reshard in table.reshards.values()
         if reshard.saved not in (None, reshard.produced_placements)
     }
-    recomputed, staged = len(table.recomputed_nodes), table.problem.pipeline
+    staged = table.problem.pipeline
+    kept = ((len(table.kept.nodes(keeping)), keeping) for keeping in keepings.optional())
     # ``reshard.group`` counts kinds of tensors: those of identical layers are one.
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
-        (recomputed, "that {} groups of operators are recomputed there"),
+        *((count, f"that {{}} groups of operators are {keeping} there") for count, keeping in kept),
         (0 if staged is None else staged.stages, "that layers run in {} pipeline stages"),
     )
     return tuple(text.format(count) for count, text in counted if count)

@@ -324,7 +324,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
         for choices, known in zip(question.candidates, merged.strategies, strict=True)
     ]
     candidates = [list(strategies) for strategies in expanded]
-    # Nothing is recomputed and no limit holds: these are strategies to begin with.
+    # All is kept by default and no limit holds: these are strategies to begin with.
     free = SearchOptions(objective=options.objective)
     try:
         asked = Question(merged, candidates, free, question.progress, deadline=question.deadline)
