@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from experiments.timing import report
 from jaxcoll.bounds import bound
+from jaxcoll.kinds import kind_of
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -80,7 +81,8 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
     n, steps = topology.num_ranks, horizon - ticks
     copies = _Flows(topology, ticks, steps, 0)
     kinds = [copies]
-    if kind == "all_reduce":
+    adds = kind_of(kind).adds
+    if adds:
         kinds.append(_Flows(topology, ticks, steps, copies.size))
     shard = sum(flows.size for flows in kinds)  # to maximize, in units of a link's data per tick
     rows = _Rows()
@@ -94,7 +96,7 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
                     rows.add(iter(flows.net(u, step, v)))
         # By the end each rank has the whole shard of the root.
         rows.add(iter([*copies.net(v, horizon, v), (shard, 1.0)]))
-    if kind == "all_reduce":
+    if adds:
         # The data that the root holds complete by each tick; more than the contributions of no rank
         # has come, and more is not copied.
         sums, complete = kinds[1], shard + 1
@@ -103,7 +105,7 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
                 rows.add(iter([*sums.net(v, tick, v), (shard, -1.0)]))
                 rows.add(iter([*sums.net(0, tick, v), (complete + tick, 1.0)]))
                 rows.add(iter([*copies.net(0, tick, v), (complete + tick, -1.0)]))
-    columns = shard + 1 + (horizon if kind == "all_reduce" else 0)
+    columns = shard + 1 + (horizon if adds else 0)
     cost = np.zeros(columns)
     cost[shard] = -1
     found = scipy.optimize.linprog(
@@ -179,7 +181,7 @@ def fluid(argv: Sequence[str]) -> None:
     )
     options = parser.parse_args(argv)
     topology = torus(*options.sides, alpha=ALPHA, bandwidth=BANDWIDTH)
-    usual = [4, 5] if options.collective == "all_gather" else [6.5, 7, 9]
+    usual = [6.5, 7, 9] if kind_of(options.collective).adds else [4, 5]
     horizons = [round(options.ticks * latencies) for latencies in options.latencies or usual]
     report("fluid", measure(topology, options.collective, options.ticks, horizons))
     print("Where fluid and bound agree, no argument about flows gives a higher bound.")

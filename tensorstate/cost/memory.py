@@ -24,6 +24,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
 
+from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import MeshShape, Placements, all_placements
 from tensorstate.keeping import table
@@ -31,8 +32,11 @@ from tensorstate.keeping.base import Category, Holds, Keeping
 from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import SUMS_ITEMSIZE, Problem
-from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.reshard import IN_PLACE, ReshardStep
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+
+# Collectives that receive data of several devices, which are put in order then.
+REORDERED = those(lambda kind: not kind.adds)
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -119,12 +123,12 @@ class Shares(Protocol[Share]):
 
 def resharded_bytes(problem: Problem, group: TensorGroup, step: ReshardStep) -> int:
     """Bytes of the copy that a step makes; an all-reduce replaces its operand in place."""
-    return 0 if step.kind == "all_reduce" else problem.local_bytes(group, step.target)
+    return 0 if step.kind in IN_PLACE else problem.local_bytes(group, step.target)
 
 
 def receive_buffer_bytes(step: ReshardStep) -> int:
     """Bytes of the buffer in which a step receives data before it is put in order."""
-    return step.nbytes if step.kind in ("all_gather", "all_to_all") else 0
+    return step.nbytes if step.kind in REORDERED else 0
 
 
 def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterator[Term[Share]]:

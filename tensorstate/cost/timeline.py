@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.kinds import those
 from jaxcoll.numerics.list_schedule import COMPUTE, FreeMemory
 from tensorstate.cost.critical_path import critical_seconds
 from tensorstate.cost.loop_schedule import Bodies, LoopSchedule, TaskColumns
@@ -39,7 +40,7 @@ from tensorstate.problem.problem import Problem
 # The part of the memory that copies ahead and behind may take at most.
 MOST_AHEAD = 0.05
 # Collectives of sums and shards, whose operands can be laid beside each other.
-JOINABLE = ("all_gather", "reduce_scatter", "all_reduce")
+JOINABLE = those(lambda kind: kind.is_sharded)
 # Bytes of a bucket that are tried. One bucket of all that a pass sends has nothing left to hide
 # under: of 12 layers of 128 KiB, 4 MiB left 1 of 35 products covered on v5e and none on
 # H100s, 512 KiB 9 and 26.

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import jaxcoll as jc
+from jaxcoll.kinds import kind_of
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
@@ -55,11 +56,12 @@ def scheduled_collectives(
             take = jc.pmax if before == MAX else jc.pmin
             return take(x, axis, schedule=schedule_for("all_reduce", step.axis, step.nbytes))
         schedule = schedule_for(step.kind, step.axis, step.nbytes)
-        if step.kind == "all_gather":
+        kind = kind_of(step.kind)
+        if kind.copies:
             return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)
-        if step.kind == "all_reduce":
+        if kind.sums_for_all:
             return jc.psum(x, axis, schedule=schedule)
-        if step.kind == "reduce_scatter":
+        if kind.adds:
             return jc.psum_scatter(x, axis, scatter_dimension=after, tiled=True, schedule=schedule)
         return jc.all_to_all(x, axis, after, before, tiled=True, schedule=schedule)
 
@@ -73,11 +75,12 @@ def lax_collectives(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Arr
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
-    if step.kind == "all_gather":
+    kind = kind_of(step.kind)
+    if kind.copies:
         return lax.all_gather(x, axis, axis=before, tiled=True)
-    if step.kind == "all_reduce":
+    if kind.sums_for_all:
         return lax.psum(x, axis)
-    if step.kind == "reduce_scatter":
+    if kind.adds:
         return lax.psum_scatter(x, axis, scatter_dimension=after, tiled=True)
     return lax.all_to_all(x, axis, after, before, tiled=True)
 
@@ -94,7 +97,7 @@ def apply_reshard_step(
     Args:
         x: the shard before, with one dimension per position of the tensor.
     """
-    if step.kind == "all_to_all":
+    if step.collective is not None and step.collective.is_pairwise:
         # Into its parts XLA for CPU moves the concatenation and the transposes that make the array,
         # and then refuses parts of different layouts.
         x = lax.optimization_barrier(x)

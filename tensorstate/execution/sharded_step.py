@@ -450,7 +450,8 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         for tensor, reshard in table.reshards.items()
         if table.graph.tensors[tensor].role == "activation"
         and any(
-            step.kind in ("all_gather", "all_to_all", "reduce_scatter") for step in reshard.steps
+            step.collective is not None and not step.collective.sums_for_all
+            for step in reshard.steps
         )
     }
     saved = {

@@ -167,7 +167,7 @@ def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
     # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
     # all.
     return any(
-        step.axis == axis and step.kind in ("all_reduce", "reduce_scatter")
+        step.axis == axis and step.collective is not None and step.collective.adds
         for reshard in cost.reshards
         if not problem.tensor_groups[reshard.group].in_forward
         for step in reshard.steps

@@ -328,8 +328,8 @@ def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations()
         found,
         bias,
         True,
-        receive_buffer_for_recompute=[(again[0], again[0])],
-        resharded_for_recompute=[(again[0], again[-1])],
+        receive_buffer_for_again=[(again[0], again[0])],
+        resharded_for_again=[(again[0], again[-1])],
     )
 
 
@@ -343,7 +343,7 @@ def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_p
         if found.is_fused(tensor) or not again or not reads:
             continue
         copies = [(min(again), min(reads) - 1), (max(reads) + 1, max(again))]
-        check_ranges(found, tensor, True, resharded_for_recompute=copies)
+        check_ranges(found, tensor, True, resharded_for_again=copies)
         late += max(again) > max(reads)
     assert late
 
