@@ -255,7 +255,7 @@ def _live_terms(
         yield from terms("temporaries", waiting, live.awaiting_forward_use)
     # The operands of a fused operator are what the backward pass reads in its place.
     if live.fused_input.any():
-        waiting = shares.awaiting(live.fused_consumer, lambda keeping: not keeping.runs_again)
+        waiting = shares.awaiting(live.fused_consumer, lambda keeping: keeping.stays_fused)
         yield from terms("saved", waiting, live.fused_input)
 
 

@@ -1,8 +1,8 @@
 """Runs a training step as decided: the factor graph, interpreted inside ``jax.shard_map``.
 
 Every operator runs on the shards that its strategy gives a device; a tensor is resharded by
-collectives. A tensor that is read both in the forward pass and after it has one saved copy, or none
-if it is recomputed.
+collectives. A tensor that is read both in the forward pass and after it has one stored copy, or
+none if its producer runs again.
 
 Loops of the step itself run as loops where the graph has them as loops (``step_loop``).
 """
@@ -263,7 +263,7 @@ def apply(
     Args:
         problem: graph and mesh.
         decisions: the strategies of all classes.
-        cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
+        cost: the cost of the decisions, with the reshard plans and how nodes are kept.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
         timeline: the schedule that was priced. On devices that overlap, scans are unrolled and

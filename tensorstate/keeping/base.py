@@ -1,6 +1,6 @@
 """What a keeping is: how a result of the forward pass gets to those who read it after that pass.
 
-Every node of the forward pass has one keeping, for all of its results. There are two families:
+Every node of the forward pass has one keeping, for all of its results, of one of two families:
 
     family     between the passes        the producer   a copy in placements of its own
     stored     a copy takes memory       runs once      yes: saved, and what stores it elsewhere
@@ -138,6 +138,8 @@ class Keeping:
             result. Otherwise a copy is stored, in placements that are chosen.
         spans: the reasons for which it takes memory.
         lived: when each of them is live, of a tensor with such reads.
+        stays_fused: whether readers after the forward pass still compute a fused result themselves,
+            so that its operands must be live then.
         option: the argument of ``search`` and the command line that allows it; empty where it needs
             none.
         help: of the option.
@@ -154,6 +156,7 @@ class Keeping:
     runs_again: bool
     spans: tuple[Span, ...]
     lived: Callable[[Reads], Iterator[Lived]]
+    stays_fused: bool = False
     option: str = ""
     help: str = ""
     may_keep: Callable[[Graph, int], bool] = _any_operator

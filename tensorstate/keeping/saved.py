@@ -29,4 +29,5 @@ SAVED = Keeping(
         Span("read again", Holds.COPY_READ_AGAIN, "saved"),
     ),
     lived=_lived,
+    stays_fused=True,
 )

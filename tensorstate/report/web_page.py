@@ -229,7 +229,7 @@ def _class(
         f"in each of {repeats} microbatches" if repeats > 1 else "",
     ]
     for keeping in table.optional():
-        count = len(set(nodes).intersection(result.cost.kept.nodes(keeping)))
+        count = sum(result.cost.kept[node] == keeping for node in nodes)
         facts.append(f"{count} {keeping.said}" if count else "")
     described = {
         "kind": texts.index(strategy_text(problem, strategy)),
