@@ -116,11 +116,11 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
                 count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
-    num_again: dict[int, int] = defaultdict(int)
-    for node in kept.again:
-        num_again[problem.graph.nodes[node].class_id] += 1
-    # A node that runs again does so with the sends within it.
-    runs = [problem.multiplicity(g) + num_again[g] for g in range(len(decisions.strategies))]
+    num_reruns: dict[int, int] = defaultdict(int)
+    for node in kept.rerun:
+        num_reruns[problem.graph.nodes[node].class_id] += 1
+    # A node that reruns does so with the sends within it.
+    runs = [problem.multiplicity(g) + num_reruns[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
         [
             *(runs[g] * problem.seconds(g, own) for g, own in enumerate(decisions.strategies)),

@@ -40,7 +40,7 @@ REORDERED = those(lambda kind: not kind.adds)
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
-ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_again"]
+ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_rerun"]
 
 KeepingsThat = Callable[[Keeping], bool]
 """Of which keepings shares are asked for."""
@@ -104,12 +104,12 @@ class Shares(Protocol[Share]):
         """Of these the share in placements other than those in which it is produced."""
         ...
 
-    def copies_read_again(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
-        """Of these the share whose copy is read by a consumer that runs again."""
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """Of these the share whose copy is read by a consumer that reruns."""
         ...
 
-    def made_read_again(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
-        """The share made again in each placement, and read by a consumer that runs again."""
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """The share rebuilt in each placement, and read by a consumer that reruns."""
         ...
 
     def loop_resident(self) -> Mapping[Placements, Share]:
@@ -198,7 +198,7 @@ def _reshard_terms(
         ("in_forward", live.resharded_in_forward, live.receive_buffer_in_forward),
         ("after_forward", live.resharded_after_forward, live.receive_buffer_after_forward),
         ("after_loop", live.resharded_after_loop, live.receive_buffer_after_loop),
-        ("for_again", live.resharded_for_again, live.receive_buffer_for_again),
+        ("for_rerun", live.resharded_for_rerun, live.receive_buffer_for_rerun),
     )
     by_phase = [(shares.resharded(phase), copy, buffer) for phase, copy, buffer in ranges]
     for steps, copy, buffer in by_phase:
@@ -483,11 +483,11 @@ class _DecidedShares(Shares[float]):
         copies = self.copies(keeping)
         return {placements: copies[placements] for placements in copies.keys() - {self.source}}
 
-    def copies_read_again(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
-        return self._stored(lambda r: r.keeping == keeping and self._is_read_again(r))
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        return self._stored(lambda r: r.keeping == keeping and self._feeds_rerun(r))
 
-    def made_read_again(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
-        share = self._share(lambda r: r.keeping == keeping and self._is_read_again(r))
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        share = self._share(lambda r: r.keeping == keeping and self._feeds_rerun(r))
         return {self.source: [share]}
 
     def _stored(self, where: Callable[[ReshardPlan], bool]) -> Mapping[Placements, list[float]]:
@@ -498,10 +498,10 @@ class _DecidedShares(Shares[float]):
                 shares[reshard.saved] += reshard.multiplicity / self.group.multiplicity
         return {placements: [share] for placements, share in shares.items()}
 
-    def _is_read_again(self, reshard: ReshardPlan) -> bool:
-        """Whether a node that runs again reads the tensors of a plan."""
+    def _feeds_rerun(self, reshard: ReshardPlan) -> bool:
+        """Whether a node that reruns reads the tensors of a plan."""
         consumers = self.group.consumers[self.group.tensors.index(reshard.tensors[0])]
-        return any(not self.kept.again.isdisjoint(nodes) for nodes in consumers)
+        return any(not self.kept.rerun.isdisjoint(nodes) for nodes in consumers)
 
     def loop_resident(self) -> Mapping[Placements, float]:
         shares: dict[Placements, float] = defaultdict(float)

@@ -1,6 +1,6 @@
 """Decisions of a search, and where they reshard which tensor group, by which collectives.
 
-Of the nodes that decisions let run again, those do whose results are needed. A group is resharded
+Of the nodes that decisions let rerun, those do whose results are needed. A group is resharded
 in up to four passes. The microbatch loop surrounds the second and the third:
 
     pass            starts from                               delivers
@@ -8,7 +8,7 @@ in up to four passes. The microbatch loop surrounds the second and the third:
     in forward      produced; the loop-resident copy          consumers of the forward pass,
                     of an input                               the stored copy
     after forward   the stored copy and an input itself, or   consumers after the forward pass and
-                    as in the forward pass if none is stored  those that run again
+                    as in the forward pass if none is stored  those that rerun
     after the loop  an input itself; else the resident copy   consumers after the loop
 
 A copy that accumulates over microbatches, such as a gradient, is delivered by the pass in which the
@@ -48,10 +48,10 @@ class Decisions:
         strategies: the strategy of every node class.
         kept: by node of the forward pass how its results are kept for the backward pass; of others
             as by default. It matters only where a later consumer needs one of them, which for a
-            node that would run again is not in ``saved``. Layers of one class share a strategy, but
+            node that would rerun is not in ``saved``. Layers of one class share a strategy, but
             each may be kept in its own way.
         saved: by tensor, the placements of the copy that is stored from the forward to the backward
-            pass. Of a tensor whose producer runs again none is.
+            pass. Of a tensor whose producer reruns none is.
         loop_resident: by tensor, with microbatches, the placements of the copy that stays resident
             through the microbatch loop. An input is resharded to it once before the loop, and no
             copy of it is saved within a microbatch. A tensor that is read after the loop is
@@ -84,8 +84,8 @@ def find_kept(problem: Problem, decisions: Decisions) -> Kept:
         for tensor, producer, consumers in zip(
             group.tensors, group.producers, group.consumers, strict=True
         ):
-            # A result that is stored is not what its producer runs again for.
-            stays = producer in pending and pending[producer].runs_again
+            # A result that is stored is not what its producer reruns for.
+            stays = producer in pending and pending[producer].reruns
             if producer in pending and not (stays and tensor in decisions.saved):
                 after_forward = (
                     consumer_class.after_forward and not consumer_class.after_loop
@@ -93,14 +93,14 @@ def find_kept(problem: Problem, decisions: Decisions) -> Kept:
                 )
                 needs[producer] += zip(after_forward, consumers, strict=True)
     # Consumers follow producers in execution order, so one reversed pass finds all nodes: whether a
-    # reader runs again is known before what it reads.
+    # reader reruns is known before what it reads.
     for node in sorted(pending, reverse=True):
         if any(
             after_forward or not again.isdisjoint(consumers)
             for after_forward, consumers in needs[node]
         ):
             found[node] = pending[node]
-            if found[node].runs_again:
+            if found[node].reruns:
                 again.add(node)
     return Kept(found)
 
@@ -114,7 +114,7 @@ class ReshardPasses:
 
     Attributes:
         in_forward, after_forward, after_loop: the consumers that each pass delivers to, without
-            those that run again.
+            those that rerun.
         num_repeats: executions of the passes per step, in the microbatch loop and in a body.
         resident_from: the pass that delivers the loop-resident copy; ``None`` without such a copy.
     """
@@ -126,10 +126,10 @@ class ReshardPasses:
     resident_from: Pass | None
 
     def can_save(self, num_later_consumers: int) -> bool:
-        """Whether a copy is stored between the passes, unless the producer runs again.
+        """Whether a copy is stored between the passes, unless the producer reruns.
 
         Args:
-            num_later_consumers: consumers after the forward pass and those that run again.
+            num_later_consumers: consumers after the forward pass and those that rerun.
         """
         return num_later_consumers > 0 and self.resident_from != "before_loop"
 
@@ -179,7 +179,7 @@ class ReshardPlan:
         before_loop, after_loop: steps before and after the microbatch loop, executed once.
         loop_resident: placements of the copy that stays resident through the loop; ``None`` if
             there is no such copy, or only the input itself.
-        for_again: the part of ``after_forward`` that feeds consumers that run again.
+        for_rerun: the part of ``after_forward`` that feeds consumers that rerun.
         sent: the send of a carry to the next pipeline stage.
         num_sends: how often it is sent per training step.
         keeping_seconds: of compute per tensor and training step, to store the copy and to bring it
@@ -197,7 +197,7 @@ class ReshardPlan:
     before_loop: ReshardTree = NO_RESHARD
     after_loop: ReshardTree = NO_RESHARD
     loop_resident: Placements | None = None
-    for_again: ReshardTree = NO_RESHARD
+    for_rerun: ReshardTree = NO_RESHARD
     sent: ReshardTree = NO_RESHARD
     num_sends: int = 0
     keeping_seconds: float = 0.0
@@ -258,18 +258,18 @@ def reshard_plans(
         group.tensors, group.producers, group.consumers, strict=True
     ):
         keeping = kept[producer]
-        run_again = tuple(not kept.again.isdisjoint(nodes) for nodes in consumers)
-        saved = None if keeping.runs_again else decisions.saved.get(tensor)
+        rerun = tuple(not kept.rerun.isdisjoint(nodes) for nodes in consumers)
+        saved = None if keeping.reruns else decisions.saved.get(tensor)
         resident = decisions.loop_resident.get(tensor)
         # Layers of a class differ at most in these: so the plans are few, whatever the layers.
-        members[keeping, run_again, saved, resident].append(tensor)
-    for (keeping, run_again, saved, resident), tensors in members.items():
+        members[keeping, rerun, saved, resident].append(tensor)
+    for (keeping, rerun, saved, resident), tensors in members.items():
         planner = _Planner(
             problem,
             decisions.strategies,
             number,
             keeping,
-            [*itertools.compress(group.consumer_classes, run_again)],
+            [*itertools.compress(group.consumer_classes, rerun)],
             saved,
         )
         yield dataclasses.replace(planner.plan(resident), tensors=tuple(tensors))
@@ -281,7 +281,7 @@ class _Planner:
     Args:
         number: number of the tensor group.
         keeping: how the tensors are kept for the backward pass.
-        run_again: the consumers of which some node runs again.
+        rerun: the consumers of which some node reruns.
         saved: placements of the stored copy; ``None`` to choose the cheapest.
     """
 
@@ -291,7 +291,7 @@ class _Planner:
         strategies: Sequence[Strategy],
         number: int,
         keeping: Keeping,
-        run_again: Sequence[ConsumerClass],
+        rerun: Sequence[ConsumerClass],
         saved: Placements | None,
     ):
         self.problem, self.strategies, self.number = problem, strategies, number
@@ -300,8 +300,8 @@ class _Planner:
         self.graph = problem.reshard_graph(self.group)
         self.passes = reshard_passes(problem, self.group)
         self.produced = problem.produced_placements(self.group, strategies[self.group.class_id])
-        self.run_again = [c for c in run_again if not (c.after_forward or c.after_loop)]
-        self.later_consumers = [*self.passes.after_forward, *self.run_again]
+        self.rerun = [c for c in rerun if not (c.after_forward or c.after_loop)]
+        self.later_consumers = [*self.passes.after_forward, *self.rerun]
 
     def plan(self, loop_resident: Placements | None) -> ReshardPlan:
         """The plan with a given loop-resident copy; with the cheapest one if it is ``None``."""
@@ -332,7 +332,7 @@ class _Planner:
         start = resident if resident and is_input else produced
         accumulated = frozenset[Placements]() if is_input else resident
         in_forward, saved, after_forward = self._both_passes(start, accumulated)
-        targets = self._targets(self.run_again)
+        targets = self._targets(self.rerun)
         in_place = is_input and loop_resident == self.produced
         return ReshardPlan(
             self.number,
@@ -386,8 +386,8 @@ class _Planner:
         if not self.group.in_forward:
             return NO_RESHARD, None, cheapest_tree(start, after_forward)
         # Without a stored copy the later pass begins as the forward pass did: from the tensor that
-        # is made again, or from the resident copy.
-        if self.keeping.runs_again or not self.passes.can_save(len(self.later_consumers)):
+        # is rebuilt, or from the resident copy.
+        if self.keeping.reruns or not self.passes.can_save(len(self.later_consumers)):
             in_forward_tree = cheapest_tree(start, in_forward)
             return in_forward_tree, None, cheapest_tree(start, after_forward)
         saved = self.saved

@@ -100,7 +100,7 @@ class StepTasks:
         self.end = float(problem.liveness.end + 1)
         self.tasks: list[StepTask] = []
         self.first_run: dict[int, int] = {}  # by node, its task
-        self.again: dict[int, int] = {}  # by node that runs again, the task of its second run
+        self.again: dict[int, int] = {}  # by node that reruns, the task of its second run
         self.carries: dict[int, list[tuple[int, int]]] = {}  # by scan that sends: in, and out
         self._compute()
         for reshard in reshards:
@@ -129,8 +129,8 @@ class StepTasks:
                 task = StepTask(seconds, where, order, -1, names, class_id)
                 task.is_patient = node.phase == "optimizer"
                 self.first_run[number] = self._add(task)
-        # Nodes run again in the body that mirrors theirs, and wait for other copies.
-        for number, order in self._orders_again().items():
+        # Nodes rerun in the body that mirrors theirs, and wait for other copies.
+        for number, order in self._rerun_orders().items():
             task = self.tasks[self.first_run[number]]
             name = f"{task.name} ({self.kept[number]})"
             where = self._mirrored(task.where)
@@ -165,16 +165,16 @@ class StepTasks:
             task.seconds = last
             task.before = [*operands, *map(self._add, beside)]
 
-    def _orders_again(self) -> dict[int, float]:
-        """By node that runs again its place: before its first reader, and before what it feeds."""
+    def _rerun_orders(self) -> dict[int, float]:
+        """By node that reruns its place: before its first reader, and before what it feeds."""
         liveness, readers = self.problem.liveness, defaultdict[int, list[int]](list)
         for edge in self.graph.edges:
-            if edge.source in self.kept.again and edge.target in self.kept.again:
+            if edge.source in self.kept.rerun and edge.target in self.kept.rerun:
                 readers[edge.source].append(edge.target)
         orders: dict[int, float] = {}
-        for number in sorted(self.kept.again, reverse=True):
+        for number in sorted(self.kept.rerun, reverse=True):
             members = self.graph.nodes[number].members
-            first = min(liveness.again_at[m.operator] for m in members) - 0.5
+            first = min(liveness.rerun_at[m.operator] for m in members) - 0.5
             fed = [orders[reader] for reader in readers[number] if reader in orders]
             orders[number] = min([first, *(order - 1e-6 for order in fed)])
         return orders
@@ -184,7 +184,7 @@ class StepTasks:
         return len(self.tasks) - 1
 
     def _mirrored(self, where: Where) -> Where:
-        """Where the tasks of a body run again."""
+        """Where the tasks of a body rerun."""
         return tuple(self.graph.mirrored.get(loop, loop) for loop in where)
 
     def _in_loop(self, loops: Where, in_loop: bool) -> Where:
@@ -228,7 +228,7 @@ class StepTasks:
         in_forward = send("in_forward", before)
         if not group.in_forward:
             start: Copies = {produced: made}
-        elif reshard.keeping.runs_again:
+        elif reshard.keeping.reruns:
             start = {produced: self.again.get(producer, made)}
         else:
             start = dict(before) if group.is_input or reshard.saved is None else {}

@@ -1,6 +1,6 @@
 """Interprets one device's share of a plan, operator by operator.
 
-Operators that run again and repeated all-gathers depend on the preceding matrix product; otherwise
+Operators that rerun and repeated all-gathers depend on the preceding matrix product; otherwise
 XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
 the forward pass depend on its end only, so that they overlap with compute, and buckets are gathered
 and reduced as one. XLA on CPU overlaps nothing, and starts every operator as early as possible,
@@ -81,7 +81,7 @@ class LocalExecutor:
         self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
-        self.mirrored = MirroredReads(self.graph, table.runs_again)
+        self.mirrored = MirroredReads(self.graph, table.reruns)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -192,9 +192,9 @@ class LocalExecutor:
 
         Args:
             interleaved: whether operators of both passes run in the body. In other bodies of the
-                backward pass, operators of the forward pass run again.
+                backward pass, operators of the forward pass rerun.
         """
-        # An operator of the forward pass that runs again in a body reads the copies that exist
+        # An operator of the forward pass that reruns in a body reads the copies that exist
         # after that pass: stored ones, or gathered for it.
         both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
         begins_forward = (any if interleaved else all)(o.phase == "forward" for o in operators)
@@ -234,12 +234,12 @@ class LocalExecutor:
         return self.read(operator.operands[k].tensor, placements, in_forward)
 
     def enter(self, operator: Operator, x: jax.Array, again: bool = False) -> None:
-        """Store an operand of a body, or one of the mirrored body, for operators that run again."""
+        """Store an operand of a body, or one of the mirrored body, for operators that rerun."""
         in_forward = operator.phase == "forward" and not again
         self.write(operator.results[0].tensor, x, 0, in_forward)
 
     def saved_copy(self, tensor: int) -> jax.Array:
-        """What is stored of a body's tensor for the loop which mirrors the body's."""
+        """A body's tensor as it is stored for the loop which mirrors the body's."""
         copy = self.read_all(tensor, in_forward=True)[self.table.saved_placements(tensor)]
         return self.table.keeping(tensor).put(copy, copy.dtype)
 
@@ -319,7 +319,7 @@ class LocalExecutor:
         return apply_reshard_step(step, x, self.mesh, self.collectives)
 
     def read_all(self, tensor: int, in_forward: bool) -> Copies:
-        """The copies of a tensor in a pass, resharded or made again on demand."""
+        """The copies of a tensor in a pass, resharded or rebuilt on demand."""
         if tensor in self.inputs and tensor not in self.in_forward:
             self.pending[tensor] = dict(self.inputs[tensor])
         if tensor in self.pending:
@@ -329,12 +329,12 @@ class LocalExecutor:
             return self.in_forward[tensor]
         if tensor in self.unsent:
             send(self, [tensor])
-        # The first read after the forward pass: make the tensor again, or start from the stored
+        # The first read after the forward pass: rebuild the tensor, or start from the stored
         # copy, and from the copy in which an input is given, which is in memory anyway.
         if tensor not in self.after_forward:
             reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
-            if tensor not in self.inputs and keeping.runs_again:
+            if tensor not in self.inputs and keeping.reruns:
                 self.execute(self.graph.operators[producer or 0], in_forward=False, again=True)
                 return self.after_forward[tensor]
             copies, steps = dict(self.in_forward[tensor]), ()
@@ -378,7 +378,7 @@ class LocalExecutor:
     def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
         """The copy of a tensor in given placements.
 
-        It may be missing if two nodes of a class read one tensor and only one runs again, since
+        It may be missing if two nodes of a class read one tensor and only one reruns, since
         both share a reshard plan: then the tensor is resharded here.
         """
         copies = self.read_all(tensor, in_forward)
@@ -455,7 +455,7 @@ class LocalExecutor:
     def must_wait(self, operator: Operator, tensor: int, again: bool) -> bool:
         """Whether an operand must not be available before this point of the backward pass.
 
-        An operand that is made again needs no barrier: its own operands wait.
+        An operand that is rebuilt needs no barrier: its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
         if not again and region is None:
@@ -463,7 +463,7 @@ class LocalExecutor:
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
-        return not (same or self.table.runs_again(producer))
+        return not (same or self.table.reruns(producer))
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.

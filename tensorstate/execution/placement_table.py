@@ -203,9 +203,9 @@ class PlacementTable:
         producer = self.graph.tensors[tensor].producer
         return table.DEFAULT if producer is None else self.kept[self.positions[producer].node]
 
-    def runs_again(self, operator: int | None) -> bool:
-        """Whether an operator runs again after the forward pass."""
-        return operator is not None and self.positions[operator].node in self.kept.again
+    def reruns(self, operator: int | None) -> bool:
+        """Whether an operator reruns after the forward pass."""
+        return operator is not None and self.positions[operator].node in self.kept.rerun
 
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""

@@ -2,7 +2,7 @@
 
 Every operator runs on the shards that its strategy gives a device; a tensor is resharded by
 collectives. A tensor that is read both in the forward pass and after it has one stored copy, or
-none if its producer runs again.
+none if its producer reruns.
 
 Loops of the step itself run as loops where the graph has them as loops (``step_loop``).
 """

@@ -111,7 +111,7 @@ class Inner(NamedTuple):
     Attributes:
         jaxpr, constants: the program and the values that it closed over.
         operands: the operands of the call that the program takes.
-        is_remat: whether it runs again, in the backward pass of ``jax.checkpoint``.
+        is_remat: whether it reruns, in the backward pass of ``jax.checkpoint``.
         name: of the user's function; empty if it has none, or if the function is JAX's own.
     """
 

@@ -1,14 +1,14 @@
-"""What a keeping is: how a result of the forward pass gets to those who read it after that pass.
+"""A keeping: how a result of the forward pass stays for its readers after that pass.
 
 Every node of the forward pass has one keeping, for all of its results, of one of two families:
 
-    family     between the passes        the producer   a copy in placements of its own
-    stored     a copy takes memory       runs once      yes: saved, and what stores it elsewhere
-    made again nothing takes memory      runs again     no
+    family     between the passes     the producer   examples
+    stored     a copy takes memory    runs once      saved; in the memory of the host
+    rebuilt    nothing is held        reruns         recomputed
 
 All that the package does with a keeping follows from its row. ``problem.liveness`` asks it for the
 live ranges of a tensor that is kept so, ``cost.memory`` for whose bytes these are,
-``cost.reshard_plan`` and the solver whether its producer runs again, ``cost.cost``, the solver and
+``cost.reshard_plan`` and the solver whether its producer reruns, ``cost.cost``, the solver and
 ``cost.step_tasks`` for the seconds that a stored copy costs, ``execution.executor`` for the
 operations that store it and bring it back, ``export.plan_json`` and ``report`` for its names.
 """
@@ -35,8 +35,8 @@ class Holds(enum.Enum):
     MADE = "made"  # the tensors, as their producer leaves them
     COPY = "copies"  # their stored copies
     COPY_APART = "copies_apart"  # of these, copies in other placements than the produced ones
-    COPY_READ_AGAIN = "copies_read_again"  # copies that an operator reads which runs again
-    MADE_READ_AGAIN = "made_read_again"  # tensors made again that such an operator reads
+    COPY_FOR_RERUN = "copies_for_rerun"  # of these, copies that an operator reads in a second run
+    MADE_FOR_RERUN = "made_for_rerun"  # of rebuilt tensors, those that such an operator reads
 
 
 WHOLE = Fraction(1)
@@ -82,10 +82,10 @@ class Reads(NamedTuple):
         made: where it is produced; of an input, before its first read.
         last_forward: where the forward pass reads it last; ``made`` if it does not.
         later: where it is read after the forward pass.
-        again: where operators of the forward pass read it that would run again.
+        rerun: where operators of the forward pass would read it in a second run.
         is_fused: whether its readers compute it themselves instead of reading it from memory.
-        is_needed: whether the backward pass reads it, and not only readers that run again or are
-            fused into the backward pass.
+        is_needed: whether the backward pass reads it itself, and not only operators of the forward
+            pass that rerun, or that are fused into the backward pass.
         stack: of a tensor of a body, through which an iteration leaves it to the one that mirrors
             it; ``None`` outside of loops.
     """
@@ -93,7 +93,7 @@ class Reads(NamedTuple):
     made: int
     last_forward: int
     later: Sequence[int]
-    again: Sequence[int]
+    rerun: Sequence[int]
     is_fused: bool
     is_needed: bool
     stack: Stack | None
@@ -134,31 +134,29 @@ class Keeping:
     Attributes:
         name: in plan files, and of operators in reports: "3 operators recomputed".
         said: of a tensor in reports: "recomputed in the backward pass".
-        runs_again: whether the producer runs again after the forward pass, at the first read of a
-            result. Otherwise a copy is stored, in placements that are chosen.
+        reruns: whether the producer reruns after the forward pass, at the first read of a result.
+            Otherwise a copy is stored, in placements that are chosen.
         spans: the reasons for which it takes memory.
         lived: when each of them is live, of a tensor with such reads.
         stays_fused: whether readers after the forward pass still compute a fused result themselves,
             so that its operands must be live then.
-        option: the argument of ``search`` and the command line that allows it; empty where it needs
-            none.
-        help: of the option.
+        option: the argument of ``search`` and of the command line that allows it; empty where it
+            needs none.
         may_keep: whether an operator of a graph, of the forward pass, can be kept so.
-        seconds: what a device computes to store and to bring back a copy of some bytes.
-        put, fetch: the operations that make what is stored of an array, and an array of a dtype
-            from what is stored.
+        seconds: of a device's compute, to store a copy of some bytes and to bring it back.
+        put, fetch: the JAX operations that store an array, and that bring it back; each is also
+            given the tensor's dtype.
         is_always_written: whether plan files say that nothing is kept so. Of those that came later
             they do not, so that files without them are as they were.
     """
 
     name: str
     said: str
-    runs_again: bool
+    reruns: bool
     spans: tuple[Span, ...]
     lived: Callable[[Reads], Iterator[Lived]]
     stays_fused: bool = False
     option: str = ""
-    help: str = ""
     may_keep: Callable[[Graph, int], bool] = _any_operator
     seconds: Callable[[Hardware, int], float] = _no_seconds
     put: Callable[[Any, Any], Any] = _as_it_is
@@ -181,4 +179,4 @@ class Keeping:
     @property
     def runs(self) -> int:
         """How often the producer runs."""
-        return 2 if self.runs_again else 1
+        return 2 if self.reruns else 1

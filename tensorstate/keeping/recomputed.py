@@ -1,4 +1,4 @@
-"""Recomputed: nothing is stored, and the producer runs again at the first read after the pass."""
+"""Recomputed: nothing is stored, and the producer reruns at the first read after the pass."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ def _lived(reads: Reads) -> Iterator[Lived]:
         return
     if reads.is_needed:
         yield "made", reads.made, reads.last_forward, 1
-    later = reads.later or reads.again
+    later = reads.later or reads.rerun
     if not later:
         return
     yield "made", min(later) - 1, max(later), 1
-    if reads.again:  # for an operator that runs again itself, before all others read it
-        yield "early", min(reads.again) - 1, min(later) - 1, 1
+    if reads.rerun:  # for an operator that reruns itself, before all others read it
+        yield "early", min(reads.rerun) - 1, min(later) - 1, 1
 
 
 RECOMPUTED = Keeping(
     "recomputed",
     "recomputed in the backward pass",
-    runs_again=True,
+    reruns=True,
     spans=(
         Span("made", Holds.MADE, "temporaries"),
-        Span("early", Holds.MADE_READ_AGAIN, "temporaries"),
+        Span("early", Holds.MADE_FOR_RERUN, "temporaries"),
     ),
     lived=_lived,
     option="recompute",
-    help="Activations may be recomputed.",
     may_keep=_may_keep,
     is_always_written=True,
 )

@@ -48,9 +48,9 @@ class Kept:
         return self.named.get(node, DEFAULT)
 
     @functools.cached_property
-    def again(self) -> frozenset[int]:
-        """The nodes that run again after the forward pass."""
-        return frozenset(node for node, keeping in self.named.items() if keeping.runs_again)
+    def rerun(self) -> frozenset[int]:
+        """The nodes that rerun after the forward pass."""
+        return frozenset(node for node, keeping in self.named.items() if keeping.reruns)
 
     def nodes(self, keeping: Keeping) -> list[int]:
         """The nodes that are named with a keeping, in order."""

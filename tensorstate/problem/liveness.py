@@ -48,14 +48,14 @@ class LiveRanges:
         producing: its producer runs.
         awaiting_forward_use: produced, and awaiting a consumer in the forward pass.
         awaiting_backward_use: produced after the forward pass, and awaiting a consumer.
-        fused_input: read by a consumer that is fused into a later operator and does not run again.
+        fused_input: read by a consumer that is fused into a later operator and does not rerun.
         loop_resident: through the microbatch loop, and until its last consumer after the loop.
         resharded_in_forward, resharded_after_forward, resharded_after_loop: resharded copies are
             live, in the forward pass, after it, and after the loop.
         receive_buffer_in_forward, receive_buffer_after_forward, receive_buffer_after_loop: a
             reshard into it is running.
-        resharded_for_again, receive_buffer_for_again: as ``resharded_after_forward`` and
-            ``receive_buffer_after_forward``, but for operators that run again and read it first.
+        resharded_for_rerun, receive_buffer_for_rerun: as ``resharded_after_forward`` and
+            ``receive_buffer_after_forward``, but for operators that rerun and read it first.
         last_forward_use, last_backward_use: number of the consumer class that reads it last, in the
             forward pass and after it.
         fused_consumer: number of the consumer class whose fused operators read it last; ``None`` if
@@ -76,8 +76,8 @@ class LiveRanges:
     receive_buffer_in_forward: np.ndarray
     receive_buffer_after_forward: np.ndarray
     receive_buffer_after_loop: np.ndarray
-    resharded_for_again: np.ndarray
-    receive_buffer_for_again: np.ndarray
+    resharded_for_rerun: np.ndarray
+    receive_buffer_for_rerun: np.ndarray
     last_forward_use: int | None
     last_backward_use: int | None
     fused_consumer: int | None
@@ -131,8 +131,8 @@ class Liveness:
         # The new value of an argument reuses its memory.
         self.returned = {o.view.tensor for o in outputs if o.updates is None}
         self.replacing = {o.view.tensor for o in outputs} - self.returned
-        self.runs, self.again_at = self._runs()
-        # What a reason is counted in: all keepings alike, since one is decided about later.
+        self.runs, self.rerun_at = self._runs()
+        # A row of counts for each reason: of all keepings, since the search decides later.
         spans = ((keeping, span.name) for keeping in table.KEEPINGS for span in keeping.spans)
         reasons: list[Reason] = [*COUNTS, *spans]
         self._row = {reason: row for row, reason in enumerate(reasons)}
@@ -180,15 +180,15 @@ class Liveness:
         return is_cheap and all(consumer.kind == "elementwise" for consumer in consumers)
 
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
-        """The points at which every operator runs, and the point at which it runs again.
+        """The points at which every operator runs, and the point at which it reruns.
 
-        A fused operator runs where its consumers run. An operator runs again at the first read of
-        its results after the forward pass; without one, where the first consumer runs again.
+        A fused operator runs where its consumers run. An operator reruns at the first read of
+        its results after the forward pass; without one, where the first consumer reruns.
         """
-        # Readers first: where they run, and run again, is known before what they read.
+        # Readers first: where they run, and rerun, is known before what they read.
         runs: dict[int, set[int]] = {}
-        again_at: dict[int, int] = {}
-        again = [keeping for keeping in table.KEEPINGS if keeping.runs_again]
+        rerun_at: dict[int, int] = {}
+        again = [keeping for keeping in table.KEEPINGS if keeping.reruns]
         for operator in sorted(self.graph.operators, key=lambda o: -self.at[o.index]):
             runs[operator.index] = points = set()
             first = self.end
@@ -204,11 +204,11 @@ class Liveness:
                     for p in runs[consumer]
                     if self.forward_end <= p < self.loop_end
                 ]
-                by_again = (self._entered(operator, c, again_at[c]) for c in consumers)
-                first = min([first, *(after_forward or by_again)])
+                by_reruns = (self._entered(operator, c, rerun_at[c]) for c in consumers)
+                first = min([first, *(after_forward or by_reruns)])
             may_run = any(keeping.may_keep(self.graph, operator.index) for keeping in again)
-            again_at[operator.index] = first if may_run else self.end
-        return runs, again_at
+            rerun_at[operator.index] = first if may_run else self.end
+        return runs, rerun_at
 
     def _entered(self, operator: Operator, consumer: int, point: int) -> int:
         """The point from which on a consumer reads results that run outside of its loop."""
@@ -216,7 +216,7 @@ class Liveness:
         if len(loops) <= len(operator.loops) or point >= self.end:
             return point
         # The first iteration reads it, at whatever point of the body: so it is live from the
-        # beginning of the body on, or of its mirror where the consumer runs again.
+        # beginning of the body on, or of its mirror where the consumer reruns.
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
@@ -378,7 +378,7 @@ class Liveness:
             return
         # How it is kept is decided later: the ranges of all cases are counted here, and
         # ``cost.memory`` takes shares of them.
-        is_fused, again = self.is_fused(tensor), self._reads_again(tensor)
+        is_fused, again = self.is_fused(tensor), self._rerun_reads(tensor)
         yield from self._resharded_after_forward(after, [] if is_fused else again)
         last_forward = max(before, default=at)
         if at < 0:  # an input, of which only copies in other placements take memory of their own
@@ -436,7 +436,7 @@ class Liveness:
 
         Args:
             after: reads by the backward pass.
-            again: reads by operators that run again.
+            again: reads by operators that rerun.
         """
         if after:
             yield "receive_buffer_after_forward", min(after) - 1, min(after), 1
@@ -447,18 +447,18 @@ class Liveness:
         # are counted where that one is not live.
         first, last = min(again), max(again)
         if min(after, default=self.end) > first:
-            yield "receive_buffer_for_again", first - 1, first, 1
+            yield "receive_buffer_for_rerun", first - 1, first, 1
         if not after:
-            yield "resharded_for_again", first - 1, last, 1
+            yield "resharded_for_rerun", first - 1, last, 1
             return
-        yield "resharded_for_again", first - 1, min(after) - 1, 1
-        yield "resharded_for_again", max(after), last, 1
+        yield "resharded_for_rerun", first - 1, min(after) - 1, 1
+        yield "resharded_for_rerun", max(after), last, 1
 
-    def _reads_again(self, tensor: int) -> list[int]:
-        """The points at which the forward consumers of a tensor would run again."""
+    def _rerun_reads(self, tensor: int) -> list[int]:
+        """The points at which the forward consumers of a tensor would rerun."""
         around, points = self.graph.loops_around(tensor), []
         for consumer in self.consumers(tensor):
-            point = self.again_at[consumer.index]
+            point = self.rerun_at[consumer.index]
             if consumer.phase != "forward" or point >= min(self.loop_end, self.end):
                 continue
             points.append(point)

@@ -6,7 +6,7 @@ for the backward pass (see ``tensorstate.keeping``). Costs are those of nodes an
 
 The step has two *passes*: the forward pass; and the backward pass with the optimizer. Within a pass
 a tensor is resharded to given placements at most once, for all of its consumers. From the forward
-to the backward pass one copy of it is stored, unless its producer runs again. An input stays in
+to the backward pass one copy of it is stored, unless its producer reruns. An input stays in
 memory with its own placements.
 
 With microbatches both passes are in a loop (see ``tensorstate.problem.microbatching``). Tensors and

@@ -330,7 +330,7 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
             elif reshard.saved is not None:
                 groups[f"gathered copies {reshard.keeping.said}"].append(reshard)
         elif phase == "forward":
-            if reshard.keeping.runs_again or reshard.saved is not None:
+            if reshard.keeping.reruns or reshard.saved is not None:
                 groups[f"activations {reshard.keeping.said}"].append(reshard)
         elif phase == "backward" and any(
             d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
@@ -440,7 +440,7 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         if reshard.loop_resident is not None:
             resident = spec(reshard.loop_resident)
             lines.append(f"resident through the microbatch loop: {resident}")
-        if reshard.keeping.runs_again:
+        if reshard.keeping.reruns:
             lines.append(reshard.keeping.said)
         times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
         trees = (

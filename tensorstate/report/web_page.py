@@ -69,7 +69,7 @@ def alternatives(
         for consumer in group.consumer_classes:
             if consumer.class_id is not None:
                 touching[consumer.class_id].add(number)
-    again = result.cost.kept.again
+    again = result.cost.kept.rerun
     reshard_seconds: dict[int, float] = defaultdict(float)
     for reshard in result.cost.reshards:
         reshard_seconds[reshard.group] += reshard.multiplicity * reshard.seconds

@@ -16,7 +16,7 @@ Variables, all at least 0:
   microbatch loop.
 
 Objective: compute + communication, where ``R[f, p]`` is the number of microbatches for a pass
-inside the microbatch loop, and 1 otherwise, and ``runs[k]`` is 2 where k runs the producer again,
+inside the microbatch loop, and 1 otherwise, and ``runs[k]`` is 2 where k reruns the producer,
 
     compute       = sum over g, w, k of N[g] seconds[g, w] runs[k] x[g, w, k]
                     + sum over f, k, s of N[f] seconds[f, k, s] kept[f, k, s]
@@ -35,14 +35,14 @@ or, with ``objective="max"``, the larger of the two. Constraints:
     stored copies               available[f, k, s] <= share that is produced in s
                                 and kept by k                                          (8)
     restored copies             restored[f, d, s] <= sum over k of kept[f, k, s]
-                                + share made again in s, or an input in s              (9)
+                                + share rebuilt in s, or an input in s              (9)
     larger of the two           T >= compute, T >= communication                       (10)
     memory                      live[t] = inputs + sum over terms of bytes[t] share
                                 <= peak <= limit                                       (11)
 
 They are written by ``StrategyVariables._add_class`` (1, 2) and ``make_integral`` (3, of all k but
 the default, and likewise for ``kept`` and ``loop_resident`` under a memory limit),
-``Formulation._forbid_useless_runs`` (4, of all k that run the producer again, only for classes
+``Formulation._forbid_useless_runs`` (4, of all k that rerun the producer, only for classes
 whose results are not read after the forward pass), in
 ``reshard_constraints`` by ``_conserve_flow`` (5), ``_route`` (6), ``_sinks`` (7),
 ``_available_share`` (8) and ``_restored`` (9), ``Formulation._add_objective`` (10), and
@@ -144,7 +144,7 @@ class Formulation:
             self.groups.append(self.resharding.add_group(number))
             if self.memory_constraints is not None:
                 self.memory_constraints.add_group(self.groups[-1])
-        if any(keeping.runs_again for keeping in options.keepings):
+        if any(keeping.reruns for keeping in options.keepings):
             self._forbid_useless_runs()
         if self.memory_constraints is not None:
             self.peak = self.memory_constraints.add_peak(reserved)
@@ -168,7 +168,7 @@ class Formulation:
         return other
 
     def _forbid_useless_runs(self) -> None:
-        """A class runs again only for consumers that run later or again (4)."""
+        """A class reruns only for consumers that run later or rerun (4)."""
         # Others are dropped from a plan (``find_kept``): a program that took memory off for them
         # would find plans that do not fit.
         groups_of: dict[int, list[TensorGroup]] = defaultdict(list)
@@ -177,7 +177,7 @@ class Formulation:
         for class_id, choices in enumerate(self.choices.x):
             terms: dict[int, float] = defaultdict(float)
             for (_, keeping), variable in choices.items():
-                terms[variable] += keeping.runs_again * self.problem.multiplicity(class_id)
+                terms[variable] += keeping.reruns * self.problem.multiplicity(class_id)
             groups = groups_of[class_id]
             if not any(terms.values()) or any(group.needed_after_forward for group in groups):
                 continue
@@ -188,7 +188,7 @@ class Formulation:
                     reads = sum(len(consumers[number]) for consumers in group.consumers)
                     of_reader = self.choices.x[consumer_class.class_id]
                     for (_, keeping), variable in of_reader.items():
-                        terms[variable] -= keeping.runs_again * reads
+                        terms[variable] -= keeping.reruns * reads
             self.program.add_constraint([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
     def easier_costs(self) -> np.ndarray | None:
@@ -351,7 +351,7 @@ class Formulation:
                     tensor
                     for tensor, node in zip(group.tensors, group.producers, strict=True)
                     if (how := kept.get(node, table.DEFAULT)) == keeping
-                    or (how.runs_again and keeping == table.DEFAULT)
+                    or (how.reruns and keeping == table.DEFAULT)
                 ]
                 of_all = len(group.tensors)
                 saved |= _assign_by_share(stored[::-1], copies, values, of_all)

@@ -111,12 +111,12 @@ class VariableShares(Shares[int]):
 
     def resharded(self, phase: ReshardPhase) -> UsedSteps:
         """See ``Shares``."""
-        if phase == "for_again":
-            return self._largest(self.variables.for_again)
+        if phase == "for_rerun":
+            return self._largest(self.variables.for_rerun)
         return self.variables.used.get(phase, {})
 
     def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
-        """By step m: largest[m] >= flow[d, m] for every consumer d that runs again."""
+        """By step m: largest[m] >= flow[d, m] for every consumer d that reruns."""
         if len(flows) < 2:
             return flows[0] if flows else {}
         # One copy serves all of them: the sum of their flows would count it once for each.
@@ -157,16 +157,16 @@ class VariableShares(Shares[int]):
             apart[placements] = [share]
         return apart
 
-    def copies_read_again(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
-        """read[s] >= restored[d, s] - others[s] for every consumer d that runs again.
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
+        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
 
-        Others are made again in s, or have another copy in s.
+        Others are rebuilt in s, or have another copy in s.
         """
         copies = self.variables.kept.get(keeping, {})
         return {s: [self._restored_beside(s, keeping)] for s in copies}
 
-    def made_read_again(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
-        """read[s] >= restored[d, s] - others[s] for every consumer d that runs again.
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
+        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
 
         Others have a copy in s.
         """
@@ -174,8 +174,8 @@ class VariableShares(Shares[int]):
         return {s: [self._restored_beside(s, keeping)] for s in places}
 
     def _restored_beside(self, placements: Placements, keeping: Keeping) -> int:
-        """The largest share that a consumer which runs again takes from those of a keeping."""
-        made = self.produced(lambda other: other.runs_again and other != keeping)
+        """The largest share that a consumer which reruns takes from those of a keeping."""
+        made = self.produced(lambda other: other.reruns and other != keeping)
         copies = (
             each[placements]
             for other, each in self.variables.kept.items()
@@ -183,7 +183,7 @@ class VariableShares(Shares[int]):
         )
         others: Terms = [(v, 1.0) for v in (*made.get(placements, ()), *copies)]
         read = self.program.add_fraction()
-        for restored in self.variables.restored_for_again:
+        for restored in self.variables.restored_for_rerun:
             parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
             self.program.add_constraint([(read, 1.0), *parts, *others], 0.0, np.inf)
         return read

@@ -331,7 +331,7 @@ class _Simplifier:
         # Exactly what ``estimate_cost`` would say, as differences: it takes all groups.
         touched = {self.number_of[id(g)] for c in moves for g, _ in self.groups_of[c]}
         again = defaultdict[int, int](int)
-        for node in cost.kept.again:
+        for node in cost.kept.rerun:
             again[problem.graph.nodes[node].class_id] += 1
         compute, sent, count = cost.compute, 0.0, 0
         for class_id, strategy in moves.items():

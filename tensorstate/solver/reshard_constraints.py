@@ -171,16 +171,16 @@ class GroupVariables:
         kept: kept[f, k, s], by keeping and placements of stored copies.
         loop_resident: loop_resident[f, s], by placements.
         used: used[f, p, m], by pass and step.
-        for_again: flow[f, p, d, m] of every consumer d that runs again.
-        restored_for_again: restored[f, d, s] of every consumer d that runs again.
+        for_rerun: flow[f, p, d, m] of every consumer d that reruns.
+        restored_for_rerun: restored[f, d, s] of every consumer d that reruns.
     """
 
     number: int
     kept: dict[Keeping, dict[Placements, int]] = dataclasses.field(default_factory=dict)
     loop_resident: dict[Placements, int] = dataclasses.field(default_factory=dict)
     used: dict[Pass, UsedSteps] = dataclasses.field(default_factory=dict)
-    for_again: Sequence[UsedSteps] = ()
-    restored_for_again: Sequence[ByPlacements] = ()
+    for_rerun: Sequence[UsedSteps] = ()
+    restored_for_rerun: Sequence[ByPlacements] = ()
 
     def stored(self) -> dict[Placements, list[int]]:
         """The stored copies of all keepings, by placements."""
@@ -285,16 +285,16 @@ class _GroupConstraints:
             used, _ = self._route([start] * len(sinks), sinks, num_repeats)
             self.variables.used["after_forward"] = used
             return
-        may_run = any(keeping.runs_again for keeping in self.choices.keepings)
-        run_again = [c for c in passes.in_forward if may_run and c.class_id is not None]
-        later = [*after_forward, *(self._sinks(c, _runs_again) for c in run_again)]
+        may_run = any(keeping.reruns for keeping in self.choices.keepings)
+        rerun = [c for c in passes.in_forward if may_run and c.class_id is not None]
+        later = [*after_forward, *(self._sinks(c, _reruns) for c in rerun)]
         sinks = [self._sinks(consumer) for consumer in passes.in_forward] + accumulated
         starts = [start] * len(sinks)
         if passes.resident_from == "before_loop":
             # The resident copy serves both passes: nothing is saved beside it.
             resident = {s: [v] for s, v in self.variables.loop_resident.items()}
             later_starts = [start] * len(after_forward)
-            later_starts += [self._available_share(resident) for _ in run_again]
+            later_starts += [self._available_share(resident) for _ in rerun]
         else:
             if passes.can_save(len(later)):
                 for keeping in self._stored():
@@ -306,8 +306,8 @@ class _GroupConstraints:
         self.variables.used["in_forward"], _ = self._route(starts, sinks, num_repeats)
         used, flows = self._route(later_starts, later, num_repeats)
         self.variables.used["after_forward"] = used
-        self.variables.for_again = flows[len(after_forward) :]
-        self.variables.restored_for_again = later_starts[len(after_forward) :]
+        self.variables.for_rerun = flows[len(after_forward) :]
+        self.variables.restored_for_rerun = later_starts[len(after_forward) :]
 
     # ------------------------------------------------------------------ the graph of placements
 
@@ -474,7 +474,7 @@ class _GroupConstraints:
         return [
             keeping
             for keeping in self.choices.keepings
-            if not keeping.runs_again and self.problem.may_keep(class_id, keeping)
+            if not keeping.reruns and self.problem.may_keep(class_id, keeping)
         ]
 
     def _add_copies(self, keeping: Keeping) -> dict[Placements, int]:
@@ -514,9 +514,9 @@ class _GroupConstraints:
         """Where one consumer after the forward pass takes a tensor from:
 
         restored[f, d, s] <= sum over k of kept[f, k, s]
-                             + the share that is made again in s, or is an input in s
+                             + the share that is rebuilt in s, or is an input in s
         """
-        kept = any_keeping if self.group.is_input else _runs_again
+        kept = any_keeping if self.group.is_input else _reruns
         sources = self.choices.source_terms(self.group, kept)
         restored: dict[Placements, int] = {}
         for placements, copies in self.variables.stored().items():
@@ -526,8 +526,8 @@ class _GroupConstraints:
         return _as_terms(restored)
 
 
-def _runs_again(keeping: Keeping) -> bool:
-    return keeping.runs_again
+def _reruns(keeping: Keeping) -> bool:
+    return keeping.reruns
 
 
 def _as_terms(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:

@@ -64,7 +64,7 @@ def trace(
             its new value.
         unknown: the treatment of a primitive that has no rule, written or inferred: "replicate"
             runs it on full arrays on every device (see ``Graph.replicated``), "refuse" raises.
-        checkpoints: the treatment of ``jax.checkpoint``: "keep" what it runs again in the backward
+        checkpoints: the treatment of ``jax.checkpoint``: "keep" what it reruns in the backward
             pass, or "drop" it, so that only the search decides how tensors are kept.
         constraints: the treatment of shardings that the step asks for, by
             ``with_sharding_constraint``, ``reshard`` or ``out_sharding=``: "keep" them as pins of
@@ -343,7 +343,7 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
 
     Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
     inside of a loss), run in the forward pass. Of the others, those that it transposed or
-    lets run again are of the backward pass, and the remaining ones of the optimizer. All operators
+    lets rerun are of the backward pass, and the remaining ones of the optimizer. All operators
     of a function without gradients run in the forward pass. A loop runs in one phase as a whole.
     """
     # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).

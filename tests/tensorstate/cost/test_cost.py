@@ -148,7 +148,7 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
     problem, found = problem_of("gpt", "data", 1), 0
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     for number, group in enumerate(problem.tensor_groups):
-        bound = problem.live_ranges(number).kept[SAVED]["read again"]
+        bound = problem.live_ranges(number).kept[SAVED]["for rerun"]
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
         recomputed = frozenset(
             e for e in consumers if problem.may_keep(problem.graph.nodes[e].class_id, RECOMPUTED)
@@ -195,7 +195,7 @@ def test_what_runs_again_has_its_operands_when_it_does():
     plan = solve_baseline(problem, "fsdp").decisions
     for number, group in enumerate(problem.tensor_groups):
         live_ranges = problem.live_ranges(number)
-        is_earlier = (live_ranges.resharded_for_again > 0) & (
+        is_earlier = (live_ranges.resharded_for_rerun > 0) & (
             live_ranges.resharded_after_forward == 0
         )
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
@@ -204,8 +204,8 @@ def test_what_runs_again_has_its_operands_when_it_does():
         )
         kept = (Kept(), Kept(recomputing(recomputed)))
         reshards = [[*reshard_plans(problem, plan, one, number)] for one in kept]
-        assert not any(reshard.for_again.steps for reshard in reshards[0])
-        if not is_earlier.any() or not all(reshard.for_again.steps for reshard in reshards[1]):
+        assert not any(reshard.for_rerun.steps for reshard in reshards[0])
+        if not is_earlier.any() or not all(reshard.for_rerun.steps for reshard in reshards[1]):
             continue
         pairs = zip(reshards, kept, strict=True)
         once, twice = (bytes_by_point(problem, number, plan.strategies, *pair)[3] for pair in pairs)
@@ -326,7 +326,7 @@ def check_totals(problem: Problem, sharded: float = 1.0) -> None:
         seconds = []
         for number, node in enumerate(problem.graph.nodes):
             once = problem.seconds(node.class_id, strategies[node.class_id])
-            seconds += [once] * (2 if number in cost.kept.again else 1)
+            seconds += [once] * (2 if number in cost.kept.rerun else 1)
         assert cost.compute == pytest.approx(math.fsum(seconds), rel=1e-12)
         count, nbytes = Counter(), Counter()
         for plan in cost.reshards:
@@ -425,7 +425,7 @@ def test_sends_within_nodes_are_counted_in_each_of_their_runs(monkeypatch):
     monkeypatch.setattr(problem, "ring_sends", lambda class_id, _of: sends.get(class_id, ()))
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     cost = estimate_cost(problem, Decisions(strategies, recomputing(nodes[:2])))
-    assert cost.kept.again == frozenset(nodes[:2])
+    assert cost.kept.rerun == frozenset(nodes[:2])
     runs = len(nodes) + 2
     assert cost.count_by_collective == {("permute", 0): 3 * runs}
     assert cost.bytes_by_collective == {("permute", 0): 3 * runs * 128}

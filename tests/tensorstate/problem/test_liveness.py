@@ -283,16 +283,16 @@ def test_a_result_is_resharded_where_it_is_made_and_where_it_is_read():
         awaiting_forward_use=[(made + 1, before[-1])],
         kept={
             (SAVED, "copy"): [(made + 1, after[-1])],
-            (SAVED, "read again"): [],
+            (SAVED, "for rerun"): [],
             (RECOMPUTED, "made"): [(made + 1, before[-1]), (after[0], after[-1])],
         },
     )
     check_ranges(found, tensor, False, resharded_in_forward=[(made, made)])
     # To run the second layer again its operand is recomputed first.
-    again = found.again_at[second.index]
+    again = found.rerun_at[second.index]
     early = [(again, after[0] - 1)] if again < after[0] else []
     kept = {(RECOMPUTED, "early"): early}
-    check_ranges(found, tensor, True, kept=kept, resharded_for_again=early)
+    check_ranges(found, tensor, True, kept=kept, resharded_for_rerun=early)
 
 
 def test_a_gradient_is_resharded_and_received_where_it_is_made():
@@ -322,14 +322,14 @@ def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations()
 
     found = liveness(step, s(4, 4), s(4), X)
     bias = found.graph.inputs[1]
-    again = sorted(found.again_at[o.index] for o in found.consumers(bias))
+    again = sorted(found.rerun_at[o.index] for o in found.consumers(bias))
     assert max(found.reads(bias)) < found.forward_end <= again[0] < again[-1] < found.end
     check_ranges(
         found,
         bias,
         True,
-        receive_buffer_for_again=[(again[0], again[0])],
-        resharded_for_again=[(again[0], again[-1])],
+        receive_buffer_for_rerun=[(again[0], again[0])],
+        resharded_for_rerun=[(again[0], again[-1])],
     )
 
 
@@ -338,12 +338,12 @@ def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_p
     found, late = Liveness(six_layers()), 0
     for tensor in range(len(found.graph.tensors)):
         reads = [p for p in found.reads(tensor) if p >= found.forward_end]
-        again = [found.again_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"]
+        again = [found.rerun_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"]
         again = [p for p in again if p < found.end]
         if found.is_fused(tensor) or not again or not reads:
             continue
         copies = [(min(again), min(reads) - 1), (max(reads) + 1, max(again))]
-        check_ranges(found, tensor, True, resharded_for_again=copies)
+        check_ranges(found, tensor, True, resharded_for_rerun=copies)
         late += max(again) > max(reads)
     assert late
 
@@ -378,7 +378,7 @@ def test_nothing_is_recomputed_after_the_microbatch_loop():
     recomputed = 0
     for tensor in range(len(problem.graph.tensors)):
         ranges = found.live_ranges([tensor], True, True, [])
-        for name in ("resharded_for_again", "receive_buffer_for_again"):
+        for name in ("resharded_for_rerun", "receive_buffer_for_rerun"):
             counts = getattr(ranges, name)
             assert not counts[after].any()
             recomputed += counts.any()
@@ -452,11 +452,11 @@ def test_what_all_iterations_read_is_recomputed_before_and_kept_beyond_them():
     shift = next(o for o in found.graph.operators if o.primitive == "dot_general" and not o.loops)
     (tensor,) = {use.tensor for use in shift.results}
     assert max(found.reads(tensor)) < found.forward_end
-    assert found.again_at[shift.index] == first
+    assert found.rerun_at[shift.index] == first
     ranges = found.live_ranges([tensor], True, True, [])
-    again = [found.again_at[o.index] for o in found.consumers(tensor)]
+    again = [found.rerun_at[o.index] for o in found.consumers(tensor)]
     assert first < min(again)
-    np.testing.assert_array_equal(ranges.resharded_for_again, between(found, min(again), last))
+    np.testing.assert_array_equal(ranges.resharded_for_rerun, between(found, min(again), last))
 
 
 def test_what_is_read_after_the_loop_is_stored_and_resident():

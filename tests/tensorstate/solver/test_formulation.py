@@ -282,8 +282,8 @@ def test_what_recomputed_consumers_share_counts_once_and_as_the_largest():
     formulation = replicated()
     program, (step, *_) = formulation.program, reshard_steps((0,), (8, 4), 128, LINES[0])
     flows = [{step: program.add_variable(low=part, high=part)} for part in (0.25, 0.75, 0.5)]
-    shares = shares_again(formulation, 0, for_again=flows)
-    assert least(program, shares.resharded("for_again")[step]) == pytest.approx(0.75)
+    shares = shares_again(formulation, 0, for_rerun=flows)
+    assert least(program, shares.resharded("for_rerun")[step]) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -298,8 +298,8 @@ def test_what_recomputed_consumers_restore_is_saved_unless_it_is_recomputed(is_r
     for (_, keeping), variable in choices[group.class_id].items():
         program.set_high(variable, float((keeping == RECOMPUTED) == is_recomputed))
     restored = [{(REPLICATED,): [(program.add_variable(low=1.0, high=1.0), 1.0)]}]
-    shares = shares_again(formulation, number, restored_for_again=restored)
-    (read,) = shares.copies_read_again(SAVED)[REPLICATED,]
+    shares = shares_again(formulation, number, restored_for_rerun=restored)
+    (read,) = shares.copies_for_rerun(SAVED)[REPLICATED,]
     assert least(program, read) == pytest.approx(0.0 if is_recomputed else 1.0)
 
 

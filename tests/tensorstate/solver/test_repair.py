@@ -16,7 +16,7 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.base import Question
-from tensorstate.solver.exact import minimize_memory
+from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.repair import MAX_AGAIN, repair
 from tests.tensorstate.solvers import options_of, solve_milp
@@ -43,7 +43,7 @@ def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
     limit = least + share * (free.cost.memory.peak - least)
     options = dataclasses.replace(options, memory_limit=limit)
     found = repair(Question(problem, candidates, options), free).fitting
-    best = solve_milp(problem, candidates, gap=1e-7, **dataclasses.asdict(options))
+    best = Milp(gap=1e-7).solve(problem, candidates, options)
     assert found is not None
     assert found.cost.memory.peak <= limit
     assert best.objective * (1 - 1e-6) <= found.objective <= 1.1 * best.objective
