@@ -100,7 +100,7 @@ _MOST_FILES = 20
 def _sources() -> Iterator[tuple[str, str]]:
     """The path and the text of every file of the three packages."""
     for package in _PACKAGES:
-        root = Path(package.__file__).parent
+        root = Path(package.__path__[0])
         for path in sorted(root.rglob("*.py")):
             yield f"{path.relative_to(root.parent)}", path.read_text(encoding="utf-8")
 

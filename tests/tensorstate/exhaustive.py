@@ -76,7 +76,7 @@ class Every:
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
                 for loop_resident in resident_choices:
                     decisions = Decisions((), recomputing(recomputed), saved, loop_resident)
-                    recomputed_nodes = find_kept(problem, decisions).again
+                    recomputed_nodes = find_kept(problem, decisions).rerun
                     needed_after_forward = (
                         frozenset(saved.items()),
                         frozenset(loop_resident.items()),
