@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -116,9 +116,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
                 count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
-    num_reruns: dict[int, int] = defaultdict(int)
-    for node in kept.rerun:
-        num_reruns[problem.graph.nodes[node].class_id] += 1
+    num_reruns = Counter(problem.graph.nodes[node].class_id for node in kept.rerun)
     # A node that reruns does so with the sends within it.
     runs = [problem.multiplicity(g) + num_reruns[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
@@ -266,7 +264,8 @@ class SearchOptions:
 def _checked_keepings(given: object) -> tuple[Keeping, ...]:
     """Keepings, the default first."""
     keepings = tuple(checks.sequence(given, "keepings", PlanError))
-    if keepings[:1] != (table.DEFAULT,) or not set(keepings) <= set(table.KEEPINGS):
+    is_known = all(isinstance(each, Keeping) and each in table.KEEPINGS for each in keepings)
+    if not is_known or keepings[:1] != (table.DEFAULT,):
         known = ", ".join(map(str, table.KEEPINGS))
         raise PlanError(
             f"keepings must be some of {known}, {table.DEFAULT} first, got {checks.shown(given)}: "

@@ -480,8 +480,7 @@ class _DecidedShares(Shares[float]):
         return self._stored(lambda r: r.keeping == keeping)
 
     def copies_apart(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
-        copies = self.copies(keeping)
-        return {placements: copies[placements] for placements in copies.keys() - {self.source}}
+        return self._stored(lambda r: r.keeping == keeping and r.saved != self.source)
 
     def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
         return self._stored(lambda r: r.keeping == keeping and self._feeds_rerun(r))

@@ -84,9 +84,9 @@ def find_kept(problem: Problem, decisions: Decisions) -> Kept:
         for tensor, producer, consumers in zip(
             group.tensors, group.producers, group.consumers, strict=True
         ):
+            keeping = pending.get(producer)
             # A result that is stored is not what its producer reruns for.
-            stays = producer in pending and pending[producer].reruns
-            if producer in pending and not (stays and tensor in decisions.saved):
+            if keeping is not None and not (keeping.reruns and tensor in decisions.saved):
                 after_forward = (
                     consumer_class.after_forward and not consumer_class.after_loop
                     for consumer_class in group.consumer_classes

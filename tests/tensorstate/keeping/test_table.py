@@ -249,7 +249,10 @@ def test_keepings_that_are_asked_for():
         allowed(recompute=1)
 
 
-@pytest.mark.parametrize("given", [None, (), (RECOMPUTED,), ("saved",), (SAVED, HALVED), "saved"])
+@pytest.mark.parametrize(
+    "given",
+    [None, (), (RECOMPUTED,), ("saved",), (SAVED, HALVED), "saved", [[1], [2]], np.zeros((2, 2))],
+)
 def test_others_are_refused(given):
     with pytest.raises(PlanError, match="keepings must be"):
         SearchOptions(keepings=given)
