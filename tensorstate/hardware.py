@@ -219,7 +219,7 @@ class AlphaBetaCosts(CollectiveCostModel):
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
         # An all-reduce is a reduce-scatter and an all-gather, which take equally long.
-        return len(kind_of(kind).phases) * once
+        return 2 * once if kind_of(kind).has_phases else once
 
 
 @dataclasses.dataclass(frozen=True)
