@@ -340,7 +340,7 @@ CALL_PRIMITIVES = {
     "checkpoint": ("jaxpr",),
     "custom_linear_solve": ("jaxprs",),
 }
-RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
+CHECKPOINTS = frozenset({"remat", "remat2", "checkpoint"})
 
 
 class Inner(NamedTuple):
@@ -349,14 +349,14 @@ class Inner(NamedTuple):
     Attributes:
         jaxpr, constants: the program and the values that it closed over.
         operands: the operands of the call that the program takes.
-        recomputed: whether the backward pass of ``jax.checkpoint`` recomputes it.
+        is_remat: whether it reruns, in the backward pass of ``jax.checkpoint``.
         name: of the user's function; empty if it has none, or if the function is JAX's own.
     """
 
     jaxpr: Any
     constants: Sequence[Any]
     operands: slice
-    recomputed: bool
+    is_remat: bool
     name: str
 
 
@@ -402,8 +402,8 @@ def call_of(eqn: Any) -> Inner | None:
     if len(jaxpr.invars) != len(eqn.invars[operands]) or len(jaxpr.outvars) != len(eqn.outvars):
         return None
     given = params.get("name", "") if name in ("jit", "pjit") else ""
-    recomputed = name in RECOMPUTED and bool(params.get("differentiated"))
-    return Inner(jaxpr, constants, operands, recomputed, "" if given.startswith("_") else given)
+    is_remat = name in CHECKPOINTS and bool(params.get("differentiated"))
+    return Inner(jaxpr, constants, operands, is_remat, "" if given.startswith("_") else given)
 
 
 def loop_of(eqn: Any) -> Loop | None:

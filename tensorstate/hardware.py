@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxcoll.collective import Collective
 from jaxcoll.copies import Copies
 from jaxcoll.errors import JaxcollError, named
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.progress import Wanted
@@ -158,7 +159,7 @@ class CollectiveCostModel:
         """Seconds of a collective along an axis, run in all replica groups at once.
 
         Args:
-            kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all".
+            kind: one that ``jax.lax`` has, by its name in ``jaxcoll.kinds``.
             axis: number of the mesh axis.
             nbytes: bytes of the larger buffer of a device (input or output), at least 0.
         """
@@ -218,7 +219,7 @@ class AlphaBetaCosts(CollectiveCostModel):
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
         # An all-reduce is a reduce-scatter and an all-gather, which take equally long.
-        return 2 * once if kind == "all_reduce" else once
+        return 2 * once if kind_of(kind).has_phases else once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,7 +421,7 @@ class ScheduleCosts(CollectiveCostModel):
         """The links that ``jax.lax`` is taken to use: those of a ring of the ranks in order."""
         ring = Ring(bidirectional=False, order="ranks")
         # The algorithms of XLA are not known here: charges beside the links were measured.
-        return self._made(kind, axis, Direct() if kind == "all_to_all" else ring, 1)
+        return self._made(kind, axis, Direct() if kind_of(kind).is_pairwise else ring, 1)
 
     def _made(self, kind: str, axis: int, synthesizer: Synthesizer, chunks: int) -> Schedule:
         topology, groups, _ = self._network_of(axis)

@@ -33,13 +33,14 @@ from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError
 from jaxcoll.execute.choice import measured_costs, stated
 from jaxcoll.io.files import load_usable, write_text
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.numerics import checks
 from jaxcoll.progress import Progress, Report, Wanted, checked, reporting
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MOST_DEVICES
 
 FORMAT = "tensorstate.measured/1"
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = tuple(names_in("lax"))
 # Bytes of the larger buffer of a device at which collectives are timed.
 SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 21, 1 << 24)
 # Times that a collective runs in a program, by its size.
@@ -54,10 +55,11 @@ _SHORTEST, _LONGEST, _MOST_OF_MEMORY = 1 << 18, 1 << 33, 8
 _MOST_ON_HOST = 1 << 25  # elements of an operand that is made there
 _MOST_BYTES = 1 << 20  # of a file
 
-_LAX: dict[str, Callable[[Any, str], Any]] = {
+# By name in ``jax.lax``.
+_LAX: dict[str | None, Callable[[Any, str], Any]] = {
     "all_gather": lambda v, axis: lax.all_gather(v, axis, tiled=True),
-    "reduce_scatter": lambda v, axis: lax.psum_scatter(v, axis, tiled=True),
-    "all_reduce": lax.psum,
+    "psum_scatter": lambda v, axis: lax.psum_scatter(v, axis, tiled=True),
+    "psum": lax.psum,
     "all_to_all": lambda v, axis: lax.all_to_all(v, axis, 0, 0, tiled=True),
 }
 
@@ -147,7 +149,7 @@ def _measured(mesh: Mesh, axes: Mapping[str, int], until: float, report: Report 
     call, length = _long_enough(mesh, jnp.float32, _addition, _SHORTEST, longest, until)
     add("addition", call)
     for kind, axis, size, times in wanted:
-        cut = axes[axis] if kind == "all_gather" else 1
+        cut = axes[axis] if kind_of(kind).copies else 1
         whole = max(1, size // 4 // axes[axis]) * axes[axis]
         add(
             (kind, axis, size), _call(mesh, _along(kind, axis, times), (whole // cut,), jnp.float32)
@@ -199,7 +201,7 @@ def _addition(nbytes: int) -> tuple[Callable, tuple[int, ...]]:
 
 
 def _along(kind: str, axis: str, times: int) -> Callable:
-    return measured_costs.repeated(lambda v: _LAX[kind](v, axis), times)
+    return measured_costs.repeated(lambda v: _LAX[kind_of(kind).lax](v, axis), times)
 
 
 def _call(mesh: Mesh, body: Callable, shape: tuple[int, ...], dtype: Any) -> measured_costs.Call:

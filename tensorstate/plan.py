@@ -28,6 +28,7 @@ from tensorstate.export.plan_json import dumps
 from tensorstate.export.specs import PlanSpecs, plan_specs
 from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.graph import Graph
+from tensorstate.keeping.table import allowed
 from tensorstate.problem.baselines import BASELINES
 from tensorstate.problem.problem import Problem
 from tensorstate.report import text as report
@@ -75,7 +76,7 @@ class Plan:
 
     @property
     def decisions(self) -> Decisions:
-        """The strategies of all operators, and the recomputed and saved tensors."""
+        """The strategies of all operators, and how tensors are kept."""
         return self.result.decisions
 
     @property
@@ -315,8 +316,9 @@ class Plan:
     def compare(self, *names: str) -> Comparison:
         """The plan beside the best plans of baselines, under the same limit.
 
-        They have as many microbatches, no pipeline stages, and recompute if the plan may. What does
-        not fit says so in its row, which is that of the baseline's best plan without a limit.
+        They have as many microbatches, no pipeline stages, and may keep tensors as the plan may.
+        What does not fit says so in its row, which is that of the baseline's best plan without a
+        limit.
 
         Args:
             names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
@@ -396,7 +398,8 @@ def solve_baseline(
     """
     checks.instance(problem, Problem, "problem", PlanError)
     checks.instance(solver, Solver, "solver", PlanError)
-    options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
+    keepings = allowed(recompute=recompute)
+    options = SearchOptions(keepings, memory_limit, objective)  # type: ignore[arg-type]
     strategies, found = best_baseline(
         problem,
         name,

@@ -23,6 +23,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware, ScheduleCosts, hardware_named
 from tensorstate.ir.graph import Graph, LoopForm
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
+from tensorstate.keeping.table import allowed, optional
 from tensorstate.mesh_choice import MeshChoice
 from tensorstate.padding_choice import checked_padding, padded_or_not
 from tensorstate.plan import Plan
@@ -159,7 +160,9 @@ def search(
             return _on_best_mesh(ask, graph, given)
 
         # Last: it traces, others are refused at once.
-        traced = functools.partial(graph_of, step, abstract_args, loop_form(recompute, stages))
+        traced = functools.partial(
+            graph_of, step, abstract_args, loop_form(stages, recompute=recompute)
+        )
         if not padding:
             plan = find(traced())
         elif isinstance(padding, Mapping):
@@ -175,9 +178,10 @@ def search(
     return plan
 
 
-def loop_form(recompute: bool = False, stages: object = None, **_: object) -> LoopForm:
-    """How a search traces loops: in pairs where it may recompute what a forward scan leaves."""
-    return "pair" if recompute and stages is None else "keep"
+def loop_form(stages: object = None, **options: object) -> LoopForm:
+    """How a search traces loops: in pairs where it decides how their tensors are kept."""
+    decides = any(options.get(keeping.option) for keeping in optional())
+    return "pair" if decides and stages is None else "keep"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -449,7 +453,7 @@ def _options(
     """The limit is the device's memory unless another is given; an infinite one is none."""
     limit: Any = device.memory if memory_limit is None else memory_limit
     is_none = isinstance(limit, float) and limit == math.inf
-    return SearchOptions(recompute, None if is_none else limit, objective)
+    return SearchOptions(allowed(recompute=recompute), None if is_none else limit, objective)
 
 
 def _mesh_shape(mesh: object) -> MeshShape:

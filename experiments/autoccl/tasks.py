@@ -19,11 +19,11 @@ from experiments.figures import grouped_bars, panels
 from experiments.limits import Count, at_least
 from experiments.study import ConfigError, Row, Rows
 from jaxcoll.configurations import TABLE_2
+from jaxcoll.kinds import ALL_GATHER, kind_of
 from jaxcoll.tune import Space
 
-GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+GATHER, SCATTER, REDUCE = ALL_GATHER.name, ALL_GATHER.dual.name, "all_reduce"
 _MIB = 2**20
-_OTHER = {GATHER: SCATTER, SCATTER: GATHER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _activations(name: str, model: TransformerConfig) -> list[Row]:
     rows: list[Row] = []
     for kind in (GATHER, SCATTER):
         count = model.per_microbatch(kind)
-        other = model.printed[_OTHER[kind]]
+        other = model.printed[kind_of(kind).dual.name]
         # The printed numbers of the two kinds are the other way round in a column: said in the row,
         # and not mended.
         exchanged = count * model.microbatches == other != model.printed[kind]

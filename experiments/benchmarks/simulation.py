@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.timing import report
 from jaxcoll.bounds import bound
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics.program import Program, Terms
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
@@ -61,13 +62,14 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
     n, steps = topology.num_ranks, horizon - ticks
     copies = _Flows(topology, ticks, steps, 0)
     kinds = [copies]
-    if kind == "all_reduce":
+    adds = kind_of(kind).adds
+    if adds:
         kinds.append(_Flows(topology, ticks, steps, copies.size))
     shard = sum(flows.size for flows in kinds)  # to maximize, in units of a link's data per tick
     program = Program()
     program.add_variables(shard)
     program.add_variable(cost=-1.0)
-    if kind == "all_reduce":
+    if adds:
         # The data that the root holds complete by each tick.
         program.add_variables(horizon)
     _add_capacity(program, topology, kinds, steps)
@@ -80,7 +82,7 @@ def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float
                     _at_most(program, flows.net(u, step, v))
         # By the end each rank has the whole shard of the root.
         _at_most(program, [*copies.net(v, horizon, v), (shard, 1.0)])
-    if kind == "all_reduce":
+    if adds:
         # No more is complete than the contributions of each rank that have come, and no more is
         # copied.
         sums, complete = kinds[1], shard + 1
@@ -165,7 +167,7 @@ def fluid(argv: Sequence[str]) -> None:
     )
     options = parser.parse_args(argv)
     topology = torus(*options.sides, alpha=ALPHA, bandwidth=BANDWIDTH)
-    usual = [4, 5] if options.collective == "all_gather" else [6.5, 7, 9]
+    usual = [6.5, 7, 9] if kind_of(options.collective).adds else [4, 5]
     horizons = [round(options.ticks * latencies) for latencies in options.latencies or usual]
     report("fluid", measure(topology, options.collective, options.ticks, horizons))
     print("Where fluid and bound agree, no argument about flows gives a higher bound.")

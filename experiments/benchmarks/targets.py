@@ -30,12 +30,14 @@ import jaxcoll as jc
 from experiments.timing import report
 from jaxcoll import aot, execute, topologies
 from jaxcoll.collective import Collective
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, synthesize
 from jaxcoll.topology import Topology
 
 LINES, TRAILING = 3072, (8, 128)  # of a shard: 12 MiB of float32, in whole tiles
-KINDS = {"all_gather": "all_gather", "psum_scatter": "reduce_scatter", "psum": "all_reduce"}
+# By function of ``jax.lax``: those of shards, which no rank sends to one other alone.
+KINDS = {name: kind for kind, name in names_in("lax").items() if kind_of(kind).is_sharded}
 LAYERS, WIDTH, BATCH = 6, 1024, 4096  # of the train step; the batch is a rank's
 # Of the step with many buckets: 16 gradients of 4 MiB, with one gradient per bucket.
 BUCKETS, BUCKET_BATCH = 16, 512

@@ -34,13 +34,14 @@ from experiments.study import printed
 from experiments.timing import earlier, report, write
 from jaxcoll.configurations.base import Search
 from jaxcoll.errors import TuneError
+from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.tune import Config, Fitted, Space, Table, jax_space, this_machine
 from jaxcoll.tune.offline_tuner import tune
 from jaxcoll.tune.trial import Trial
 
 DEVICES = 8
 SIZES = {"1 KB": 1 << 10, "32 KB": 32 << 10, "1 MB": 1 << 20, "8 MB": 8 << 20, "64 MB": 64 << 20}
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = tuple(names_in("lax"))
 _ROUNDS = 21
 _MOST_PARTS = 2
 _WITH_NATIVE = "jax.lax in the space"
@@ -53,7 +54,8 @@ def setting(kind: str, size: str, seed: int) -> tuple[Trial, Space, Config]:
     """The collective, its configurations with ``jax.lax``, and the fixed ring."""
     trial = Trial(kind, SIZES[size], jax.make_mesh((DEVICES,), ("x",)), "x", seed=seed)
     space = jax_space(trial.task).pruned(lambda c: int(c["parts"]) <= _MOST_PARTS)
-    ring = Config({"algorithm": "ring" if kind != "all_to_all" else "direct", "lowering": "ssa"})
+    algorithm = "direct" if kind_of(kind).is_pairwise else "ring"
+    ring = Config({"algorithm": algorithm, "lowering": "ssa"})
     return trial, space, ring
 
 

@@ -26,6 +26,7 @@ from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.bandwidth import INK, PALETTE
+from jaxcoll.kinds import kind_of
 from jaxcoll.synth import Rhd
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import hypercube, torus
@@ -34,7 +35,8 @@ from jaxcoll.verifier import verify
 
 OURS, RING, BFB_RING, TREES = "ours", "shifted ring", "shifted BFB ring", "double binary tree"
 ALGORITHMS = (OURS, RING, BFB_RING, TREES)
-PHASES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+_BOTH = kind_of("all_reduce")
+PHASES = {kind.name: len(kind.phases) for kind in (_BOTH, *_BOTH.phases)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

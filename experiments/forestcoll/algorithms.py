@@ -22,6 +22,7 @@ from experiments.workloads.models import FOLDER, cut_through, names_in
 from jaxcoll import topologies
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.kinds import kind_of
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate, simulate_multicast
@@ -200,9 +201,9 @@ def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
     """ForestColl's trees, with switches of the hosts that copy and add (Sec. 4.5.6)."""
     boxes = case.cluster.box_switches()
     topology = case.topology.with_in_network(boxes, boxes)
-    flow = forest(topology if case.kind == "all_gather" else topology.transpose())
+    flow = forest(topology if kind_of(case.kind).copies else topology.transpose())
     for pieces in case.pieces:
-        for in_flight in (2, 8) if case.kind == "all_reduce" else (pieces,):
+        for in_flight in (2, 8) if kind_of(case.kind).has_phases else (pieces,):
             for nbytes in sizes:
                 times = simulate_multicast(
                     flow,

@@ -36,6 +36,7 @@ from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes
 from jaxcoll.errors import TopologyError
+from jaxcoll.kinds import kind_of
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, JointTrees, Ring, Synthesizer, forest
 from jaxcoll.topology import Topology
@@ -134,7 +135,7 @@ def bandwidths(config: Bandwidths) -> list[dict[str, Any]]:
 
 def _optimum(case: Case) -> float:
     """GB/s that no schedule beats; for all_reduce, no reduce_scatter and all_gather after it."""
-    phases = 2 if case.kind == "all_reduce" else 1
+    phases = len(kind_of(case.kind).phases)
     gather = cut_bound(case.topology, "all_gather", case.nbytes).time
     return case.nbytes / (phases * gather) / 1e9
 
@@ -269,13 +270,13 @@ def after(whole: Topology, count: int, random: np.random.Generator) -> Topology:
 
 def seconds(topology: Topology, chunks: int, config: Failures) -> dict[str, float]:
     """Seconds of an all_reduce by each way, and the bound."""
-    phases = ("reduce_scatter", "all_gather")
+    phases = kind_of("all_reduce").phases
     forests = [_simulated(ForestColl(), topology, k, config.nbytes) for k in _FOREST_CHUNKS]
     return {
         BOUND: bound(topology, "all_reduce", config.nbytes, exact=config.exact).time,
         JOINT: _simulated(JointTrees(config.nbytes), topology, chunks, config.nbytes),
         FOREST: min(forests),
-        PHASES: sum(bound(topology, kind, config.nbytes).time for kind in phases),
+        PHASES: sum(bound(topology, kind.name, config.nbytes).time for kind in phases),
         RING: _simulated(Ring(), topology, _RING_CHUNKS, config.nbytes),
     }
 

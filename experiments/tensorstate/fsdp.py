@@ -30,6 +30,7 @@ from experiments.models import load_model
 from experiments.study import ConfigError, Rows
 from jaxcoll import topologies
 from jaxcoll.draw.bandwidth import FAINT, PALETTE
+from jaxcoll.kinds import ALL_GATHER, kind_of
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import SYNTHESIZERS
@@ -80,10 +81,11 @@ class ClusterCosts(CollectiveCostModel):
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """See ``CollectiveCostModel``."""
-        return self._fastest(kind, nbytes)[1] if nbytes and kind != "all_to_all" else None
+        is_made = nbytes and not kind_of(kind).is_pairwise
+        return self._fastest(kind, nbytes)[1] if is_made else None
 
     def _find_fastest(self, kind: str, nbytes: int) -> tuple[float, Schedule]:
-        schedules = self._schedules("all_gather" if kind == "all_to_all" else kind)
+        schedules = self._schedules(ALL_GATHER.name if kind_of(kind).is_pairwise else kind)
         times = [(simulate(schedule, nbytes).time, i) for i, schedule in enumerate(schedules)]
         seconds, best = min(times)
         return seconds, schedules[best]

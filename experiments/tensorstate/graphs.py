@@ -21,6 +21,7 @@ from experiments.limits import Count, among
 from experiments.models import load_model
 from experiments.study import ConfigError, Rows
 from experiments.tensorstate.searched import AxisConfig, rings, sizes_of
+from jaxcoll.kinds import ALL_GATHER
 from tensorstate import HARDWARE, Graph, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.problem.problem import Problem
@@ -31,11 +32,8 @@ _PAPER_PRODUCTS = {"forward": "cda,ab->cdb", "backward": "acd,cdb->ab"}
 # Counted in the drawing of Fig. 5.1. Of two consecutive products both weights are gathered in the
 # forward pass. The backward pass gathers only the second, since no operator needs the gradient of
 # the first product's input. The gradients of both weights are reduce-scattered.
-_FSDP = {
-    ("forward", "all_gather"): 2,
-    ("backward", "all_gather"): 1,
-    ("backward", "reduce_scatter"): 2,
-}
+GATHER, SCATTER = ALL_GATHER.name, ALL_GATHER.dual.name
+_FSDP = {("forward", GATHER): 2, ("backward", GATHER): 1, ("backward", SCATTER): 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +181,7 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return grouped_bars({"": bars}, label="count")
 
 
-GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
+EMBEDDING = f"{SCATTER} of the embedding"
 # The pass of a collective; the last repeats a collective of the forward pass.
 PASSES = ("forward", "backward", "again in the backward pass")
 _MIB = 2**20

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -23,11 +23,14 @@ from tensorstate.cost.memory import Memory, bytes_by_point, input_bytes, no_byte
 from tensorstate.cost.reshard_plan import (
     Decisions,
     ReshardPlan,
-    find_recomputed_nodes,
+    find_kept,
     reshard_plans,
 )
 from tensorstate.cost.timeline import StepSchedule, schedule_step
 from tensorstate.errors import PlanError
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem, RingSend
 
 
@@ -43,7 +46,7 @@ class Cost:
         memory: bytes per device.
         reshards: the reshard plans of all tensors.
         ring_sends: the sends within operators, of all nodes of a class together.
-        recomputed_nodes: nodes that are recomputed after the forward pass.
+        kept: how nodes are kept whose results are read after the forward pass.
         schedule: makes the step's schedule within a memory limit; see ``timeline``.
     """
 
@@ -54,7 +57,7 @@ class Cost:
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
     ring_sends: tuple[RingSend, ...]
-    recomputed_nodes: frozenset[int]
+    kept: Kept
     schedule: Callable[[float | None], StepSchedule]
 
     def __getstate__(self) -> dict:
@@ -95,10 +98,10 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     Raises:
         PlanError: a tensor cannot be resharded to the placements that are saved or required.
     """
-    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    kept = find_kept(problem, decisions)
     inputs, nbytes, reshards = 0, no_bytes(problem), list[ReshardPlan]()
     for number in range(len(problem.tensor_groups)):
-        group = _group_cost(problem, decisions, recomputed_nodes, number)
+        group = _group_cost(problem, decisions, kept, number)
         reshards += group.reshards
         inputs += group.inputs
         nbytes += group.nbytes
@@ -113,13 +116,14 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
                 count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
-    num_recomputed: dict[int, int] = defaultdict(int)
-    for node in recomputed_nodes:
-        num_recomputed[problem.graph.nodes[node].class_id] += 1
-    # A recomputed node runs twice, with the sends within it.
-    runs = [problem.multiplicity(g) + num_recomputed[g] for g in range(len(decisions.strategies))]
+    num_reruns = Counter(problem.graph.nodes[node].class_id for node in kept.rerun)
+    # A node that reruns does so with the sends within it.
+    runs = [problem.multiplicity(g) + num_reruns[g] for g in range(len(decisions.strategies))]
     compute = math.fsum(
-        runs[g] * problem.seconds(g, strategy) for g, strategy in enumerate(decisions.strategies)
+        [
+            *(runs[g] * problem.seconds(g, own) for g, own in enumerate(decisions.strategies)),
+            *(r.multiplicity * r.keeping_seconds for r in reshards if r.keeping_seconds),
+        ]
     )
     ring_sends = tuple(
         send._replace(times=runs[g] * send.times)
@@ -135,7 +139,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     # On demand: most plans that are priced are never timed.
     @functools.cache
     def schedule(memory_limit: float | None) -> StepSchedule:
-        return schedule_step(problem, decisions, reshards, recomputed_nodes, live, memory_limit)
+        return schedule_step(problem, decisions, reshards, kept, live, memory_limit)
 
     return Cost(
         compute,
@@ -145,7 +149,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
         peak_memory(inputs, nbytes),
         tuple(reshards),
         ring_sends,
-        recomputed_nodes,
+        kept,
         schedule,
     )
 
@@ -166,9 +170,7 @@ class _GroupCost(NamedTuple):
     nbytes: np.ndarray
 
 
-def _group_cost(
-    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
-) -> _GroupCost:
+def _group_cost(problem: Problem, decisions: Decisions, kept: Kept, number: int) -> _GroupCost:
     """The cost of a tensor group; that of the last decisions where these say the same about it."""
     group, strategies = problem.tensor_groups[number], decisions.strategies
     readers = [c.class_id for c in group.consumer_classes if c.class_id is not None]
@@ -177,19 +179,19 @@ def _group_cost(
         [strategies[class_id] for class_id in readers],
         [decisions.saved.get(tensor) for tensor in group.tensors] if decisions.saved else [],
         [decisions.loop_resident.get(t) for t in group.tensors] if decisions.loop_resident else [],
-        recomputed_nodes,
+        kept,
     )
     # Its cost follows from these alone. A search prices plan after plan that differ in few groups:
     # one cost is kept per group, which needs no limit.
     last = problem.group_costs.get(number)
     if isinstance(last, _GroupCost) and last.decided == decided:
         return last
-    reshards = tuple(reshard_plans(problem, decisions, recomputed_nodes, number))
+    reshards = tuple(reshard_plans(problem, decisions, kept, number))
     found = _GroupCost(
         decided,
         reshards,
         input_bytes(problem, reshards),
-        bytes_by_point(problem, number, strategies, reshards, recomputed_nodes),
+        bytes_by_point(problem, number, strategies, reshards, kept),
     )
     problem.group_costs[number] = found
     return found
@@ -219,23 +221,24 @@ class SearchOptions:
     """The objective and the constraints of a search, the same for every solver.
 
     Attributes:
-        recompute: whether activations may be recomputed in the backward pass.
+        keepings: how activations may be kept for the backward pass, the default first (see
+            ``tensorstate.keeping.table.allowed``).
         memory_limit: bytes of memory per device, or a text such as "80GB"; ``None`` for no limit.
         objective: minimize the seconds of the schedule ("overlap"), the "sum" of compute and
             communication, or the larger ("max").
 
     Raises:
-        PlanError: an unknown objective, a limit that is not above 0, or ``recompute`` that is no
-            boolean.
+        PlanError: an unknown objective, a limit that is not above 0, or other keepings than those
+            of the table.
     """
 
-    recompute: bool = False
+    keepings: tuple[Keeping, ...] = (table.DEFAULT,)
     memory_limit: float | None = None
     objective: str = "sum"
 
     def __post_init__(self) -> None:
         checks.choice(self.objective, ("overlap", "sum", "max"), "objective", PlanError)
-        checks.flag_fields(self, PlanError, "recompute")
+        checks.put(self, keepings=_checked_keepings(self.keepings))
         # An infinite limit stays one: unlike none it makes a program count bytes.
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
             limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
@@ -248,14 +251,27 @@ class SearchOptions:
 
     @property
     def free(self) -> SearchOptions:
-        """The options without a memory limit: then nothing needs to be recomputed, either."""
-        return dataclasses.replace(self, memory_limit=None, recompute=False)
+        """The options without a memory limit: then all may be kept by default, too."""
+        return dataclasses.replace(self, memory_limit=None, keepings=(table.DEFAULT,))
 
     def value(self, cost: Cost) -> float:
         """The seconds that are minimized."""
         if self.objective == "overlap":
             return cost.timeline(self.memory_limit).seconds
         return cost.serial_seconds if self.objective == "sum" else cost.overlapped_seconds
+
+
+def _checked_keepings(given: object) -> tuple[Keeping, ...]:
+    """Keepings, the default first."""
+    keepings = tuple(checks.sequence(given, "keepings", PlanError))
+    is_known = all(isinstance(each, Keeping) and each in table.KEEPINGS for each in keepings)
+    if not is_known or keepings[:1] != (table.DEFAULT,):
+        known = ", ".join(map(str, table.KEEPINGS))
+        raise PlanError(
+            f"keepings must be some of {known}, {table.DEFAULT} first, got {checks.shown(given)}: "
+            "take tensorstate.keeping.table.allowed()"
+        )
+    return keepings
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -1,9 +1,10 @@
 """Memory per device: live bytes at every program point, and their peak.
 
-A tensor group takes memory for several reasons (it is produced, saved, resident in the microbatch
-loop, resharded). Each is one linear term: a share of the group times bytes at every program point
-(``problem.liveness`` says how many of the group's tensors are live there, and why). The terms stand
-here once, and the shares come from a ``Shares``:
+A tensor group takes memory for several reasons: it is produced, kept for the backward pass (by the
+spans of ``tensorstate.keeping``), resident in the microbatch loop, resharded. Each is one linear
+term: a share of the group times bytes at every program point (``problem.liveness`` says how many of
+the group's tensors are live there, and why). The terms stand here once, and the shares come from a
+``Shares``:
 
 - of given decisions they are numbers, and ``bytes_by_point`` sums the terms;
 - in the mixed-integer program they are linear expressions, and ``solver.memory_constraints`` bounds
@@ -19,21 +20,36 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
 
+from jaxcoll.kinds import those
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import MeshShape, Placements, all_placements
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Category, Holds, Keeping
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import SUMS_ITEMSIZE, Problem
-from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.reshard import IN_PLACE, ReshardStep
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 
-Category = Literal["saved", "loop_resident", "gradients", "temporaries"]
-CATEGORIES: tuple[Category, ...] = ("saved", "loop_resident", "gradients", "temporaries")
+# Collectives that receive data of several devices, which are put in order then.
+REORDERED = those(lambda kind: not kind.adds)
 
-ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_recompute"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_rerun"]
+
+KeepingsThat = Callable[[Keeping], bool]
+"""Of which keepings shares are asked for."""
+
+
+def any_keeping(_keeping: Keeping) -> bool:
+    """All of them."""
+    return True
+
 
 Share = TypeVar("Share", covariant=True)
 """A number, or a variable of a program."""
@@ -60,36 +76,40 @@ class Shares(Protocol[Share]):
         """The share that takes each step in a pass."""
         ...
 
-    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, Iterable[Share]]:
-        """The share produced in each placement; only that part which is recomputed or is not."""
+    def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, Iterable[Share]]:
+        """The share produced in each placement; only that part which is kept in some ways."""
         ...
 
     def awaiting(
-        self, consumer: int | None, recomputed: bool | None = None
+        self, consumer: int | None, kept: KeepingsThat = any_keeping
     ) -> Mapping[Placements, Iterable[Share]]:
         """The share that waits in each placement for a consumer class of the group.
 
         Args:
             consumer: number of the class. For ``None``, and for the caller of the step, which
                 requires no placements, the tensor waits as it is produced.
-            recomputed: only the part whose consumer is recomputed, or is not.
+            kept: only the part whose consumer is kept in some ways.
         """
         ...
 
-    def saved(self) -> Mapping[Placements, Share]:
-        """The share with a saved copy in each placement."""
+    def made(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """The share produced in each placement, and kept in this way."""
+        return self.produced(keeping.__eq__)
+
+    def copies(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """The share with a copy in each placement that is stored in this way."""
         ...
 
-    def saved_beside_produced(self, placements: Placements) -> Share:
-        """The share saved in placements other than those in which it is produced."""
+    def copies_apart(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """Of these the share in placements other than those in which it is produced."""
         ...
 
-    def saved_for_recompute(self, placements: Placements) -> Share:
-        """The share whose saved copy is read by a recomputed consumer."""
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """Of these the share whose copy is read by a consumer that reruns."""
         ...
 
-    def recomputed_for_recompute(self, placements: Placements) -> Share | None:
-        """The share recomputed in these placements, and read by a recomputed consumer."""
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[Share]]:
+        """The share rebuilt in each placement, and read by a consumer that reruns."""
         ...
 
     def loop_resident(self) -> Mapping[Placements, Share]:
@@ -103,12 +123,12 @@ class Shares(Protocol[Share]):
 
 def resharded_bytes(problem: Problem, group: TensorGroup, step: ReshardStep) -> int:
     """Bytes of the copy that a step makes; an all-reduce replaces its operand in place."""
-    return 0 if step.kind == "all_reduce" else problem.local_bytes(group, step.target)
+    return 0 if step.kind in IN_PLACE else problem.local_bytes(group, step.target)
 
 
 def receive_buffer_bytes(step: ReshardStep) -> int:
     """Bytes of the buffer in which a step receives data before it is put in order."""
-    return step.nbytes if step.kind in ("all_gather", "all_to_all") else 0
+    return step.nbytes if step.kind in REORDERED else 0
 
 
 def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterator[Term[Share]]:
@@ -122,7 +142,8 @@ def memory_terms(problem: Problem, number: int, shares: Shares[Share]) -> Iterat
     # and a share says how many do. Their product is linear in the decisions.
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     yield from _reshard_terms(problem, group, live, shares)
-    yield from _saved_terms(problem, group, live, shares)
+    for keeping in table.KEEPINGS:
+        yield from _kept_terms(problem, group, keeping, live, shares)
     for placements, share in shares.loop_resident().items():
         nbytes = problem.local_bytes(group, placements) * live.loop_resident
         yield Term("loop_resident", share, nbytes)
@@ -177,7 +198,7 @@ def _reshard_terms(
         ("in_forward", live.resharded_in_forward, live.receive_buffer_in_forward),
         ("after_forward", live.resharded_after_forward, live.receive_buffer_after_forward),
         ("after_loop", live.resharded_after_loop, live.receive_buffer_after_loop),
-        ("for_recompute", live.resharded_for_recompute, live.receive_buffer_for_recompute),
+        ("for_rerun", live.resharded_for_rerun, live.receive_buffer_for_rerun),
     )
     by_phase = [(shares.resharded(phase), copy, buffer) for phase, copy, buffer in ranges]
     for steps, copy, buffer in by_phase:
@@ -186,28 +207,24 @@ def _reshard_terms(
             yield Term("temporaries", share, receive_buffer_bytes(step) * buffer)
 
 
-def _saved_terms(
-    problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
+def _kept_terms(
+    problem: Problem,
+    group: TensorGroup,
+    keeping: Keeping,
+    live: LiveRanges,
+    shares: Shares[Share],
 ) -> Iterator[Term[Share]]:
-    """Saved copies. A fused tensor has none of its own, but may have one in other placements."""
-    saved = shares.saved()
-    for placements, share in saved.items():
-        nbytes = problem.local_bytes(group, placements)
-        yield Term("saved", share, nbytes * live.saved)
-        # Of a fused tensor: saved as it is produced it is computed again from its operands, for
-        # nothing; only a copy in other placements has to be stored.
-        extra = nbytes * (live.saved_copy - live.saved)
-        if extra.any():
-            yield Term("saved", shares.saved_beside_produced(placements), extra)
-    for placements in saved if not group.is_input else ():
-        nbytes = problem.local_bytes(group, placements)
-        if live.saved_for_recompute.any():
-            share = shares.saved_for_recompute(placements)
-            yield Term("saved", share, nbytes * live.saved_for_recompute)
-        if live.recomputed_early.any():
-            share = shares.recomputed_for_recompute(placements)
-            if share is not None:
-                yield Term("temporaries", share, nbytes * live.recomputed_early)
+    """What tensors take that are kept in one way, by the spans of the keeping."""
+    for span in keeping.spans:
+        counts = live.kept[keeping][span.name]
+        if not counts.any():  # a share that nothing depends on would still be a variable
+            continue
+        # Of the shares' methods one says whose bytes these are.
+        held = getattr(shares, span.holds.value)(keeping)
+        for placements, parts in held.items():
+            nbytes = span.nbytes(problem.local_bytes(group, placements))
+            for share in parts:
+                yield Term(span.category, share, nbytes * counts)
 
 
 def _live_terms(
@@ -227,23 +244,19 @@ def _live_terms(
     # convolutions are of batch, space and features in this order.
     for consumer, span in () if problem.hardware.overlaps else live.copied.items():
         yield from terms("temporaries", shares.awaiting(consumer), span)
-    # A tensor that is recomputed is not saved, but waits in the forward pass for its readers there.
-    recomputed = live.recomputed
-    if group.needed_after_forward:
-        recomputed = live.recomputed + live.awaiting_forward_use
-    yield from terms("temporaries", shares.produced(recomputed=True), recomputed)
     if not group.in_forward:
         category: Category = "gradients" if is_gradient(problem, group) else "temporaries"
         waiting = shares.awaiting(live.last_backward_use)
         yield from terms(category, waiting, live.awaiting_backward_use)
         return
-    # A tensor that is needed after the forward pass is saved or recomputed, and was counted so.
+    # One that is needed after the forward pass is kept for it in some way, and was counted so.
     if not group.is_input and not group.needed_after_forward:
         waiting = shares.awaiting(live.last_forward_use)
         yield from terms("temporaries", waiting, live.awaiting_forward_use)
     # The operands of a fused operator are what the backward pass reads in its place.
-    waiting = shares.awaiting(live.fused_consumer, recomputed=False)
-    yield from terms("saved", waiting, live.fused_input)
+    if live.fused_input.any():
+        waiting = shares.awaiting(live.fused_consumer, lambda keeping: keeping.stays_fused)
+        yield from terms("saved", waiting, live.fused_input)
 
 
 def is_gradient(problem: Problem, group: TensorGroup) -> bool:
@@ -298,19 +311,19 @@ def bytes_by_group(
     problem: Problem,
     decisions: Decisions,
     reshards: Sequence[ReshardPlan],
-    recomputed_nodes: frozenset[int],
+    kept: Kept,
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
 
     Args:
         reshards: the reshard plans of all tensors.
-        recomputed_nodes: the nodes that are recomputed.
+        kept: how nodes are kept.
     """
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
         by_group[reshard.group].append(reshard)
     for number, plans in by_group.items():
-        others = bytes_by_point(problem, number, decisions.strategies, plans, recomputed_nodes)
+        others = bytes_by_point(problem, number, decisions.strategies, plans, kept)
         yield number, input_bytes(problem, plans), others
 
 
@@ -345,7 +358,7 @@ def bytes_by_point(
     number: int,
     strategies: Sequence[Strategy],
     reshards: Iterable[ReshardPlan],
-    recomputed_nodes: frozenset[int],
+    kept: Kept,
 ) -> np.ndarray:
     """Bytes of a tensor group per device, by category (``CATEGORIES``) and program point.
 
@@ -355,9 +368,9 @@ def bytes_by_point(
     Args:
         number: number of the tensor group.
         reshards: all reshard plans of the group.
-        recomputed_nodes: the nodes that are recomputed.
+        kept: how nodes are kept.
     """
-    shares = _DecidedShares(problem, number, strategies, [*reshards], recomputed_nodes)
+    shares = _DecidedShares(problem, number, strategies, [*reshards], kept)
     nbytes = no_bytes(problem)
     for category, share, at_points in memory_terms(problem, number, shares):
         nbytes[CATEGORIES.index(category)] += share * at_points
@@ -365,18 +378,18 @@ def bytes_by_point(
 
 
 def least_bytes_by_point(
-    problem: Problem, number: int, strategies: Iterable[Strategy], recompute: bool
+    problem: Problem, number: int, strategies: Iterable[Strategy], keepings: Iterable[Keeping]
 ) -> np.ndarray:
     """Bytes of a tensor group at every program point below which no decisions come.
 
     Each of the terms whose shares are 1 together, in the placements with the most shards: the
-    tensors are produced, wait for their last consumer, and are saved unless they are recomputed.
-    Copies in other placements come on top. Of inputs ``input_bytes`` are counted apart.
+    tensors are produced, wait for their last consumer, and are kept in one of some ways. Copies in
+    other placements come on top. Of inputs ``input_bytes`` are counted apart.
 
     Args:
         number: number of the tensor group.
         strategies: those of the class that produces it.
-        recompute: whether operators may be recomputed.
+        keepings: how nodes may be kept.
     """
     group, live = problem.tensor_groups[number], problem.live_ranges(number)
     produced = {problem.produced_placements(group, strategy) for strategy in strategies}
@@ -390,11 +403,24 @@ def least_bytes_by_point(
         return nbytes + anywhere * live.awaiting_backward_use
     if not group.needed_after_forward:
         return nbytes + anywhere * live.awaiting_forward_use
-    saved = anywhere * live.saved
-    if recompute and problem.can_recompute(group.class_id):
-        # Either of the two, at each point the smaller one: a plan takes one of them at all points.
-        saved = np.minimum(saved, at_source * (live.recomputed + live.awaiting_forward_use))
-    return nbytes + saved
+    # At each point the smallest: a plan takes one of them at all points.
+    possible = [keeping for keeping in keepings if problem.may_keep(group.class_id, keeping)]
+    ways = (_least_kept(live, keeping, at_source, anywhere) for keeping in possible)
+    return nbytes + functools.reduce(np.minimum, ways)
+
+
+def _least_kept(live: LiveRanges, keeping: Keeping, made: int, copy: int) -> np.ndarray:
+    """Bytes that tensors take at least which are kept in one way.
+
+    Args:
+        made, copy: bytes of a tensor as it is produced, and of the smallest copy.
+    """
+    of_all = {Holds.MADE: made, Holds.COPY: copy}  # other spans are of some tensors alone
+    spans = [span for span in keeping.spans if span.holds in of_all]
+    return sum(
+        (span.nbytes(of_all[span.holds]) * live.kept[keeping][span.name] for span in spans),
+        start=np.zeros_like(live.producing),
+    )
 
 
 @functools.cache
@@ -411,10 +437,10 @@ class _DecidedShares(Shares[float]):
         number: int,
         strategies: Sequence[Strategy],
         reshards: Sequence[ReshardPlan],
-        recomputed_nodes: frozenset[int],
+        kept: Kept,
     ):
         self.problem, self.group = problem, problem.tensor_groups[number]
-        self.strategies, self.recomputed_nodes = strategies, recomputed_nodes
+        self.strategies, self.kept = strategies, kept
         self.reshards = reshards
         self.source = problem.produced_placements(self.group, strategies[self.group.class_id])
 
@@ -429,52 +455,52 @@ class _DecidedShares(Shares[float]):
                 steps[step] += reshard.multiplicity / self.group.multiplicity
         return steps
 
-    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, Iterable[float]]:
-        share = self._share(lambda r: recomputed is None or r.is_recomputed == recomputed)
+    def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, Iterable[float]]:
+        share = self._share(lambda r: kept(r.keeping))
         return {self.source: [share]} if share else {}
 
     def awaiting(
-        self, consumer: int | None, recomputed: bool | None = None
+        self, consumer: int | None, kept: KeepingsThat = any_keeping
     ) -> Mapping[Placements, Iterable[float]]:
         if consumer is None:
-            return self.produced(recomputed)
+            return self.produced(kept)
         consumer_class = self.group.consumer_classes[consumer]
         placements = self.source
         if consumer_class.class_id is not None:
             strategy = self.strategies[consumer_class.class_id]
             placements = self.problem.required_placements(consumer_class, strategy)
-        if recomputed is None:
+        if kept is any_keeping:
             return {placements: [1.0]}
         nodes = [node for of_tensor in self.group.consumers for node in of_tensor[consumer]]
-        chosen = [node for node in nodes if (node in self.recomputed_nodes) == recomputed]
-        # The caller of the step reads a tensor without a node, and recomputes nothing.
-        return {placements: [len(chosen) / len(nodes) if nodes else float(not recomputed)]}
+        # The caller of the step reads a tensor without a node, which is kept by default.
+        how = [self.kept[node] for node in nodes] or [table.DEFAULT]
+        return {placements: [sum(map(kept, how)) / len(how)]}
 
-    def saved(self) -> Mapping[Placements, float]:
+    def copies(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        return self._stored(lambda r: r.keeping == keeping)
+
+    def copies_apart(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        return self._stored(lambda r: r.keeping == keeping and r.saved != self.source)
+
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        return self._stored(lambda r: r.keeping == keeping and self._feeds_rerun(r))
+
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, Iterable[float]]:
+        share = self._share(lambda r: r.keeping == keeping and self._feeds_rerun(r))
+        return {self.source: [share]}
+
+    def _stored(self, where: Callable[[ReshardPlan], bool]) -> Mapping[Placements, list[float]]:
+        """By placements of a stored copy, the share of the tensors whose plan meets a condition."""
         shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
-            if reshard.saved is not None:
+            if reshard.saved is not None and where(reshard):
                 shares[reshard.saved] += reshard.multiplicity / self.group.multiplicity
-            elif reshard.is_recomputed:
-                # Not saved, but live there for recomputed readers (``recomputed_for_recompute``).
-                shares[self.source] += 0.0
-        return shares
+        return {placements: [share] for placements, share in shares.items()}
 
-    def saved_beside_produced(self, placements: Placements) -> float:
-        return 0.0 if placements == self.source else self._share(lambda r: r.saved == placements)
-
-    def saved_for_recompute(self, placements: Placements) -> float:
-        return self._share(lambda r: r.saved == placements and self._feeds_recompute(r))
-
-    def recomputed_for_recompute(self, placements: Placements) -> float | None:
-        if placements != self.source:
-            return None
-        return self._share(lambda r: r.is_recomputed and self._feeds_recompute(r))
-
-    def _feeds_recompute(self, reshard: ReshardPlan) -> bool:
-        """Whether a recomputed node reads the tensors of a plan."""
+    def _feeds_rerun(self, reshard: ReshardPlan) -> bool:
+        """Whether a node that reruns reads the tensors of a plan."""
         consumers = self.group.consumers[self.group.tensors.index(reshard.tensors[0])]
-        return any(not self.recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
+        return any(not self.kept.rerun.isdisjoint(nodes) for nodes in consumers)
 
     def loop_resident(self) -> Mapping[Placements, float]:
         shares: dict[Placements, float] = defaultdict(float)

@@ -1,20 +1,20 @@
 """Decisions of a search, and where they reshard which tensor group, by which collectives.
 
-Of the nodes that decisions recompute, those run whose results are needed. A group is resharded in
-up to four passes. The microbatch loop surrounds the second and the third:
+Of the nodes that decisions let rerun, those do whose results are needed. A group is resharded
+in up to four passes. The microbatch loop surrounds the second and the third:
 
     pass            starts from                               delivers
     before the loop produced                                  the loop-resident copy of an input
     in forward      produced; the loop-resident copy          consumers of the forward pass,
-                    of an input                               the saved copy
-    after forward   the saved copy and an input itself, or    consumers after the forward pass and
-                    as in the forward pass if none is saved   recomputed consumers
+                    of an input                               the stored copy
+    after forward   the stored copy and an input itself, or   consumers after the forward pass and
+                    as in the forward pass if none is stored  those that rerun
     after the loop  an input itself; else the resident copy   consumers after the loop
 
 A copy that accumulates over microbatches, such as a gradient, is delivered by the pass in which the
 tensor is produced. Under given decisions, each pass reshards a tensor once to all placements that
 its consumers require: a cheapest tree in the graph of placements. Where the decisions leave open
-which copy is saved, or is resident in the microbatch loop, the copy with the least resharding time
+which copy is stored, or is resident in the microbatch loop, the copy with the least resharding time
 is taken. ``solver.reshard_constraints`` writes the same passes as flow constraints.
 """
 
@@ -30,6 +30,8 @@ from typing import Literal
 
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
+from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.table import Kept, counted
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import NO_RESHARD, ReshardStep, ReshardTree
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
@@ -37,18 +39,19 @@ from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGro
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Decisions:
-    """A strategy per node class, and the tensors that are recomputed, saved and kept resident.
+    """A strategy per node class, how nodes are kept, and the placements of copies.
 
     Where ``saved`` or ``loop_resident`` does not name a tensor, the placements with the least
     resharding time are taken; among equals, the smallest copy.
 
     Attributes:
         strategies: the strategy of every node class.
-        recomputed: nodes of the forward pass to recompute in the backward pass from saved tensors.
-            A node is recomputed only where a later consumer needs one of its results that is not in
-            ``saved``. Layers of one class share a strategy, but each may be recomputed or not.
-        saved: by tensor, the placements of the copy saved from the forward to the backward pass.
-            A tensor that is recomputed is not saved.
+        kept: by node of the forward pass how its results are kept for the backward pass; of others
+            as by default. It matters only where a later consumer needs one of them, which for a
+            node that would rerun is not in ``saved``. Layers of one class share a strategy, but
+            each may be kept in its own way.
+        saved: by tensor, the placements of the copy that is stored from the forward to the backward
+            pass. Of a tensor whose producer reruns none is.
         loop_resident: by tensor, with microbatches, the placements of the copy that stays resident
             through the microbatch loop. An input is resharded to it once before the loop, and no
             copy of it is saved within a microbatch. A tensor that is read after the loop is
@@ -56,42 +59,50 @@ class Decisions:
     """
 
     strategies: tuple[Strategy, ...]
-    recomputed: frozenset[int] = frozenset()
+    kept: Mapping[int, Keeping] = dataclasses.field(default_factory=dict)
     saved: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
     loop_resident: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
-            f"Decisions({len(self.strategies)} strategies, {len(self.recomputed)} recomputed, "
+            f"Decisions({len(self.strategies)} strategies, {counted(Kept(self.kept))}, "
             f"{len(self.saved)} saved)"
         )
 
 
-def find_recomputed_nodes(problem: Problem, decisions: Decisions) -> frozenset[int]:
-    """The nodes of ``decisions.recomputed`` whose results are needed after the forward pass."""
+def find_kept(problem: Problem, decisions: Decisions) -> Kept:
+    """How nodes are kept whose results are needed after the forward pass."""
     nodes = problem.graph.nodes
-    recomputed: set[int] = set()
-    pending = {n for n in decisions.recomputed if problem.can_recompute(nodes[n].class_id)}
+    found, again = dict[int, Keeping](), set[int]()
+    pending = {
+        node: keeping
+        for node, keeping in decisions.kept.items()
+        if problem.may_keep(nodes[node].class_id, keeping)
+    }
     needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
     for group in problem.tensor_groups:
         for tensor, producer, consumers in zip(
             group.tensors, group.producers, group.consumers, strict=True
         ):
-            if producer in pending and tensor not in decisions.saved:
+            keeping = pending.get(producer)
+            # A result that is stored is not what its producer reruns for.
+            if keeping is not None and not (keeping.reruns and tensor in decisions.saved):
                 after_forward = (
                     consumer_class.after_forward and not consumer_class.after_loop
                     for consumer_class in group.consumer_classes
                 )
                 needs[producer] += zip(after_forward, consumers, strict=True)
     # Consumers follow producers in execution order, so one reversed pass finds all nodes: whether a
-    # reader is recomputed is known before what it reads.
+    # reader reruns is known before what it reads.
     for node in sorted(pending, reverse=True):
         if any(
-            after_forward or not recomputed.isdisjoint(consumers)
+            after_forward or not again.isdisjoint(consumers)
             for after_forward, consumers in needs[node]
         ):
-            recomputed.add(node)
-    return frozenset(recomputed)
+            found[node] = pending[node]
+            if found[node].reruns:
+                again.add(node)
+    return Kept(found)
 
 
 Pass = Literal["before_loop", "in_forward", "after_forward", "after_loop"]
@@ -103,7 +114,7 @@ class ReshardPasses:
 
     Attributes:
         in_forward, after_forward, after_loop: the consumers that each pass delivers to, without
-            recomputed ones.
+            those that rerun.
         num_repeats: executions of the passes per step, in the microbatch loop and in a body.
         resident_from: the pass that delivers the loop-resident copy; ``None`` without such a copy.
     """
@@ -115,10 +126,10 @@ class ReshardPasses:
     resident_from: Pass | None
 
     def can_save(self, num_later_consumers: int) -> bool:
-        """Whether a copy is saved between the passes, if the tensor is not recomputed.
+        """Whether a copy is stored between the passes, unless the producer reruns.
 
         Args:
-            num_later_consumers: consumers after the forward pass and recomputed consumers.
+            num_later_consumers: consumers after the forward pass and those that rerun.
         """
         return num_later_consumers > 0 and self.resident_from != "before_loop"
 
@@ -148,7 +159,7 @@ def reshard_passes(problem: Problem, group: TensorGroup) -> ReshardPasses:
 
 
 BothPasses = tuple[ReshardTree, Placements | None, ReshardTree]
-"""The steps of the forward pass, the placements of the saved copy, and the steps after it."""
+"""The steps of the forward pass, the placements of the stored copy, and the steps after it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -160,17 +171,19 @@ class ReshardPlan:
         tensors: the members of the group that are resharded in this way.
         produced_placements: placements in which the producer leaves them.
         in_forward, after_forward: steps in the forward pass, and after it.
-        saved: placements of the copy saved for the backward pass; ``None`` if no copy is saved, or
-            only the input itself.
-        is_recomputed: whether the producer recomputes them after the forward pass.
+        saved: placements of the copy stored for the backward pass; ``None`` if none is, or only the
+            input itself.
+        keeping: how they are kept for the backward pass.
         num_repeats: executions of ``in_forward`` and ``after_forward`` per training step: one per
             microbatch, and per iteration of the loops in whose body the tensors exist.
         before_loop, after_loop: steps before and after the microbatch loop, executed once.
         loop_resident: placements of the copy that stays resident through the loop; ``None`` if
             there is no such copy, or only the input itself.
-        for_recompute: the part of ``after_forward`` that feeds recomputed consumers.
+        for_rerun: the part of ``after_forward`` that feeds consumers that rerun.
         sent: the send of a carry to the next pipeline stage.
         num_sends: how often it is sent per training step.
+        keeping_seconds: of compute per tensor and training step, to store the copy and to bring it
+            back.
     """
 
     group: int
@@ -179,14 +192,15 @@ class ReshardPlan:
     in_forward: ReshardTree
     after_forward: ReshardTree
     saved: Placements | None
-    is_recomputed: bool
+    keeping: Keeping
     num_repeats: int = 1
     before_loop: ReshardTree = NO_RESHARD
     after_loop: ReshardTree = NO_RESHARD
     loop_resident: Placements | None = None
-    for_recompute: ReshardTree = NO_RESHARD
+    for_rerun: ReshardTree = NO_RESHARD
     sent: ReshardTree = NO_RESHARD
     num_sends: int = 0
+    keeping_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return (
@@ -225,14 +239,14 @@ class ReshardPlan:
 
 
 def reshard_plans(
-    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
+    problem: Problem, decisions: Decisions, kept: Kept, number: int
 ) -> Iterable[ReshardPlan]:
     """The reshard plans of a tensor group: one per combination of decisions about its members.
 
     Of ``decisions.strategies``, only those of the classes that produce and read the group matter.
 
     Args:
-        recomputed_nodes: the result of ``find_recomputed_nodes``.
+        kept: the result of ``find_kept``.
         number: number of the tensor group.
 
     Raises:
@@ -243,19 +257,19 @@ def reshard_plans(
     for tensor, producer, consumers in zip(
         group.tensors, group.producers, group.consumers, strict=True
     ):
-        is_recomputed = producer in recomputed_nodes
-        recomputed_consumers = tuple(not recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
-        saved = None if is_recomputed else decisions.saved.get(tensor)
+        keeping = kept[producer]
+        rerun = tuple(not kept.rerun.isdisjoint(nodes) for nodes in consumers)
+        saved = None if keeping.reruns else decisions.saved.get(tensor)
         resident = decisions.loop_resident.get(tensor)
         # Layers of a class differ at most in these: so the plans are few, whatever the layers.
-        members[is_recomputed, recomputed_consumers, saved, resident].append(tensor)
-    for (is_recomputed, recomputed_consumers, saved, resident), tensors in members.items():
+        members[keeping, rerun, saved, resident].append(tensor)
+    for (keeping, rerun, saved, resident), tensors in members.items():
         planner = _Planner(
             problem,
             decisions.strategies,
             number,
-            is_recomputed,
-            [*itertools.compress(group.consumer_classes, recomputed_consumers)],
+            keeping,
+            [*itertools.compress(group.consumer_classes, rerun)],
             saved,
         )
         yield dataclasses.replace(planner.plan(resident), tensors=tuple(tensors))
@@ -266,9 +280,9 @@ class _Planner:
 
     Args:
         number: number of the tensor group.
-        is_recomputed: whether the producer recomputes the tensors.
-        recomputed_consumers: the consumers of which some node is recomputed.
-        saved: placements of the saved copy; ``None`` to choose the cheapest.
+        keeping: how the tensors are kept for the backward pass.
+        rerun: the consumers of which some node reruns.
+        saved: placements of the stored copy; ``None`` to choose the cheapest.
     """
 
     def __init__(
@@ -276,20 +290,18 @@ class _Planner:
         problem: Problem,
         strategies: Sequence[Strategy],
         number: int,
-        is_recomputed: bool,
-        recomputed_consumers: Sequence[ConsumerClass],
+        keeping: Keeping,
+        rerun: Sequence[ConsumerClass],
         saved: Placements | None,
     ):
         self.problem, self.strategies, self.number = problem, strategies, number
-        self.is_recomputed, self.saved = is_recomputed, saved
+        self.keeping, self.saved = keeping, saved
         self.group = problem.tensor_groups[number]
         self.graph = problem.reshard_graph(self.group)
         self.passes = reshard_passes(problem, self.group)
         self.produced = problem.produced_placements(self.group, strategies[self.group.class_id])
-        self.recompute_consumers = [
-            c for c in recomputed_consumers if not (c.after_forward or c.after_loop)
-        ]
-        self.later_consumers = [*self.passes.after_forward, *self.recompute_consumers]
+        self.rerun = [c for c in rerun if not (c.after_forward or c.after_loop)]
+        self.later_consumers = [*self.passes.after_forward, *self.rerun]
 
     def plan(self, loop_resident: Placements | None) -> ReshardPlan:
         """The plan with a given loop-resident copy; with the cheapest one if it is ``None``."""
@@ -320,7 +332,7 @@ class _Planner:
         start = resident if resident and is_input else produced
         accumulated = frozenset[Placements]() if is_input else resident
         in_forward, saved, after_forward = self._both_passes(start, accumulated)
-        targets = self._targets(self.recompute_consumers)
+        targets = self._targets(self.rerun)
         in_place = is_input and loop_resident == self.produced
         return ReshardPlan(
             self.number,
@@ -329,19 +341,22 @@ class _Planner:
             in_forward,
             after_forward,
             saved,
-            self.is_recomputed,
+            self.keeping,
             self.passes.num_repeats,
             self.graph.cheapest_tree(produced, start),
             self._after_loop(accumulated or produced),
             None if in_place else loop_resident,
             ReshardTree(tuple(_steps_leading_to(after_forward.steps, targets)), 0.0),
             *self.problem.sends(self.group, self.produced),
+            keeping_seconds=0.0
+            if saved is None
+            else self.problem.keeping_seconds(self.group, self.keeping, saved),
         )
 
     def _both_passes(
         self, start: frozenset[Placements], accumulated: frozenset[Placements]
     ) -> BothPasses:
-        """The steps inside the loop, and the copy saved between its two passes.
+        """The steps inside the loop, and the copy stored between its two passes.
 
         Args:
             accumulated: placements of the copy that accumulates over microbatches, if any.
@@ -366,13 +381,13 @@ class _Planner:
         in_forward: frozenset[Placements],
         after_forward: frozenset[Placements],
     ) -> BothPasses:
-        """The steps to given placements in both passes, through the saved copy."""
+        """The steps to given placements in both passes, through the stored copy."""
         cheapest_tree = self.graph.cheapest_tree
         if not self.group.in_forward:
             return NO_RESHARD, None, cheapest_tree(start, after_forward)
-        # Without a saved copy the later pass begins as the forward pass did: from the recomputed
-        # tensor, or from the resident copy.
-        if self.is_recomputed or not self.passes.can_save(len(self.later_consumers)):
+        # Without a stored copy the later pass begins as the forward pass did: from the tensor that
+        # is rebuilt, or from the resident copy.
+        if self.keeping.reruns or not self.passes.can_save(len(self.later_consumers)):
             in_forward_tree = cheapest_tree(start, in_forward)
             return in_forward_tree, None, cheapest_tree(start, after_forward)
         saved = self.saved

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from tensorstate.cost.memory import receive_buffer_bytes, resharded_bytes
 from tensorstate.cost.reshard_plan import Decisions, Pass, ReshardPlan
 from tensorstate.ir.placements import Placements
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import TensorGroup, is_in_loop
@@ -84,7 +85,7 @@ class StepTasks:
     """The tasks of a step under decisions.
 
     Args:
-        problem, decisions, reshards, recomputed_nodes: as for ``schedule_step``.
+        problem, decisions, reshards, kept: as for ``schedule_step``.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class StepTasks:
         problem: Problem,
         decisions: Decisions,
         reshards: Sequence[ReshardPlan],
-        recomputed_nodes: frozenset[int],
+        kept: Kept,
     ):
         self.problem, self.graph = problem, problem.graph
-        self.strategies, self.recomputed_nodes = decisions.strategies, recomputed_nodes
+        self.strategies, self.kept = decisions.strategies, kept
         self.end = float(problem.liveness.end + 1)
         self.tasks: list[StepTask] = []
         self.first_run: dict[int, int] = {}  # by node, its task
-        self.again: dict[int, int] = {}  # by recomputed node, the task that recomputes it
+        self.again: dict[int, int] = {}  # by node that reruns, the task of its second run
         self.carries: dict[int, list[tuple[int, int]]] = {}  # by scan that sends: in, and out
         self._compute()
         for reshard in reshards:
@@ -128,10 +129,10 @@ class StepTasks:
                 task = StepTask(seconds, where, order, -1, names, class_id)
                 task.is_patient = node.phase == "optimizer"
                 self.first_run[number] = self._add(task)
-        # Recomputed nodes run in the body that mirrors theirs, and wait for other copies.
-        for number, order in self._recompute_orders().items():
+        # Nodes rerun in the body that mirrors theirs, and wait for other copies.
+        for number, order in self._rerun_orders().items():
             task = self.tasks[self.first_run[number]]
-            name = f"{task.name} (recomputed)"
+            name = f"{task.name} ({self.kept[number]})"
             where = self._mirrored(task.where)
             self.again[number] = self._add(
                 dataclasses.replace(task, order=order, name=name, before=[], where=where)
@@ -164,16 +165,16 @@ class StepTasks:
             task.seconds = last
             task.before = [*operands, *map(self._add, beside)]
 
-    def _recompute_orders(self) -> dict[int, float]:
-        """By recomputed node its place: before its first reader, and before what it feeds."""
+    def _rerun_orders(self) -> dict[int, float]:
+        """By node that reruns its place: before its first reader, and before what it feeds."""
         liveness, readers = self.problem.liveness, defaultdict[int, list[int]](list)
         for edge in self.graph.edges:
-            if edge.source in self.recomputed_nodes and edge.target in self.recomputed_nodes:
+            if edge.source in self.kept.rerun and edge.target in self.kept.rerun:
                 readers[edge.source].append(edge.target)
         orders: dict[int, float] = {}
-        for number in sorted(self.recomputed_nodes, reverse=True):
+        for number in sorted(self.kept.rerun, reverse=True):
             members = self.graph.nodes[number].members
-            first = min(liveness.recompute_at[m.operator] for m in members) - 0.5
+            first = min(liveness.rerun_at[m.operator] for m in members) - 0.5
             fed = [orders[reader] for reader in readers[number] if reader in orders]
             orders[number] = min([first, *(order - 1e-6 for order in fed)])
         return orders
@@ -183,7 +184,7 @@ class StepTasks:
         return len(self.tasks) - 1
 
     def _mirrored(self, where: Where) -> Where:
-        """Where the tasks of a body are recomputed."""
+        """Where the tasks of a body rerun."""
         return tuple(self.graph.mirrored.get(loop, loop) for loop in where)
 
     def _in_loop(self, loops: Where, in_loop: bool) -> Where:
@@ -227,16 +228,37 @@ class StepTasks:
         in_forward = send("in_forward", before)
         if not group.in_forward:
             start: Copies = {produced: made}
-        elif reshard.is_recomputed:
+        elif reshard.keeping.reruns:
             start = {produced: self.again.get(producer, made)}
         else:
             start = dict(before) if group.is_input or reshard.saved is None else {}
             if reshard.saved is not None:
-                start[reshard.saved] = in_forward.get(reshard.saved, made)
+                stored = in_forward.get(reshard.saved, made)
+                start[reshard.saved] = self._fetched(reshard, group, tensor, stored, where)
         after = send("after_forward", start)
         resident = after if reshard.loop_resident in after else in_forward
         last = send("after_loop", {produced: made, **resident})
         return {"in_forward": in_forward, "after_forward": after, "after_loop": last}
+
+    def _fetched(
+        self,
+        reshard: ReshardPlan,
+        group: TensorGroup,
+        tensor: int,
+        stored: int | None,
+        where: Where,
+    ) -> int | None:
+        """The task that brings a stored copy back before its first reader; none takes no time."""
+        if not reshard.keeping_seconds:
+            return stored
+        liveness = self.problem.liveness
+        later = [p for p in liveness.reads(tensor) if p >= liveness.forward_end]
+        order = min(later, default=liveness.forward_end) - 0.5
+        name, where = str(reshard.keeping), self._mirrored(where)
+        task = StepTask(reshard.keeping_seconds, where, order, -1, name, group.class_id)
+        fetched = self._add(task)
+        self._wait(fetched, stored)
+        return fetched
 
     def _send(
         self,

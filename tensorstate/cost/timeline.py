@@ -27,18 +27,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.kinds import those
 from jaxcoll.numerics.list_schedule import COMPUTE, FreeMemory
 from tensorstate.cost.critical_path import critical_seconds
 from tensorstate.cost.loop_schedule import Bodies, LoopSchedule, TaskColumns
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent, StepTasks
 from tensorstate.ir.placements import MAX, MIN
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 
 # The part of the memory that copies ahead and behind may take at most.
 MOST_AHEAD = 0.05
 # Collectives of sums and shards, whose operands can be laid beside each other.
-JOINABLE = ("all_gather", "reduce_scatter", "all_reduce")
+JOINABLE = those(lambda kind: kind.is_sharded)
 # Bytes of a bucket that are tried. One bucket of all that a pass sends has nothing left to hide
 # under: of 12 layers of 128 KiB, 4 MiB left 1 of 35 products covered on v5e and none on
 # H100s, 512 KiB 9 and 26.
@@ -110,7 +112,7 @@ def schedule_step(
     problem: Problem,
     decisions: Decisions,
     reshards: Sequence[ReshardPlan],
-    recomputed_nodes: frozenset[int],
+    kept: Kept,
     live: np.ndarray,
     memory_limit: float | None = None,
 ) -> StepSchedule:
@@ -118,11 +120,11 @@ def schedule_step(
 
     Args:
         reshards: the reshard plans of all tensors.
-        recomputed_nodes: nodes that are recomputed after the forward pass.
+        kept: how nodes are kept for the backward pass.
         live: bytes that are live at every program point.
         memory_limit: bytes per device; the device's memory by default.
     """
-    step = _Step(StepTasks(problem, decisions, reshards, recomputed_nodes))
+    step = _Step(StepTasks(problem, decisions, reshards, kept))
     room = _free_memory(problem, live, memory_limit)
     best = step.scheduled(0, room)
     # Longer buckets pay less latency and hide less: seconds fall, then rise, over their sizes.

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxcoll.kinds import kind_of
 from tensorstate.execution.microbatch_loop import Copies, wait_for
 from tensorstate.execution.placement_table import Collectives
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
@@ -34,11 +35,11 @@ def apply_joined(
     # All-gather of a [2, 3] along 0 and b [4] along 0 on two devices: the vector [a0, b0] becomes
     # [[a0, b0], [a1, b1]], of which the columns of a are the shards of a, one row per device.
     first = steps[0]
-    axis, kind, n = first.axis, first.kind, mesh.sizes[first.axis]
+    axis, kind, n = first.axis, kind_of(first.kind), mesh.sizes[first.axis]
     pairs = [*zip(steps, arrays, strict=True)]
     # A reduce-scatter gives device k the k-th part of the vector. So the parts for one device stand
     # side by side, of all tensors, and not the tensors.
-    if kind == "reduce_scatter":
+    if kind.ends_with_shard:
         rows = []
         for s, x in pairs:
             at = s.target[axis]
@@ -47,24 +48,24 @@ def apply_joined(
     else:
         rows = [x.reshape(1, -1) for x in arrays]
     source, target = ([REPLICATED] * len(mesh.sizes) for _ in range(2))
-    if kind == "all_gather":
+    if kind.starts_with_shard:
         source[axis] = 0
     else:
-        source[axis], target[axis] = SUM, 0 if kind == "reduce_scatter" else REPLICATED
+        source[axis], target[axis] = SUM, 0 if kind.ends_with_shard else REPLICATED
     nbytes = sum(step.nbytes for step in steps)
-    joint = ReshardStep(kind, axis, tuple(source), tuple(target), nbytes)
+    joint = ReshardStep(first.kind, axis, tuple(source), tuple(target), nbytes)
     moved = collectives(joint, jnp.concatenate(rows, axis=1).reshape(-1), mesh)
-    moved = moved.reshape(n if kind == "all_gather" else 1, -1)
+    moved = moved.reshape(n if kind.starts_with_shard else 1, -1)
     results, start = [], 0
     for (step, x), row in zip(pairs, rows, strict=True):
         part = moved[:, start : start + row.shape[1]]
         start += row.shape[1]
-        if kind == "all_gather":
+        if kind.starts_with_shard:
             position = step.source[axis]
             spread = jnp.moveaxis(part.reshape(n, *x.shape), 0, position)
             shape = (*x.shape[:position], n * x.shape[position], *x.shape[position + 1 :])
             results.append(spread.reshape(shape))
-        elif kind == "reduce_scatter":
+        elif kind.ends_with_shard:
             position = step.target[axis]
             shape = (*x.shape[:position], x.shape[position] // n, *x.shape[position + 1 :])
             results.append(part.reshape(shape))

@@ -1,6 +1,6 @@
 """Interprets one device's share of a plan, operator by operator.
 
-Recomputed operators and repeated all-gathers depend on the preceding matrix product; otherwise
+Operators that rerun and repeated all-gathers depend on the preceding matrix product; otherwise
 XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
 the forward pass depend on its end only, so that they overlap with compute, and buckets are gathered
 and reduced as one. XLA on CPU overlaps nothing, and starts every operator as early as possible,
@@ -81,7 +81,7 @@ class LocalExecutor:
         self.unsent: dict[int, Copies] = {}  # wait for the rest of their bucket
         self.done: set[int] = set()  # casts that ran early, for a bucket
         self.stacks: dict[int, jax.Array] = {}  # of tensors of bodies that loops mirror
-        self.mirrored = MirroredReads(self.graph, table.is_recomputed)
+        self.mirrored = MirroredReads(self.graph, table.reruns)
         self.last: tuple[jax.Array, Placements] | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
         # Advances at matrix products and at the end of the forward pass.
@@ -192,10 +192,10 @@ class LocalExecutor:
 
         Args:
             interleaved: whether operators of both passes run in the body. In other bodies of the
-                backward pass, operators of the forward pass are recomputed.
+                backward pass, operators of the forward pass rerun.
         """
-        # An operator of the forward pass that is recomputed in a body reads the copies that exist
-        # after that pass: saved ones, or gathered for it.
+        # An operator of the forward pass that reruns in a body reads the copies that exist
+        # after that pass: stored ones, or gathered for it.
         both: tuple[dict[int, Copies], dict[int, Copies]] = {}, {}
         begins_forward = (any if interleaved else all)(o.phase == "forward" for o in operators)
         for operator in operators:
@@ -234,17 +234,19 @@ class LocalExecutor:
         return self.read(operator.operands[k].tensor, placements, in_forward)
 
     def enter(self, operator: Operator, x: jax.Array, again: bool = False) -> None:
-        """Store an operand of a body, or one of the mirrored body, for its recomputation."""
+        """Store an operand of a body, or one of the mirrored body, for operators that rerun."""
         in_forward = operator.phase == "forward" and not again
         self.write(operator.results[0].tensor, x, 0, in_forward)
 
     def saved_copy(self, tensor: int) -> jax.Array:
-        """The copy of a body's tensor that is saved for the loop which mirrors the body's."""
-        return self.read_all(tensor, in_forward=True)[self.table.saved_placements(tensor)]
+        """A body's tensor as it is stored for the loop which mirrors the body's."""
+        copy = self.read_all(tensor, in_forward=True)[self.table.saved_placements(tensor)]
+        return self.table.keeping(tensor).put(copy, copy.dtype)
 
     def restore(self, tensor: int, x: jax.Array) -> None:
-        """Store the copy that the iteration of the forward pass has saved."""
-        self.in_forward[tensor] = {self.table.saved_placements(tensor): x}
+        """Bring back what the iteration of the forward pass has stored."""
+        copy = self.table.keeping(tensor).fetch(x, self.graph.tensors[tensor].dtype)
+        self.in_forward[tensor] = {self.table.saved_placements(tensor): copy}
 
     def in_turn(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """The initial carry of a loop, available once all results before it are."""
@@ -317,7 +319,7 @@ class LocalExecutor:
         return apply_reshard_step(step, x, self.mesh, self.collectives)
 
     def read_all(self, tensor: int, in_forward: bool) -> Copies:
-        """The copies of a tensor in a pass, resharded or recomputed on demand."""
+        """The copies of a tensor in a pass, resharded or rebuilt on demand."""
         if tensor in self.inputs and tensor not in self.in_forward:
             self.pending[tensor] = dict(self.inputs[tensor])
         if tensor in self.pending:
@@ -327,13 +329,13 @@ class LocalExecutor:
             return self.in_forward[tensor]
         if tensor in self.unsent:
             send(self, [tensor])
-        # The first read after the forward pass: recompute the tensor, or start from the saved copy,
-        # and from the copy in which an input is given, which is in memory anyway.
+        # The first read after the forward pass: rebuild the tensor, or start from the stored
+        # copy, and from the copy in which an input is given, which is in memory anyway.
         if tensor not in self.after_forward:
-            reshard = self.reshards.get(tensor)
+            reshard, keeping = self.reshards.get(tensor), self.table.keeping(tensor)
             producer = self.graph.tensors[tensor].producer
-            if tensor not in self.inputs and self.table.is_recomputed(producer):
-                self.execute(self.graph.operators[producer or 0], in_forward=False, recomputed=True)
+            if tensor not in self.inputs and keeping.reruns:
+                self.execute(self.graph.operators[producer or 0], in_forward=False, again=True)
                 return self.after_forward[tensor]
             copies, steps = dict(self.in_forward[tensor]), ()
             if reshard is not None:
@@ -341,6 +343,9 @@ class LocalExecutor:
                 produced = [] if saved else [reshard.produced_placements]
                 kept = (*(self.inputs.get(tensor) or produced), *saved)
                 copies = {placements: copies[placements] for placements in kept}
+                for placements in saved if self.depth == 0 else ():  # a body's are in its stack
+                    stored = keeping.put(copies[placements], copies[placements].dtype)
+                    copies[placements] = keeping.fetch(stored, copies[placements].dtype)
                 steps = reshard.after_forward.steps
             self.reshard_when_ready(tensor, copies, steps, self.ready_at[tensor, True], False)
         return self.after_forward[tensor]
@@ -373,7 +378,7 @@ class LocalExecutor:
     def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
         """The copy of a tensor in given placements.
 
-        It may be missing if two nodes of a class read one tensor and only one is recomputed, since
+        It may be missing if two nodes of a class read one tensor and only one reruns, since
         both share a reshard plan: then the tensor is resharded here.
         """
         copies = self.read_all(tensor, in_forward)
@@ -385,14 +390,14 @@ class LocalExecutor:
             self.reshard(tensor, copies, tree.steps)
         return copies[placements]
 
-    def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
+    def execute(self, operator: Operator, in_forward: bool, again: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
         tensors = [use.tensor for use in operator.operands]
         required = [self.table.read_placements(operator.index, k) for k in range(len(tensors))]
         arrays = [self.read(*which, in_forward) for which in zip(tensors, required, strict=True)]
         if operator.phase == "optimizer":
             arrays = [*map(self.gradient_after_uses, tensors, required, arrays)]
-        arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, recomputed)
+        arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, again)
         zeroed = self.order.latest if operator.kind == "scatter" else ()
         made = self.results_of(operator, arrays, zeroed)
         if operator.kind in MATMUL_KINDS:
@@ -419,7 +424,7 @@ class LocalExecutor:
         required: Sequence[Placements],
         arrays: list[jax.Array],
         in_forward: bool,
-        recomputed: bool,
+        again: bool,
     ) -> tuple[list[jax.Array], int]:
         """The operands behind the barriers that the operator needs, and the event it depends on."""
         # An operand that is ready since an earlier event waits for the latest one if it must not be
@@ -430,7 +435,7 @@ class LocalExecutor:
             k
             for k, tensor in enumerate(tensors)
             if self.ready_at[tensor, in_forward] < latest
-            and self.must_wait(operator, tensor, recomputed)
+            and self.must_wait(operator, tensor, again)
         ]
         ordered = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
         delay_all = ordered and not (self.overlap or pending) and ready_at < latest
@@ -447,18 +452,18 @@ class LocalExecutor:
                 self.ready_at[tensors[k], in_forward] = latest
         return arrays, latest
 
-    def must_wait(self, operator: Operator, tensor: int, recomputed: bool) -> bool:
+    def must_wait(self, operator: Operator, tensor: int, again: bool) -> bool:
         """Whether an operand must not be available before this point of the backward pass.
 
-        A recomputed operand needs no barrier: its own operands wait.
+        An operand that is rebuilt needs no barrier: its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
-        if not recomputed and region is None:
+        if not again and region is None:
             return False
         if producer is None:
             return True
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
-        return not (same or self.table.is_recomputed(producer))
+        return not (same or self.table.reruns(producer))
 
     def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.

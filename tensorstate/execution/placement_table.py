@@ -15,11 +15,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import jaxcoll as jc
+from jaxcoll.kinds import kind_of
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.step_tasks import Sent
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import Strategy
@@ -53,11 +56,12 @@ def scheduled_collectives(
             take = jc.pmax if before == MAX else jc.pmin
             return take(x, axis, schedule=schedule_for("all_reduce", step.axis, step.nbytes))
         schedule = schedule_for(step.kind, step.axis, step.nbytes)
-        if step.kind == "all_gather":
+        kind = kind_of(step.kind)
+        if kind.copies:
             return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)
-        if step.kind == "all_reduce":
+        if kind.sums_for_all:
             return jc.psum(x, axis, schedule=schedule)
-        if step.kind == "reduce_scatter":
+        if kind.adds:
             return jc.psum_scatter(x, axis, scatter_dimension=after, tiled=True, schedule=schedule)
         return jc.all_to_all(x, axis, after, before, tiled=True, schedule=schedule)
 
@@ -71,11 +75,12 @@ def lax_collectives(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Arr
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
-    if step.kind == "all_gather":
+    kind = kind_of(step.kind)
+    if kind.copies:
         return lax.all_gather(x, axis, axis=before, tiled=True)
-    if step.kind == "all_reduce":
+    if kind.sums_for_all:
         return lax.psum(x, axis)
-    if step.kind == "reduce_scatter":
+    if kind.adds:
         return lax.psum_scatter(x, axis, scatter_dimension=after, tiled=True)
     return lax.all_to_all(x, axis, after, before, tiled=True)
 
@@ -92,7 +97,7 @@ def apply_reshard_step(
     Args:
         x: the shard before, with one dimension per position of the tensor.
     """
-    if step.kind == "all_to_all":
+    if step.collective is not None and step.collective.is_pairwise:
         # Into its parts XLA for CPU moves the concatenation and the transposes that make the array,
         # and then refuses parts of different layouts.
         x = lax.optimization_barrier(x)
@@ -177,7 +182,7 @@ class PlacementTable:
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.whole
         self.strategies: Sequence[Strategy] = decisions.strategies
-        self.recomputed_nodes = cost.recomputed_nodes
+        self.kept = cost.kept
         self.reshards: dict[int, ReshardPlan] = {
             t: reshard for reshard in cost.reshards for t in reshard.tensors
         }
@@ -193,9 +198,14 @@ class PlacementTable:
         """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
 
-    def is_recomputed(self, operator: int | None) -> bool:
-        """Whether an operator's node is recomputed."""
-        return operator is not None and self.positions[operator].node in self.recomputed_nodes
+    def keeping(self, tensor: int) -> Keeping:
+        """How a tensor is kept for the backward pass."""
+        producer = self.graph.tensors[tensor].producer
+        return table.DEFAULT if producer is None else self.kept[self.positions[producer].node]
+
+    def reruns(self, operator: int | None) -> bool:
+        """Whether an operator reruns after the forward pass."""
+        return operator is not None and self.positions[operator].node in self.kept.rerun
 
     def shard(self, number: int, microbatch: MicrobatchSlice | None) -> LocalShard:
         """The shard of an operator's labels on this device, in a microbatch."""

@@ -1,8 +1,8 @@
 """Runs a training step as decided: the factor graph, interpreted inside ``jax.shard_map``.
 
 Every operator runs on the shards that its strategy gives a device; a tensor is resharded by
-collectives. A tensor that is read both in the forward pass and after it has one saved copy, or none
-if it is recomputed.
+collectives. A tensor that is read both in the forward pass and after it has one stored copy, or
+none if its producer reruns.
 
 Loops of the step itself run as loops where the graph has them as loops (``step_loop``).
 """
@@ -38,6 +38,7 @@ from tensorstate.execution.placement_table import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.padded import PaddedArray, Padding
+from tensorstate.keeping import table as keepings
 from tensorstate.problem.problem import Problem
 
 # Without these options XLA on CPU uses more memory than planned. One pass removes optimization
@@ -262,7 +263,7 @@ def apply(
     Args:
         problem: graph and mesh.
         decisions: the strategies of all classes.
-        cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
+        cost: the cost of the decisions, with the reshard plans and how nodes are kept.
         mesh: devices; its axes are those of the problem.
         collectives: how tensors are resharded; by default by the schedules of the network.
         timeline: the schedule that was priced. On devices that overlap, scans are unrolled and
@@ -443,13 +444,14 @@ def _check_arrays(graph: Graph, leaves: Sequence[Any]) -> None:
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
     """The decisions of a plan that no sharding of an argument or result expresses."""
     # Shardings of arguments and results say where a step begins and ends. XLA chooses the rest, and
-    # knows neither saved copies nor recomputation.
+    # does not know how tensors are kept.
     inside = {
         reshard.group
         for tensor, reshard in table.reshards.items()
         if table.graph.tensors[tensor].role == "activation"
         and any(
-            step.kind in ("all_gather", "all_to_all", "reduce_scatter") for step in reshard.steps
+            step.collective is not None and not step.collective.sums_for_all
+            for step in reshard.steps
         )
     }
     saved = {
@@ -457,12 +459,13 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         for reshard in table.reshards.values()
         if reshard.saved not in (None, reshard.produced_placements)
     }
-    recomputed, staged = len(table.recomputed_nodes), table.problem.pipeline
+    staged = table.problem.pipeline
+    kept = ((len(table.kept.nodes(keeping)), keeping) for keeping in keepings.optional())
     # ``reshard.group`` counts kinds of tensors: those of identical layers are one.
     counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
-        (recomputed, "that {} groups of operators are recomputed there"),
+        *((count, f"that {{}} groups of operators are {keeping} there") for count, keeping in kept),
         (0 if staged is None else staged.stages, "that layers run in {} pipeline stages"),
     )
     return tuple(text.format(count) for count, text in counted if count)

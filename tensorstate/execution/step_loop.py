@@ -5,7 +5,7 @@ placements that it requires before the loop begins. A carry, a row and a stack h
 per label, in the order of the traced program, so that both ends of a carry are one array.
 
 Of two loops of which the later mirrors the earlier, the earlier stacks the tensors of its body that
-the later one reads and does not recompute.
+the later one reads and does not rebuild.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Runner(Protocol):
         ...
 
     def operand(self, operator: Operator, k: int, again: bool = False) -> Any:
-        """An operand of an operator, or of its recomputation; one dimension per position."""
+        """An operand of an operator, or of its second run; one dimension per position."""
         ...
 
     def shard(self, operator: Operator) -> LocalShard:
@@ -82,7 +82,7 @@ def by_loop(
 
 # The loop of the program is ``lax.scan`` or ``lax.while_loop`` again, on shards: its carry are the
 # operands of "carry_in", its rows those of "scan_row". Of a loop that mirrors another, rows are
-# also the tensors that the other has stacked, and the rows that recomputation reads. All that the
+# also the tensors that the other has stacked, and the rows that second runs read. All that the
 # body reads from outside is resharded once, by ``runner.body``, and not in every iteration. Of a
 # ``while_loop`` both functions run the operators that stand before the condition, since XLA gives
 # the body no result of the condition.
@@ -148,24 +148,24 @@ def run_loop(
     return {o.results[0].tensor: boundary_result(runner, o, x) for o, x in made}
 
 
-# Of a forward scan of 12 layers that saves t1 and recomputes t2 = tanh(t1), the scan of the
+# Of a forward scan of 12 layers that saves t1 and reruns t2 = tanh(t1), the scan of the
 # backward pass has the stack of t1 among its rows, and runs tanh in every iteration. Only what it
 # reads is stacked: JAX's own residuals would be stacked whatever the search decides.
 
 
 class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
-    """By loop the tensors that it reads of the body that it mirrors, and the recomputed operators.
+    """By loop the tensors that it reads of the body that it mirrors, and operators that rerun.
 
     A loop may mirror none, and ``None``, for no loop, reads nothing. Each is sought once: a loop
     saves the tensors that the one which mirrors it reads.
 
     Args:
-        is_recomputed: whether an operator of a body is recomputed in the loop that mirrors it.
+        reruns: whether an operator of a body reruns in the loop that mirrors it.
     """
 
-    def __init__(self, graph: Graph, is_recomputed: Callable[[int], bool]):
+    def __init__(self, graph: Graph, reruns: Callable[[int], bool]):
         super().__init__()
-        self.graph, self.is_recomputed = graph, is_recomputed
+        self.graph, self.reruns = graph, reruns
 
     def __missing__(self, number: int | None) -> tuple[list[int], list[Operator]]:
         found = self[number] = self._found(number)
@@ -183,7 +183,7 @@ class MirroredReads(dict[int | None, tuple[list[int], list[Operator]]]):
                 producer = graph.tensors[use.tensor].producer
                 if producer is None or graph.loops_around(use.tensor) != (mirrors,):
                     continue
-                if not self.is_recomputed(producer):
+                if not self.reruns(producer):
                     saved[use.tensor] = None
                 elif producer not in again:
                     again[producer] = graph.operators[producer]
@@ -204,7 +204,7 @@ def flat_operand(runner: Runner, operator: Operator, again: bool = False) -> Any
     On whole arrays an open sum has leading dimensions beyond its labels; they stay.
 
     Args:
-        again: whether the operator is recomputed.
+        again: whether the operator reruns.
     """
     shard, call = runner.shard(operator), operator.eqn
     sizes = [[shard.local_size(k)] for dimension in call.input_labels[0] for k in dimension]

@@ -151,8 +151,9 @@ class PlanFile:
         for class_id, strategy in enumerate(strategies):
             if strategy not in problem.strategies[class_id].all:
                 raise PlanError(f"class {class_id} of the step has no strategy {shown(strategy)}")
-        if not self.decisions.recomputed <= set(range(len(graph.nodes))):
-            raise PlanError("the plan recomputes nodes that the step does not have")
+        for node, keeping in self.decisions.kept.items():
+            if node >= len(graph.nodes):
+                raise PlanError(f"the plan {keeping.option}s nodes that the step does not have")
         copies = (*self.decisions.saved.items(), *self.decisions.loop_resident.items())
         for tensor, placements in copies:
             # Sums may be open, and shards are of equal size.

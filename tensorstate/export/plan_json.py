@@ -36,6 +36,9 @@ from tensorstate.ir.graph import Phase
 from tensorstate.ir.jaxprs import axis_names
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.ir.trace_context import OUTSIDE, TraceContext
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.pipeline import SCHEDULES
 
 FORMAT = "tensorstate.plan/1"
@@ -59,7 +62,11 @@ def dumps(content: PlanFile) -> str:
         "mesh": {"names": content.mesh.names, "sizes": content.mesh.sizes},
         "predicted": content.predicted,
         "options": {
-            "recompute": options.recompute,
+            **{
+                keeping.option: keeping in options.keepings
+                for keeping in table.optional()
+                if keeping.is_always_written or keeping in options.keepings
+            },
             "memory_limit": _finite(options.memory_limit),
             "unlimited": options.memory_limit == math.inf,
             "objective": options.objective,
@@ -85,7 +92,11 @@ def dumps(content: PlanFile) -> str:
             for o in content.operators
         ],
         "strategies": decisions.strategies,
-        "recomputed": sorted(decisions.recomputed),
+        **{
+            keeping.name: nodes
+            for keeping in table.optional()
+            if (nodes := Kept(decisions.kept).nodes(keeping)) or keeping.is_always_written
+        },
         "saved": [[tensor, *p] for tensor, p in sorted(decisions.saved.items())],
         "loop_resident": [[tensor, *p] for tensor, p in sorted(decisions.loop_resident.items())],
     }
@@ -227,7 +238,7 @@ def _read(fields: readers.Fields) -> PlanFile:
         operators=fields.take("operators", readers.list_of(_operator_reader(primitives))),
         decisions=Decisions(
             fields.take("strategies", readers.list_of(_placements(axes))),
-            frozenset(fields.take("recomputed", readers.list_of(_whole))),
+            _read_kept(fields),
             fields.take("saved", _copies(axes)),
             fields.take("loop_resident", _copies(axes)),
         ),
@@ -299,12 +310,34 @@ def _read_options(value: object, where: str) -> SearchOptions:
     limit = fields.optional("memory_limit", readers.number)
     unlimited = fields.take("unlimited", readers.flag)
     options = SearchOptions(
-        fields.take("recompute", readers.flag),
+        _read_allowed(fields),
         math.inf if unlimited else limit,
         fields.take("objective", readers.text),
     )
     fields.end()
     return options
+
+
+def _read_allowed(fields: readers.Fields) -> tuple[Keeping, ...]:
+    flags = {}
+    for keeping in table.optional():
+        read = fields.take if keeping.is_always_written else fields.optional
+        flags[keeping.option] = read(keeping.option, readers.flag) or False
+    return table.allowed(**flags)
+
+
+def _read_kept(fields: readers.Fields) -> dict[int, Keeping]:
+    kept: dict[int, Keeping] = {}
+    for keeping in table.optional():
+        read = fields.take if keeping.is_always_written else fields.optional
+        nodes = read(keeping.name, readers.list_of(_whole)) or ()
+        twice = sorted(kept.keys() & set(nodes))
+        if twice:
+            raise FormatError(
+                f"{keeping.name} must hold no node that is {kept[twice[0]]}, got {twice[0]}"
+            )
+        kept |= dict.fromkeys(sorted(set(nodes)), keeping)
+    return kept
 
 
 def _read_found(value: object, where: str) -> dict[str, Any]:

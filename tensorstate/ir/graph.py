@@ -144,9 +144,9 @@ class TracedEqn:
             major first.
         output_labels: the same for every result.
         rule: the ``rules.PrimitiveRule`` that shards and runs it.
-        remat_region: number of the ``jax.checkpoint`` region that recomputes it, ``None`` outside
-            of such regions. The operators of a region run only after all inputs of the region have
-            been computed.
+        remat_region: number of the ``jax.checkpoint`` region in which it reruns, ``None``
+            outside of such regions. The operators of a region run only after all inputs of the
+            region have been computed.
     """
 
     primitive: Any

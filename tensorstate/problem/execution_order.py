@@ -1,11 +1,11 @@
-"""The order of operators, the bodies of loops in it, and which operators can be recomputed."""
+"""The order of operators, and the bodies of loops in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensorstate.ir.graph import LOOP_BOUNDARY, Graph
+from tensorstate.ir.graph import Graph
 
 
 def execution_order(
@@ -64,17 +64,3 @@ def bodies(graph: Graph, at: Mapping[int, int], together: frozenset[int]) -> dic
         first, last = min(b.first for b in joined), max(b.last for b in joined)
         found[loop] = found[loop]._replace(first=first, last=last)
     return found
-
-
-def can_recompute(graph: Graph, index: int) -> bool:
-    """Whether an operator of the forward pass can be recomputed after it.
-
-    In a body, where a loop mirrors it. What passes into a body or out of it is handed over once,
-    but for the rows of an operand.
-    """
-    operator = graph.operators[index]
-    if not operator.loops:
-        return True
-    if operator.primitive in LOOP_BOUNDARY and operator.primitive != "scan_row":
-        return False
-    return graph.mirror(operator.loops) is not None

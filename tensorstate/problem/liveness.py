@@ -26,7 +26,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tensorstate.ir.graph import Graph, Operator
-from tensorstate.problem.execution_order import bodies, can_recompute, execution_order
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping, Reads, Stack
+from tensorstate.problem.execution_order import bodies, execution_order
 
 # Primitives that XLA does not duplicate into their consumers (``InstructionFusion::IsExpensive``).
 EXPENSIVE = frozenset(
@@ -46,36 +48,27 @@ class LiveRanges:
         producing: its producer runs.
         awaiting_forward_use: produced, and awaiting a consumer in the forward pass.
         awaiting_backward_use: produced after the forward pass, and awaiting a consumer.
-        saved: from the forward pass for the backward pass.
-        saved_copy: as ``saved``, if it were not fused.
-        fused_input: read by a consumer that is fused into a later operator and not recomputed.
-        saved_for_recompute: fused, but saved because a recomputed operator reads it from memory.
-        recomputed: recomputed, and awaiting a consumer of the backward pass.
-        recomputed_early: recomputed for another recomputed operator, before ``recomputed`` starts.
+        fused_input: read by a consumer that is fused into a later operator and does not rerun.
         loop_resident: through the microbatch loop, and until its last consumer after the loop.
         resharded_in_forward, resharded_after_forward, resharded_after_loop: resharded copies are
             live, in the forward pass, after it, and after the loop.
         receive_buffer_in_forward, receive_buffer_after_forward, receive_buffer_after_loop: a
             reshard into it is running.
-        resharded_for_recompute, receive_buffer_for_recompute: as ``resharded_after_forward`` and
-            ``receive_buffer_after_forward``, but for recomputed operators that read it first.
+        resharded_for_rerun, receive_buffer_for_rerun: as ``resharded_after_forward`` and
+            ``receive_buffer_after_forward``, but for operators that rerun and read it first.
         last_forward_use, last_backward_use: number of the consumer class that reads it last, in the
             forward pass and after it.
         fused_consumer: number of the consumer class whose fused operators read it last; ``None`` if
             these belong to its producer node.
         copied: by number of a consumer class, a convolution of it runs that reads the tensor in
             another order of dimensions than the usual.
+        kept: by keeping and the name of a span of it, for a tensor that is kept so.
     """
 
     producing: np.ndarray
     awaiting_forward_use: np.ndarray
     awaiting_backward_use: np.ndarray
-    saved: np.ndarray
-    saved_copy: np.ndarray
     fused_input: np.ndarray
-    saved_for_recompute: np.ndarray
-    recomputed: np.ndarray
-    recomputed_early: np.ndarray
     loop_resident: np.ndarray
     resharded_in_forward: np.ndarray
     resharded_after_forward: np.ndarray
@@ -83,19 +76,22 @@ class LiveRanges:
     receive_buffer_in_forward: np.ndarray
     receive_buffer_after_forward: np.ndarray
     receive_buffer_after_loop: np.ndarray
-    resharded_for_recompute: np.ndarray
-    receive_buffer_for_recompute: np.ndarray
+    resharded_for_rerun: np.ndarray
+    receive_buffer_for_rerun: np.ndarray
     last_forward_use: int | None
     last_backward_use: int | None
     fused_consumer: int | None
     copied: Mapping[int, np.ndarray]
+    kept: Mapping[Keeping, Mapping[str, np.ndarray]]
 
 
 COUNTS = tuple(f.name for f in dataclasses.fields(LiveRanges) if f.type == "np.ndarray")
-NUMBER = {name: number for number, name in enumerate(COUNTS)}
 
-LiveRange = tuple[str, int, int, int]
-"""One of ``COUNTS``, and how many tensors are live after a point, up to another."""
+Reason = str | tuple[Keeping, str]
+"""One of ``COUNTS``, or a keeping and the name of a span of it."""
+
+LiveRange = tuple[Reason, int, int, int]
+"""A reason, and how many tensors are live after a point, up to another."""
 
 
 class Liveness:
@@ -135,7 +131,11 @@ class Liveness:
         # The new value of an argument reuses its memory.
         self.returned = {o.view.tensor for o in outputs if o.updates is None}
         self.replacing = {o.view.tensor for o in outputs} - self.returned
-        self.runs, self.recompute_at = self._runs()
+        self.runs, self.rerun_at = self._runs()
+        # A row of counts for each reason: of all keepings, since the search decides later.
+        spans = ((keeping, span.name) for keeping in table.KEEPINGS for span in keeping.spans)
+        reasons: list[Reason] = [*COUNTS, *spans]
+        self._row = {reason: row for row, reason in enumerate(reasons)}
         points = {self.end}
         for of_class in graph.node_classes:
             for node in (of_class[0], of_class[-1]):
@@ -180,14 +180,15 @@ class Liveness:
         return is_cheap and all(consumer.kind == "elementwise" for consumer in consumers)
 
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
-        """The points at which every operator runs, and the point of its recomputation.
+        """The points at which every operator runs, and the point at which it reruns.
 
-        A fused operator runs where its consumers run. A recomputation runs at the first read of its
-        results after the forward pass; without one, at the first recomputation of a consumer.
+        A fused operator runs where its consumers run. An operator reruns at the first read of
+        its results after the forward pass; without one, where the first consumer reruns.
         """
-        # Readers first: where they run, and are recomputed, is known before what they read.
+        # Readers first: where they run, and rerun, is known before what they read.
         runs: dict[int, set[int]] = {}
-        recomputed: dict[int, int] = {}
+        rerun_at: dict[int, int] = {}
+        again = [keeping for keeping in table.KEEPINGS if keeping.reruns]
         for operator in sorted(self.graph.operators, key=lambda o: -self.at[o.index]):
             runs[operator.index] = points = set()
             first = self.end
@@ -203,12 +204,11 @@ class Liveness:
                     for p in runs[consumer]
                     if self.forward_end <= p < self.loop_end
                 ]
-                again = (self._entered(operator, c, recomputed[c]) for c in consumers)
-                first = min([first, *(after_forward or again)])
-            recomputed[operator.index] = (
-                first if can_recompute(self.graph, operator.index) else self.end
-            )
-        return runs, recomputed
+                by_reruns = (self._entered(operator, c, rerun_at[c]) for c in consumers)
+                first = min([first, *(after_forward or by_reruns)])
+            may_run = any(keeping.may_keep(self.graph, operator.index) for keeping in again)
+            rerun_at[operator.index] = first if may_run else self.end
+        return runs, rerun_at
 
     def _entered(self, operator: Operator, consumer: int, point: int) -> int:
         """The point from which on a consumer reads results that run outside of its loop."""
@@ -216,7 +216,7 @@ class Liveness:
         if len(loops) <= len(operator.loops) or point >= self.end:
             return point
         # The first iteration reads it, at whatever point of the body: so it is live from the
-        # beginning of the body on, or of its mirror where the consumer is recomputed.
+        # beginning of the body on, or of its mirror where the consumer reruns.
         body = self._bodies[loops[len(operator.loops)]]
         if body.first <= point <= body.last:
             return body.first
@@ -283,7 +283,11 @@ class Liveness:
         """
         of_each = (self._live_ranges(t, in_forward, needed_after_forward) for t in tensors)
         ranges = list(itertools.chain.from_iterable(of_each))
-        counts = dict(zip(COUNTS, self._counted(ranges), strict=True))
+        counts = dict(zip(self._row, self._counted(ranges), strict=True))
+        kept: dict[Keeping, dict[str, np.ndarray]] = {keeping: {} for keeping in table.KEEPINGS}
+        for reason, at_points in counts.items():
+            if not isinstance(reason, str):
+                kept[reason[0]][reason[1]] = at_points
         # Which class reads last says in whose placements a tensor waits: copies for the others are
         # gone by then.
         readers = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
@@ -295,7 +299,8 @@ class Liveness:
         before = [[p for p in of_class if p < self.forward_end] for of_class in points]
         after = [[p for p in of_class if p >= self.forward_end] for of_class in points]
         return LiveRanges(
-            **counts,
+            **{name: counts[name] for name in COUNTS},
+            kept=kept,
             last_forward_use=_last_consumer(before),
             last_backward_use=_last_consumer(after),
             fused_consumer=self._fused_consumer(readers, by_class),
@@ -303,15 +308,15 @@ class Liveness:
         )
 
     def _counted(self, ranges: Sequence[LiveRange]) -> np.ndarray:
-        """How many tensors are live at every program point, in the order of ``COUNTS``.
+        """How many tensors are live at every program point, by reason.
 
         A count rises at the first point of a range and falls behind its last.
         """
         # Differences between neighbouring points, which are added up: a range is two numbers.
-        steps = np.zeros((len(COUNTS), len(self.program_points) + 1), int)
+        steps = np.zeros((len(self._row), len(self.program_points) + 1), int)
         if ranges:
-            names, starts, ends, tensors = zip(*ranges, strict=True)
-            rows = np.array([NUMBER[name] for name in names])
+            reasons, starts, ends, tensors = zip(*ranges, strict=True)
+            rows = np.array([self._row[reason] for reason in reasons])
             first = np.searchsorted(self.program_points, starts, side="right")
             behind = np.searchsorted(self.program_points, ends, side="right")
             np.add.at(steps, (rows, first), tensors)
@@ -371,10 +376,10 @@ class Liveness:
                 yield "receive_buffer_after_forward", at - 1, at, 1
             yield "awaiting_backward_use", at, max(after, default=at), 1
             return
-        # Decisions about saving and recomputing come later: the ranges of all cases are counted
-        # here, and ``cost.memory`` takes shares of them.
-        recompute_reads = [] if self.is_fused(tensor) else self._recompute_reads(tensor)
-        yield from self._resharded_after_forward(after, recompute_reads)
+        # How it is kept is decided later: the ranges of all cases are counted here, and
+        # ``cost.memory`` takes shares of them.
+        is_fused, again = self.is_fused(tensor), self._rerun_reads(tensor)
+        yield from self._resharded_after_forward(after, [] if is_fused else again)
         last_forward = max(before, default=at)
         if at < 0:  # an input, of which only copies in other placements take memory of their own
             ends = before if needed_after_forward else stored_reads
@@ -382,49 +387,32 @@ class Liveness:
             if before:
                 yield "receive_buffer_in_forward", start, start + 1, 1
             yield "resharded_in_forward", start, max(ends, default=start), 1
-            yield "saved", start, max(after, default=start), 1
-            yield "saved_copy", start, max(after, default=start), 1
+            of_input = Reads(start, start, after, (), False, True, None)
+            for span, begin, end, count in table.DEFAULT.lived(of_input):
+                yield (table.DEFAULT, span), begin, end, count
             return
         yield "receive_buffer_in_forward", at - 1, produced, 1
         yield "resharded_in_forward", at - 1, produced, 1
         if before and needed_after_forward:
             yield "resharded_in_forward", min(before) - 1, last_forward, 1
-        if not stored_reads and not uses_after_loop:  # fused: only recomputed readers read it
-            yield from self._saved("saved_for_recompute", tensor, self._recompute_reads(tensor))
         yield "awaiting_forward_use", at, last_forward, 1
-        reads_after = after or recompute_reads
-        if reads_after:
-            yield "recomputed", min(reads_after) - 1, max(reads_after), 1
-            if recompute_reads:
-                yield "recomputed_early", min(recompute_reads) - 1, min(reads_after) - 1, 1
-        if needed_after_forward:
-            copy_reads = [p for p in reads if p >= self.forward_end]
-            yield from self._saved("saved", tensor, after)
-            yield from self._saved("saved_copy", tensor, copy_reads)
-        else:
-            yield from self._saved("saved", tensor, reads_after)
-            yield from self._saved("saved_copy", tensor, reads_after)
+        if not needed_after_forward:
             yield "fused_input", last_forward, max(after, default=last_forward), 1
+        later = [p for p in reads if p >= self.forward_end]
+        stack = self._stack(tensor)
+        found = Reads(at, last_forward, later, again, is_fused, needed_after_forward, stack)
+        for keeping in table.KEEPINGS:
+            for span, begin, end, count in keeping.lived(found):
+                yield (keeping, span), begin, end, count
 
-    def _saved(self, name: str, tensor: int, ends: Sequence[int]) -> Iterator[LiveRange]:
-        """The saved copies of a tensor, which is read after the forward pass.
-
-        Of a body all iterations save theirs in one stack, of which the loop that mirrors it reads
-        one row at a time.
-        """
-        if not ends:
-            return
-        # The stack has all rows from the first iteration forward to the last one backward. Beside
-        # it there is the row that is being read.
+    def _stack(self, tensor: int) -> Stack | None:
+        """The stack in which all iterations of a body store a tensor for their mirror."""
         loops = self.graph.loops_around(tensor)
         mirror = self.graph.mirror(loops)
         if mirror is None:
-            yield name, self._produced_at(tensor), max(ends), 1
-            return
-        (loop,) = loops
-        rows = self.graph.loops[loop].length or 1
-        yield name, self._bodies[loop].first - 1, self._bodies[mirror].last, rows
-        yield name, min(ends) - 1, max(ends), 1
+            return None
+        first, last = self._bodies[loops[0]].first, self._bodies[mirror].last
+        return Stack(first, last, self.graph.loops[loops[0]].length or 1)
 
     def _produced_at(self, tensor: int) -> int:
         """The point of a tensor's producer; -1 for inputs and constants."""
@@ -442,35 +430,35 @@ class Liveness:
             yield "receive_buffer_after_loop", first - 1, first, 1
 
     def _resharded_after_forward(
-        self, after: Sequence[int], recompute_reads: Sequence[int]
+        self, after: Sequence[int], again: Sequence[int]
     ) -> Iterator[LiveRange]:
         """The ranges of copies resharded after the forward pass.
 
         Args:
             after: reads by the backward pass.
-            recompute_reads: reads by recomputed operators.
+            again: reads by operators that rerun.
         """
         if after:
             yield "receive_buffer_after_forward", min(after) - 1, min(after), 1
             yield "resharded_after_forward", min(after) - 1, max(after), 1
-        if not recompute_reads:
+        if not again:
             return
-        # The backward pass may have received a copy before, which serves the recomputed readers
-        # too: theirs are counted where that one is not live.
-        first, last = min(recompute_reads), max(recompute_reads)
+        # The backward pass may have received a copy before, which serves these readers too: theirs
+        # are counted where that one is not live.
+        first, last = min(again), max(again)
         if min(after, default=self.end) > first:
-            yield "receive_buffer_for_recompute", first - 1, first, 1
+            yield "receive_buffer_for_rerun", first - 1, first, 1
         if not after:
-            yield "resharded_for_recompute", first - 1, last, 1
+            yield "resharded_for_rerun", first - 1, last, 1
             return
-        yield "resharded_for_recompute", first - 1, min(after) - 1, 1
-        yield "resharded_for_recompute", max(after), last, 1
+        yield "resharded_for_rerun", first - 1, min(after) - 1, 1
+        yield "resharded_for_rerun", max(after), last, 1
 
-    def _recompute_reads(self, tensor: int) -> list[int]:
-        """The points at which the forward consumers of a tensor would be recomputed."""
+    def _rerun_reads(self, tensor: int) -> list[int]:
+        """The points at which the forward consumers of a tensor would rerun."""
         around, points = self.graph.loops_around(tensor), []
         for consumer in self.consumers(tensor):
-            point = self.recompute_at[consumer.index]
+            point = self.rerun_at[consumer.index]
             if consumer.phase != "forward" or point >= min(self.loop_end, self.end):
                 continue
             points.append(point)

@@ -1,13 +1,13 @@
 """The search problem of a training step, with identical layers counted once.
 
-The search chooses a strategy for every node class, and for its results of the forward pass whether
-they are saved for the backward pass or recomputed. Costs are those of nodes and of *tensor groups*
+The search chooses a strategy for every node class, and how its results of the forward pass are kept
+for the backward pass (see ``tensorstate.keeping``). Costs are those of nodes and of *tensor groups*
 (see ``tensorstate.problem.tensor_groups``).
 
 The step has two *passes*: the forward pass; and the backward pass with the optimizer. Within a pass
 a tensor is resharded to given placements at most once, for all of its consumers. From the forward
-to the backward pass one copy of it is saved, unless it is recomputed. An input stays in memory with
-its own placements.
+to the backward pass one copy of it is stored, unless its producer reruns. An input stays in
+memory with its own placements.
 
 With microbatches both passes are in a loop (see ``tensorstate.problem.microbatching``). Tensors and
 operators in the loop have the sizes of one microbatch, the others those of the step. A tensor that
@@ -40,7 +40,8 @@ from tensorstate.ir.placements import (
     Placements,
     num_shards,
 )
-from tensorstate.problem.execution_order import can_recompute
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.pipeline import (
@@ -248,15 +249,21 @@ class Problem:
         """Number of nodes of a class."""
         return len(self.graph.node_classes[class_id])
 
-    def can_recompute(self, class_id: int) -> bool:
-        """Whether a class of the forward pass can be recomputed.
-
-        In a loop of the step, only if a loop of the backward pass mirrors it.
-        """
+    def may_keep(self, class_id: int, keeping: Keeping) -> bool:
+        """Whether the results of a class may be kept so; of other passes only by default."""
+        if keeping == table.DEFAULT:
+            return True
         node = self.node(class_id)
         if node.phase != "forward" or not is_in_loop(node, self.microbatch_split):
             return False
-        return all(can_recompute(self.graph, member.operator) for member in node.members)
+        return all(keeping.may_keep(self.graph, member.operator) for member in node.members)
+
+    def keeping_seconds(
+        self, group: TensorGroup, keeping: Keeping, placements: Placements
+    ) -> float:
+        """Seconds per training step to store a copy of one of the tensors and to fetch it."""
+        seconds = keeping.seconds(self.hardware, self.local_bytes(group, placements))
+        return seconds * group.num_repeats * (self.microbatches if group.in_loop else 1)
 
     def num_repeats(self, class_id: int) -> int:
         """Number of times that a class runs per step."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxcoll.kinds import KINDS, Kind, those
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
@@ -24,12 +25,16 @@ BYTE_SECONDS = 1e-21
 EVENNESS = 1e-9
 
 
+# Collectives whose result takes the place of their operand.
+IN_PLACE = those(lambda kind: kind.sums_for_all)
+
+
 class ReshardStep(NamedTuple):
     """One collective between placements that differ on one mesh axis.
 
     Attributes:
-        kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all"; "slice" when nothing is
-            sent; "permute" for a carry that is sent to the next pipeline stage as it is.
+        kind: of the collective, one that ``jax.lax`` has; "slice" when nothing is sent; "permute"
+            for a carry that is sent to the next pipeline stage as it is.
         axis: the mesh axis whose placement changes.
         source, target: the placements before and after.
         nbytes: bytes per device of the larger buffer, before or after.
@@ -40,6 +45,11 @@ class ReshardStep(NamedTuple):
     source: Placements
     target: Placements
     nbytes: int
+
+    @property
+    def collective(self) -> Kind | None:
+        """The kind of the collective; ``None`` of a slice or a send."""
+        return KINDS.get(self.kind)
 
 
 CollectiveSeconds = Callable[[str, int, int], float]
@@ -225,7 +235,7 @@ class ReshardGraph:
 
     def _copied_bytes(self, step: ReshardStep) -> int:
         """Bytes per device of the copy that a step makes; an all-reduce needs none of its own."""
-        return 0 if step.kind == "all_reduce" else self.nbytes // self.mesh.num_shards(step.target)
+        return 0 if step.kind in IN_PLACE else self.nbytes // self.mesh.num_shards(step.target)
 
     def _steps_into(
         self, sources: Sequence[Placements]
@@ -243,7 +253,7 @@ class ReshardGraph:
                 longest = max((cost for _, cost in edges), default=0.0) if self.overlaps else 0.0
                 for step, cost in edges:
                     # An all-reduce is as even as the two halves that it consists of.
-                    halves = 2 if step.kind == "all_reduce" else 1
+                    halves = 2 if step.kind in IN_PLACE else 1
                     uneven = EVENNESS * cost * cost / (halves * longest) if longest else 0.0
                     held = cost + uneven + BYTE_SECONDS * self._copied_bytes(step)
                     steps_into.setdefault(step.target, []).append((step, held))

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxcoll.aot.hlo import Instruction, Module, parse, permuted_pairs, replica_groups
+from jaxcoll.kinds import kind_of, names_in
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel
@@ -25,10 +26,7 @@ from tensorstate.ir.placements import MeshShape
 from tensorstate.report.units import seconds
 
 KINDS = {
-    "all-gather": "all_gather",
-    "all-reduce": "all_reduce",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
+    **{opcode: kind for kind, opcode in names_in("hlo").items()},
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
@@ -146,11 +144,11 @@ class _HloWalker:
         size = groups.shape[1]
         if size > 1:
             # An all_to_all may take the parts that it sends as operands of their own.
-            is_tuple = kind == "all_to_all" and i.type.startswith("(")
+            is_tuple = kind_of(kind).is_pairwise and i.type.startswith("(")
             split = is_tuple and "dimensions=" not in i.attributes
             arrays = max(1, len(sizes) // size) if split else len(sizes)
             # Of the larger buffer: an all-gather's is the result, of all others the operand.
-            nbytes = sum(sizes) * (size if kind == "all_gather" else 1)
+            nbytes = sum(sizes) * (size if kind_of(kind).copies else 1)
             yield HloCollective(kind, self._axes(groups), arrays, nbytes, times, _tensor(i))
 
     def _axes(self, groups: np.ndarray) -> tuple[int, ...] | None:
@@ -386,12 +384,12 @@ def _seconds(kind: str, axes: tuple[int, ...], nbytes: int, network: CollectiveC
     # second, all-gather along the first. An all-to-all sends all of its bytes along each.
     (first, *others), one = axes, network.collective_seconds
     rest, part = tuple(others), nbytes // network.mesh.sizes[axes[0]]
-    if kind in ("permute", "all_to_all"):
+    if kind == "permute" or kind_of(kind).is_pairwise:
         return one("all_to_all", first, nbytes) + _seconds(kind, rest, nbytes, network)
-    if kind == "all_reduce" and rest:
-        there = one("reduce_scatter", first, nbytes) + one("all_gather", first, nbytes)
+    if rest:
+        there = math.fsum(one(phase.name, first, nbytes) for phase in kind_of(kind).phases)
         return there + _seconds(kind, rest, part, network)
-    return one(kind, first, nbytes) + _seconds(kind, rest, part, network)
+    return one(kind, first, nbytes)
 
 
 def _by_tensor(

@@ -18,6 +18,7 @@ from tensorstate.cost.timeline import StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
+from tensorstate.keeping import table
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 from tensorstate.report.inputs import input_lines, padding_lines, spec_parts
@@ -45,9 +46,9 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
     by_axis = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
-    recomputed_nodes = len(cost.recomputed_nodes)
-    if recomputed_nodes:
-        parts.append(f"{recomputed_nodes} operators recomputed")
+    for keeping in table.optional():
+        if nodes := cost.kept.nodes(keeping):
+            parts.append(f"{len(nodes)} operators {keeping}")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
@@ -166,7 +167,7 @@ def _reduces_gradients(problem: Problem, cost: Cost, axis: int) -> bool:
     # Not so of a step without parameters, or of inference: there a batch is sharded, and that is
     # all.
     return any(
-        step.axis == axis and step.kind in ("all_reduce", "reduce_scatter")
+        step.axis == axis and step.collective is not None and step.collective.adds
         for reshard in cost.reshards
         if not problem.tensor_groups[reshard.group].in_forward
         for step in reshard.steps
@@ -327,12 +328,10 @@ def _activations(problem: Problem, result: SearchResult) -> list[str]:
             if reshard.loop_resident is not None:
                 groups["gathered copies resident through the microbatch loop"].append(reshard)
             elif reshard.saved is not None:
-                groups["gathered copies saved for the backward pass"].append(reshard)
+                groups[f"gathered copies {reshard.keeping.said}"].append(reshard)
         elif phase == "forward":
-            if reshard.is_recomputed:
-                groups["activations recomputed in the backward pass"].append(reshard)
-            elif reshard.saved is not None:
-                groups["activations saved for the backward pass"].append(reshard)
+            if reshard.keeping.reruns or reshard.saved is not None:
+                groups[f"activations {reshard.keeping.said}"].append(reshard)
         elif phase == "backward" and any(
             d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
             for d in group.consumer_classes
@@ -437,12 +436,12 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         placements = spec(reshard.produced_placements)
         lines.append(f"placements: {placements}, {local} per device{tied}")
         if reshard.saved is not None:
-            lines.append(f"saved for the backward pass: {spec(reshard.saved)}")
+            lines.append(f"{reshard.keeping.said}: {spec(reshard.saved)}")
         if reshard.loop_resident is not None:
             resident = spec(reshard.loop_resident)
             lines.append(f"resident through the microbatch loop: {resident}")
-        if reshard.is_recomputed:
-            lines.append("recomputed in the backward pass")
+        if reshard.keeping.reruns:
+            lines.append(reshard.keeping.said)
         times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
         trees = (
             ("before the microbatches", reshard.before_loop),

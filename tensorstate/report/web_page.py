@@ -22,6 +22,7 @@ from tensorstate.cost.step_tasks import operator_names
 from tensorstate.cost.timeline import Event, StepSchedule
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED
+from tensorstate.keeping import table
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy
 from tensorstate.report.text import (
@@ -68,7 +69,7 @@ def alternatives(
         for consumer in group.consumer_classes:
             if consumer.class_id is not None:
                 touching[consumer.class_id].add(number)
-    recomputed = result.cost.recomputed_nodes
+    again = result.cost.kept.rerun
     reshard_seconds: dict[int, float] = defaultdict(float)
     for reshard in result.cost.reshards:
         reshard_seconds[reshard.group] += reshard.multiplicity * reshard.seconds
@@ -80,7 +81,7 @@ def alternatives(
             break
         own = result.decisions.strategies[class_id]
         runs = problem.multiplicity(class_id) + sum(
-            node in recomputed for node in problem.graph.node_classes[class_id]
+            node in again for node in problem.graph.node_classes[class_id]
         )
         before = runs * _own_seconds(problem, class_id, own) + math.fsum(
             reshard_seconds[number] for number in touching[class_id]
@@ -112,7 +113,7 @@ def _seconds(
         return math.fsum(
             reshard.multiplicity * reshard.seconds
             for number in sorted(groups)
-            for reshard in reshard_plans(problem, decisions, result.cost.recomputed_nodes, number)
+            for reshard in reshard_plans(problem, decisions, result.cost.kept, number)
         )
     except PlanError:
         return math.inf
@@ -222,13 +223,14 @@ def _class(
 ) -> dict[str, Any]:
     node, strategy = problem.node(class_id), result.decisions.strategies[class_id]
     times, nodes = problem.multiplicity(class_id), problem.graph.node_classes[class_id]
-    recomputed = len(result.cost.recomputed_nodes.intersection(nodes))
     repeats = problem.num_repeats(class_id)
     facts = [
         f"{times} of them" if times > 1 else "",
         f"in each of {repeats} microbatches" if repeats > 1 else "",
-        f"{recomputed} recomputed in the backward pass" if recomputed else "",
     ]
+    for keeping in table.optional():
+        count = sum(result.cost.kept[node] == keeping for node in nodes)
+        facts.append(f"{count} {keeping.said}" if count else "")
     described = {
         "kind": texts.index(strategy_text(problem, strategy)),
         "sharded": _sharded_labels(problem, strategy, node.sizes),
@@ -308,9 +310,7 @@ def _memory(problem: Problem, result: SearchResult, notes: list[str]) -> dict[st
     """Bytes by category at every program point, or the most of neighbouring points."""
     points = problem.liveness.program_points
     nbytes, inputs, cost = np.zeros((len(CATEGORIES), len(points))), 0, result.cost
-    for _, own, others in bytes_by_group(
-        problem, result.decisions, cost.reshards, cost.recomputed_nodes
-    ):
+    for _, own, others in bytes_by_group(problem, result.decisions, cost.reshards, cost.kept):
         inputs += own
         nbytes += others
     # Every part of neighbouring points is shown by its highest, so that the peak stays on the page.

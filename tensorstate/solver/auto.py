@@ -9,7 +9,7 @@
 3. Otherwise the named strategies are solved under the limit, and coordinate descent starts from the
    best plan so far. The best plan that fits is the answer, under the highest bound. On more than
    two axes the named strategies come first, after the plan of 1 in which only saved copies and
-   recomputed operators change; and the best of these is repaired.
+   how tensors are kept changes; and the best of these is repaired.
 4. Where none fits, plans of the least memory are searched, for an answer or for the refusal.
 """
 
@@ -130,7 +130,7 @@ class _Search:
     def _without_limit(self) -> SearchResult:
         """The best plan without a limit.
 
-        If there is one it recomputes nothing: until a plan has to fit, copies are saved at no cost.
+        If there is one it keeps all by default: until a plan has to fit, copies cost nothing.
         """
         limited = self.question.options.memory_limit is not None
         options = self.question.options.free if limited else self.question.options

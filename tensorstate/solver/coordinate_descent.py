@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from jaxcoll.kinds import kind_of
 from tensorstate.cost.cost import (
     Infeasible,
     SearchOptions,
@@ -105,12 +106,12 @@ class MergedAxesCosts(CollectiveCostModel):
         """See ``CollectiveCostModel``."""
         *first, last = self.parts[axis]
         sizes, collective_seconds = self.network.mesh.sizes, self.network.collective_seconds
-        if kind == "all_to_all":
+        if kind_of(kind).is_pairwise:
             return math.fsum(collective_seconds(kind, a, nbytes) for a in (*first, last))
         spent = []
         for a in first:
-            kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
-            spent += [collective_seconds(step_kind, a, nbytes) for step_kind in kinds]
+            phases = kind_of(kind).phases
+            spent += [collective_seconds(phase.name, a, nbytes) for phase in phases]
             nbytes //= sizes[a]
         return math.fsum([*spent, collective_seconds(kind, last, nbytes)])
 
@@ -324,7 +325,7 @@ def _merged_axes_start(question: Question, solver: Solver) -> SearchResult | Non
         for choices, known in zip(question.candidates, merged.strategies, strict=True)
     ]
     candidates = [list(strategies) for strategies in expanded]
-    # Nothing is recomputed and no limit holds: these are strategies to begin with.
+    # All is kept by default and no limit holds: these are strategies to begin with.
     free = SearchOptions(objective=options.objective)
     try:
         asked = Question(merged, candidates, free, question.progress, deadline=question.deadline)

@@ -22,7 +22,7 @@ import numpy as np
 from jaxcoll.numerics.program import INFEASIBLE, NOTHING_KNOWN, Solution, Status
 from tensorstate.cost.cost import Infeasible, SearchOptions, SearchResult
 from tensorstate.cost.memory import bytes_by_group
-from tensorstate.cost.reshard_plan import find_recomputed_nodes
+from tensorstate.cost.reshard_plan import find_kept
 from tensorstate.deadline import LEAST_SECONDS, OutOfTime, is_over, remaining_time
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
@@ -191,12 +191,10 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
         limit: bytes per device.
     """
     decisions = found.decisions
-    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    kept = find_kept(problem, decisions)
     by_group = {
         number: inputs + others.sum(0)
-        for number, inputs, others in bytes_by_group(
-            problem, decisions, found.cost.reshards, recomputed_nodes
-        )
+        for number, inputs, others in bytes_by_group(problem, decisions, found.cost.reshards, kept)
     }
     numbers = sorted(by_group)
     nbytes = np.array([by_group[number] for number in numbers])
@@ -234,7 +232,7 @@ def minimize_memory(
     all_tensors = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
     # The program minimizes memory instead of its objective, so "sum" is as good as "max". It has
     # rows of memory only under a limit: one that the least memory is surely below.
-    loose = SearchOptions(recompute=options.recompute, memory_limit=2 * all_tensors)
+    loose = SearchOptions(options.keepings, memory_limit=2 * all_tensors)
 
     def build(candidates: CandidateStrategies, prune_placements: bool) -> Formulation:
         formulation = Formulation(

@@ -1,53 +1,54 @@
 """The exact search as a mixed-integer linear program, after Alpa and AutoParallel.
 
-Indices: node class g and its strategies w; tensor group f; pass p (``cost.reshard_passes``) and its
-consumers d; placements s; reshard steps m between placements; program points t. ``N[g]`` and
-``N[f]`` are numbers of members.
+Indices: node class g, its strategies w and keepings k (``tensorstate.keeping``); tensor group f;
+pass p (``cost.reshard_passes``) and its consumers d; placements s; reshard steps m between
+placements; program points t. ``N[g]`` and ``N[f]`` are numbers of members.
 
 Variables, all at least 0:
 
 - ``strategy[g, w]`` in {0, 1}: class g uses strategy w.
-- ``x[g, w, a]``: the share of class g that uses strategy w and is recomputed after the forward
-  pass (a = 1) or not (a = 0).
+- ``x[g, w, k]``: the share of class g that uses strategy w and whose results are kept by k.
 - ``flow[f, p, d, m]``: the share of group f that takes step m in pass p on its way to consumer d.
 - ``used[f, p, m]``: the share of group f that takes step m in pass p; it is paid for once.
-- ``saved[f, s]``: the share with a copy in placements s saved for the backward pass.
+- ``kept[f, k, s]``: the share with a copy in placements s that k stores for the backward pass.
 - ``restored[f, d, s]``: the share that consumer d, after the forward pass, takes from placements s.
 - ``loop_resident[f, s]``: the share with a copy in placements s that stays resident through the
   microbatch loop.
 
 Objective: compute + communication, where ``R[f, p]`` is the number of microbatches for a pass
-inside the microbatch loop, and 1 otherwise,
+inside the microbatch loop, and 1 otherwise, and ``runs[k]`` is 2 where k reruns the producer,
 
-    compute       = sum over g, w, a of N[g] seconds[g, w] (1 + a) x[g, w, a]
+    compute       = sum over g, w, k of N[g] seconds[g, w] runs[k] x[g, w, k]
+                    + sum over f, k, s of N[f] seconds[f, k, s] kept[f, k, s]
     communication = sum over f, p, m of N[f] R[f, p] seconds[m] used[f, p, m]
 
 or, with ``objective="max"``, the larger of the two. Constraints:
 
     one strategy per class      sum over w of strategy[g, w] = 1                       (1)
-    recomputed share            x[g, w, 0] + x[g, w, 1] = strategy[g, w]               (2)
-    whole layers                N[g] x[g, w, 1] is an integer if N[g] is small         (3)
-    useful recompute            N[g] sum over w of x[g, w, 1]
-                                <= sum over readers h, w of reads[h, g] x[h, w, 1]     (4)
+    shares by keeping           sum over k of x[g, w, k] = strategy[g, w]              (2)
+    whole layers                N[g] x[g, w, k] is an integer if N[g] is small         (3)
+    useful second runs          N[g] sum over w, k of x[g, w, k]
+                                <= sum over readers h, w, k of reads[h, g] x[h, w, k]  (4)
     flow conservation           start[s] + flow into s = sink[s] + flow out of s       (5)
     shared steps                used[f, p, m] >= flow[f, p, d, m]                      (6)
     returned tensors            sum over s of returned[f, s] = 1                       (7)
-    saved copies                available[f, s] <= share that is produced in s
-                                and not recomputed                                     (8)
-    restored copies             restored[f, d, s] <= saved[f, s] + share that is
-                                recomputed in s, or is an input in s                   (9)
+    stored copies               available[f, k, s] <= share that is produced in s
+                                and kept by k                                          (8)
+    restored copies             restored[f, d, s] <= sum over k of kept[f, k, s]
+                                + share rebuilt in s, or an input in s              (9)
     larger of the two           T >= compute, T >= communication                       (10)
     memory                      live[t] = inputs + sum over terms of bytes[t] share
                                 <= peak <= limit                                       (11)
 
-They are written by ``StrategyVariables._add_class`` (1, 2) and ``make_integral`` (3, and likewise
-for ``saved`` and ``loop_resident`` under a memory limit), ``Formulation._forbid_useless_recompute``
-(4: only for classes whose results are not read after the forward pass), in
+They are written by ``StrategyVariables._add_class`` (1, 2) and ``make_integral`` (3, of all k but
+the default, and likewise for ``kept`` and ``loop_resident`` under a memory limit),
+``Formulation._forbid_useless_runs`` (4, of all k that rerun the producer, only for classes
+whose results are not read after the forward pass), in
 ``reshard_constraints`` by ``_conserve_flow`` (5), ``_route`` (6), ``_sinks`` (7),
 ``_available_share`` (8) and ``_restored`` (9), ``Formulation._add_objective`` (10), and
 ``MemoryConstraints.add_peak`` (11). The terms of (11) are those of ``cost.memory``;
 ``memory_constraints.VariableShares`` gives their shares. (5) has one flow for every row of the
-table in ``cost.reshard_passes``: ``start`` and ``sink`` are x, saved, restored, available, returned
+table in ``cost.reshard_passes``: ``start`` and ``sink`` are x, kept, restored, available, returned
 and loop_resident.
 
 Solutions of the relaxation are often integral: once the strategies are chosen, the flows are
@@ -71,6 +72,8 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.deadline import check
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import Placements
+from tensorstate.keeping import table
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram
@@ -100,7 +103,7 @@ class Formulation:
     Args:
         problem: the problem to decide.
         candidates: the candidate strategies of every class.
-        options: objective, memory limit, and whether classes may be recomputed.
+        options: objective, memory limit, and how results may be kept.
         prune_placements: reshard only to placements that, on each mesh axis, a producer or consumer
             may use; the program is smaller and its optimum seldom worse.
         reserved: see ``MemoryConstraints.add_peak``.
@@ -125,7 +128,7 @@ class Formulation:
         self.problem = problem
         self.objective, self.is_of_memory = options.objective, False
         self.program = LinearProgram(deadline)
-        self.choices = StrategyVariables(self.program, problem, candidates, options.recompute)
+        self.choices = StrategyVariables(self.program, problem, candidates, options.keepings)
         limited = options.memory_limit is not None
         # With "max" seconds stand in rows, and not in the objective, where alone they can be split;
         # with a limit the steps' own variables are needed for the bytes of their copies.
@@ -142,8 +145,8 @@ class Formulation:
             self.groups.append(self.resharding.add_group(number))
             if self.memory_constraints is not None:
                 self.memory_constraints.add_group(self.groups[-1])
-        if options.recompute:
-            self._forbid_useless_recompute()
+        if any(keeping.reruns for keeping in options.keepings):
+            self._forbid_useless_runs()
         if self.memory_constraints is not None:
             self.peak = self.memory_constraints.add_peak(reserved)
         self.num_shares = self.program.num_variables
@@ -165,17 +168,17 @@ class Formulation:
         other._add_objective(self.objective)
         return other
 
-    def _forbid_useless_recompute(self) -> None:
-        """A class is recomputed only for later or recomputed consumers (4)."""
-        # Others are dropped from a plan (``find_recomputed_nodes``): a program that took memory off
-        # for them would find plans that do not fit.
+    def _forbid_useless_runs(self) -> None:
+        """A class reruns only for consumers that run later or rerun (4)."""
+        # Others are dropped from a plan (``find_kept``): a program that took memory off for them
+        # would find plans that do not fit.
         groups_of: dict[int, list[TensorGroup]] = defaultdict(list)
         for group in self.problem.tensor_groups:
             groups_of[group.class_id].append(group)
         for class_id, choices in enumerate(self.choices.x):
             terms: dict[int, float] = defaultdict(float)
-            for (_, recomputed), variable in choices.items():
-                terms[variable] += recomputed * self.problem.multiplicity(class_id)
+            for (_, keeping), variable in choices.items():
+                terms[variable] += keeping.reruns * self.problem.multiplicity(class_id)
             groups = groups_of[class_id]
             if not any(terms.values()) or any(group.needed_after_forward for group in groups):
                 continue
@@ -184,10 +187,9 @@ class Formulation:
                     if consumer_class.class_id is None:
                         continue
                     reads = sum(len(consumers[number]) for consumers in group.consumers)
-                    for (_, recomputed), variable in self.choices.x[
-                        consumer_class.class_id
-                    ].items():
-                        terms[variable] -= recomputed * reads
+                    of_reader = self.choices.x[consumer_class.class_id]
+                    for (_, keeping), variable in of_reader.items():
+                        terms[variable] -= keeping.reruns * reads
             self.program.add_constraint([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
     def easier_costs(self) -> np.ndarray | None:
@@ -295,7 +297,7 @@ class Formulation:
         classes = {group.class_id for group in decided} | {c for c in consumers if c is not None}
         variables = [
             *(v for class_id in classes for v in self.choices.x[class_id].values()),
-            *(v for n in groups for v in self.groups[n].saved.values()),
+            *(v for n in groups for of_k in self.groups[n].kept.values() for v in of_k.values()),
             *(v for n in groups for v in self.groups[n].loop_resident.values()),
         ]
         shares = {v: solution.values[v] for v in variables}
@@ -317,11 +319,11 @@ class Formulation:
     def decisions(self, solution: Solution) -> Decisions:
         """The decisions of a solution, with shares rounded to whole members.
 
-        The first members of a class are the recomputed ones, rounded up; the last members of a
-        group are the saved ones, rounded down.
+        The last members of a class are those that are kept by default, rounded down; the last
+        members of a group are those with copies, rounded down.
         """
         values, graph = solution.values, self.problem.graph
-        strategies, recomputed = [], set()
+        strategies, kept = list[Strategy](), dict[int, Keeping]()
         for class_id, choices in enumerate(self.choices.x):
             shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
@@ -329,20 +331,33 @@ class Formulation:
             # Of a relaxed solution the largest share, which need not be near 1.
             chosen = max(shares, key=lambda strategy: shares[strategy])
             strategies.append(chosen)
-            share = values[choices[chosen, True]] if (chosen, True) in choices else 0.0
-            members = graph.node_classes[class_id]
-            recomputed |= set(members[: math.ceil(share * len(members) - TOLERANCE)])
+            members, share, start = graph.node_classes[class_id], 0.0, 0
+            for (strategy, keeping), variable in choices.items():
+                if strategy == chosen and keeping != table.DEFAULT:
+                    share += values[variable]
+                    end = math.ceil(share * len(members) - TOLERANCE)
+                    kept |= dict.fromkeys(members[start:end], keeping)
+                    start = max(start, end)
         saved: dict[int, Placements] = {}
         resident: dict[int, Placements] = {}
         # Without a limit no copy is too large: the evaluation then takes the cheapest ones.
         for variables in self.groups if self.memory_constraints is not None else ():
             group = self.problem.tensor_groups[variables.number]
-            if group.is_input and variables.saved:  # without a saved copy, the input itself is read
+            if group.is_input and variables.kept:  # without a stored copy, the input itself is read
                 source = self.problem.produced_placements(group, strategies[group.class_id])
                 saved |= dict.fromkeys(group.tensors, source)
-            saved |= _assign_by_share(group.tensors[::-1], variables.saved, values)
+            for keeping, copies in variables.kept.items():
+                # Shares of members, as rounded: what another keeping stores is not this one's.
+                stored = [
+                    tensor
+                    for tensor, node in zip(group.tensors, group.producers, strict=True)
+                    if (how := kept.get(node, table.DEFAULT)) == keeping
+                    or (how.reruns and keeping == table.DEFAULT)
+                ]
+                of_all = len(group.tensors)
+                saved |= _assign_by_share(stored[::-1], copies, values, of_all)
             resident |= _assign_by_share(group.tensors, variables.loop_resident, values)
-        return Decisions(tuple(strategies), frozenset(recomputed), saved, resident)
+        return Decisions(tuple(strategies), kept, saved, resident)
 
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
@@ -388,15 +403,23 @@ class Programs:
 
 
 def _assign_by_share(
-    tensors: Sequence[int], variables: Mapping[Placements, int], values: np.ndarray
+    tensors: Sequence[int],
+    variables: Mapping[Placements, int],
+    values: np.ndarray,
+    of_all: int | None = None,
 ) -> dict[int, Placements]:
-    """Placements for tensors in proportion to shares, rounded down, the largest share first."""
+    """Placements for tensors in proportion to shares, rounded down, the largest share first.
+
+    Args:
+        of_all: the number of tensors that shares are of, where it is not these.
+    """
+    number = len(tensors) if of_all is None else of_all
     shares = {s: values[v] for s, v in variables.items() if values[v] > TOLERANCE}
     assigned: dict[int, Placements] = {}
     start, total = 0, 0.0
     for placements, share in sorted(shares.items(), key=lambda pair: -pair[1]):
         total += share
-        end = min(len(tensors), math.floor(total * len(tensors) + TOLERANCE))
+        end = min(len(tensors), math.floor(total * number + TOLERANCE))
         assigned |= dict.fromkeys(tensors[start:end], placements)
         start = max(start, end)
     return assigned

@@ -13,8 +13,9 @@ import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix
 
 from jaxcoll.numerics.program import Terms
-from tensorstate.cost.memory import ReshardPhase, Shares, memory_terms
+from tensorstate.cost.memory import KeepingsThat, ReshardPhase, Shares, any_keeping, memory_terms
 from tensorstate.ir.placements import Placements
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.solver.reshard_constraints import GroupVariables, StrategyVariables, UsedSteps
 
@@ -110,12 +111,12 @@ class VariableShares(Shares[int]):
 
     def resharded(self, phase: ReshardPhase) -> UsedSteps:
         """See ``Shares``."""
-        if phase == "for_recompute":
-            return self._largest(self.variables.for_recompute)
+        if phase == "for_rerun":
+            return self._largest(self.variables.for_rerun)
         return self.variables.used.get(phase, {})
 
     def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
-        """By step m: largest[m] >= flow[d, m] for every recomputed consumer d."""
+        """By step m: largest[m] >= flow[d, m] for every consumer d that reruns."""
         if len(flows) < 2:
             return flows[0] if flows else {}
         # One copy serves all of them: the sum of their flows would count it once for each.
@@ -127,47 +128,62 @@ class VariableShares(Shares[int]):
                 self.program.add_constraint([(largest[step], 1.0), (variable, -1.0)], 0.0, np.inf)
         return largest
 
-    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, list[int]]:
+    def produced(self, kept: KeepingsThat = any_keeping) -> Mapping[Placements, list[int]]:
         """See ``Shares``."""
-        return self.choices.source_terms(self.group, recomputed)
+        return self.choices.source_terms(self.group, kept)
 
     def awaiting(
-        self, consumer: int | None, recomputed: bool | None = None
+        self, consumer: int | None, kept: KeepingsThat = any_keeping
     ) -> Mapping[Placements, Iterable[int]]:
         """See ``Shares``."""
         consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
         # The caller of the step takes what it gets: there a tensor waits as it is produced.
         if consumer_class is None or consumer_class.class_id is None:
-            return self.choices.source_terms(self.group, recomputed)
-        return self.choices.target_terms(consumer_class, recomputed)
+            return self.choices.source_terms(self.group, kept)
+        return self.choices.target_terms(consumer_class, kept)
 
-    def saved(self) -> Mapping[Placements, int]:
+    def copies(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
         """See ``Shares``."""
-        return self.variables.saved
+        return {s: [copy] for s, copy in self.variables.kept.get(keeping, {}).items()}
 
-    def saved_beside_produced(self, placements: Placements) -> int:
-        """copied[s] >= saved[s] - produced[s]."""
+    def copies_apart(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
+        """apart[s] >= kept[k, s] - produced[s]."""
         # Its bytes are minimized or limited, so that it falls to the difference or to 0.
-        copied, share = self.program.add_fraction(), self.variables.saved[placements]
-        produced = [(v, 1.0) for v in self.produced().get(placements, ())]
-        self.program.add_constraint([(copied, 1.0), (share, -1.0), *produced], 0.0, np.inf)
-        return copied
+        produced, apart = self.produced(), dict[Placements, list[int]]()
+        for placements, copy in self.variables.kept.get(keeping, {}).items():
+            share = self.program.add_fraction()
+            others = [(v, 1.0) for v in produced.get(placements, ())]
+            self.program.add_constraint([(share, 1.0), (copy, -1.0), *others], 0.0, np.inf)
+            apart[placements] = [share]
+        return apart
 
-    def saved_for_recompute(self, placements: Placements) -> int:
-        """read[s] >= restored[d, s] - recomputed[s] for every recomputed consumer d."""
-        recomputed = self.produced(recomputed=True).get(placements, ())
-        return self._restored_beside(placements, [(v, 1.0) for v in recomputed])
+    def copies_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
+        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
 
-    def recomputed_for_recompute(self, placements: Placements) -> int | None:
-        """read[s] >= restored[d, s] - saved[s] for every recomputed consumer d."""
-        if placements not in self.produced(recomputed=True):
-            return None
-        return self._restored_beside(placements, [(self.variables.saved[placements], 1.0)])
+        Others are rebuilt in s, or have another copy in s.
+        """
+        copies = self.variables.kept.get(keeping, {})
+        return {s: [self._restored_beside(s, keeping)] for s in copies}
 
-    def _restored_beside(self, placements: Placements, others: Terms) -> int:
-        """The largest share that a recomputed consumer takes in a placement, minus others."""
+    def made_for_rerun(self, keeping: Keeping) -> Mapping[Placements, list[int]]:
+        """read[s] >= restored[d, s] - others[s] for every consumer d that reruns.
+
+        Others have a copy in s.
+        """
+        places = sorted(self.made(keeping).keys() & self.variables.stored().keys())
+        return {s: [self._restored_beside(s, keeping)] for s in places}
+
+    def _restored_beside(self, placements: Placements, keeping: Keeping) -> int:
+        """The largest share that a consumer which reruns takes from those of a keeping."""
+        made = self.produced(lambda other: other.reruns and other != keeping)
+        copies = (
+            each[placements]
+            for other, each in self.variables.kept.items()
+            if other != keeping and placements in each
+        )
+        others: Terms = [(v, 1.0) for v in (*made.get(placements, ()), *copies)]
         read = self.program.add_fraction()
-        for restored in self.variables.restored_for_recompute:
+        for restored in self.variables.restored_for_rerun:
             parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
             self.program.add_constraint([(read, 1.0), *parts, *others], 0.0, np.inf)
         return read

@@ -30,7 +30,7 @@ def best_among(question: Question, milp: Milp, at_once: bool = False) -> SearchR
     """The best plan of a strategy's candidates that fits; ``None`` if none is found in time.
 
     The plan without the limit comes first: its program is a fraction of the size, and where it fits
-    it is the answer. Otherwise other copies are saved or recomputed, so that it fits; and a better
+    it is the answer. Otherwise tensors are kept in other ways, so that it fits; and a better
     plan may be found by the program under the limit, which takes seconds on three axes.
 
     Args:

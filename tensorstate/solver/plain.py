@@ -331,7 +331,7 @@ class _Simplifier:
         # Exactly what ``estimate_cost`` would say, as differences: it takes all groups.
         touched = {self.number_of[id(g)] for c in moves for g, _ in self.groups_of[c]}
         again = defaultdict[int, int](int)
-        for node in cost.recomputed_nodes:
+        for node in cost.kept.rerun:
             again[problem.graph.nodes[node].class_id] += 1
         compute, sent, count = cost.compute, 0.0, 0
         for class_id, strategy in moves.items():
@@ -350,10 +350,11 @@ class _Simplifier:
             new = [
                 reshard
                 for number in touched
-                for reshard in reshard_plans(problem, decisions, cost.recomputed_nodes, number)
+                for reshard in reshard_plans(problem, decisions, cost.kept, number)
             ]
         except PlanError:  # a saved copy that cannot be made from there
             return None
+        compute += _keeping_seconds(new) - _keeping_seconds(old)
         communication = cost.communication + sent + _seconds(new) - _seconds(old)
         collectives = sum(cost.count_by_collective.values()) + count + _count(new) - _count(old)
         is_sum = self.options.linear.objective == "sum"
@@ -386,6 +387,10 @@ class _Simplifier:
 
 def _seconds(reshards: Iterable[ReshardPlan]) -> float:
     return math.fsum(reshard.multiplicity * reshard.seconds for reshard in reshards)
+
+
+def _keeping_seconds(reshards: Iterable[ReshardPlan]) -> float:
+    return math.fsum(reshard.multiplicity * reshard.keeping_seconds for reshard in reshards)
 
 
 def _count(reshards: Iterable[ReshardPlan]) -> int:

@@ -17,6 +17,7 @@ from tensorstate.cost.memory import least_bytes_by_point
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
+from tensorstate.keeping import table
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
 from tensorstate.solver.base import CandidateStrategies
@@ -44,7 +45,7 @@ def refuse_below_least(
         if group.is_input:
             inputs[number] = _input_bytes(problem, group, strategies)
             free += _input_bytes(problem, group, problem.strategies[group.class_id].all)
-        beside[number] = least_bytes_by_point(problem, number, strategies, options.recompute)
+        beside[number] = least_bytes_by_point(problem, number, strategies, options.keepings)
     arguments = sum(inputs.values())
     devices = problem.mesh.num_devices
     if arguments > limit:
@@ -64,7 +65,8 @@ def refuse_below_least(
     least = arguments + math.ceil(live[peak])
     if least <= limit:
         return
-    unless = "what is not recomputed" if options.recompute else "what the backward pass reads"
+    others = " or ".join(str(keeping) for keeping in options.keepings if keeping != table.DEFAULT)
+    unless = f"what is not {others}" if others else "what the backward pass reads"
     largest = _largest(problem, ((number, int(at[peak])) for number, at in beside.items()))
     raise PlanError(
         f"no plan fits into {bytes_text(limit)} of a device's memory: at least "
@@ -158,7 +160,8 @@ def named(problem: Problem, tensor: int, multiplicity: int) -> str:
 
 def less(problem: Problem, options: SearchOptions) -> str:
     """Options that take less memory and that the search was not given."""
-    others = [] if options.recompute else ["recompute=True"]
+    unasked = (keeping for keeping in table.optional() if keeping not in options.keepings)
+    others = [f"{keeping.option}=True" for keeping in unasked]
     others += ["microbatches="] if problem.microbatches == 1 else ["more microbatches"]
     return f". Less is taken with {', '.join(others)} or more devices"
 

@@ -1,7 +1,7 @@
 """Repair: from a plan that exceeds the memory limit to plans that fit, a neighbourhood at a time.
 
-A large neighbourhood search (Shaw, 1998). First all strategies stay, and only saved copies and
-recomputed operators are decided again. Then the classes around the tensors that are live at the
+A large neighbourhood search (Shaw, 1998). First all strategies stay, and only how
+tensors are kept is decided again. Then the classes around the tensors that are live at the
 peak, the largest first, may also change their strategy along one mesh axis, in sweeps over the
 axes. A neighbourhood is a program of a tenth of the variables of the whole one, solved in seconds
 where that has no solution in minutes.
@@ -81,7 +81,7 @@ def repair(
         start: the plan.
         bound: lower bound of the objective. The search ends at a plan within ``gap`` of it.
         until: time of ``time.perf_counter`` at which to stop.
-        may_move: whether strategies may change, and not saved copies and recomputed operators only.
+        may_move: whether strategies may change, and not only how tensors are kept.
     """
     problem, until = question.problem, min(until, question.deadline)
     limit, axes = question.options.memory_limit or np.inf, problem.mesh.long_axes or (0,)
@@ -219,4 +219,4 @@ def _solve(
 def _parts(problem: Problem, plan: SearchResult) -> Iterator[tuple[int, float, np.ndarray]]:
     """The bytes of a plan, by tensor group; see ``bytes_by_group``."""
     cost = plan.cost
-    return bytes_by_group(problem, plan.decisions, cost.reshards, cost.recomputed_nodes)
+    return bytes_by_group(problem, plan.decisions, cost.reshards, cost.kept)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxcoll.numerics.program import Solution, Terms
+from tensorstate.cost.memory import KeepingsThat, any_keeping
 from tensorstate.cost.reshard_plan import Pass, ReshardPasses, reshard_passes
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import (
@@ -27,13 +28,14 @@ from tensorstate.ir.placements import (
     all_placements,
     divides_evenly,
 )
+from tensorstate.keeping.base import Keeping
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import ConsumerClass, Strategy, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram
 
-# Groups of at most this many members get an integer count of recomputed or saved members; larger
-# ones get a fraction, which is rounded to whole members afterwards.
+# Groups of at most this many members get an integer count of those that are kept in some way;
+# larger ones get a fraction, which is rounded to whole members afterwards.
 MAX_INTEGRAL = 4
 
 # Share of a class that a strategy must have in a relaxed solution to be kept as a candidate.
@@ -47,16 +49,16 @@ MOST_WHOLE_AXES = 2
 
 
 class StrategyVariables:
-    """``strategy[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
+    """``strategy[g, w]`` and ``x[g, w, k]`` of ``tensorstate.solver.formulation``.
 
     Args:
         program: the program to which they are added.
         problem: the problem to decide.
         candidates: the candidate strategies of every class.
-        recompute: whether classes may be recomputed.
+        keepings: how results may be kept, the default first.
 
     Attributes:
-        x: by class, the variables of its strategies, recomputed or not.
+        x: by class, the variables of its strategies and keepings.
         seconds: seconds of compute, for all of each variable.
     """
 
@@ -65,9 +67,9 @@ class StrategyVariables:
         program: LinearProgram,
         problem: Problem,
         candidates: Sequence[Sequence[Strategy]],
-        recompute: bool,
+        keepings: Sequence[Keeping],
     ):
-        self.program, self.problem, self.recompute = program, problem, recompute
+        self.program, self.problem, self.keepings = program, problem, keepings
         self.seconds: list[tuple[int, float]] = []
         self.x = [
             self._add_class(class_id, strategies) for class_id, strategies in enumerate(candidates)
@@ -75,39 +77,40 @@ class StrategyVariables:
 
     def _add_class(
         self, class_id: int, candidates: Sequence[Strategy]
-    ) -> dict[tuple[Strategy, bool], int]:
-        """The strategies of a class, of which exactly one is chosen, and their recomputed shares:
+    ) -> dict[tuple[Strategy, Keeping], int]:
+        """The strategies of a class, of which exactly one is chosen, and shares by keeping:
 
         sum over w of strategy[g, w] = 1
-        x[g, w, 0] + x[g, w, 1] = strategy[g, w]
+        sum over k of x[g, w, k] = strategy[g, w]
         """
         problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
-        recomputed = self.recompute and problem.can_recompute(class_id)
-        choices, strategies = {}, []
+        default, *others = (k for k in self.keepings if problem.may_keep(class_id, k))
+        choices, strategies = dict[tuple[Strategy, Keeping], int](), list[int]()
         for strategy in candidates:
             strategies.append(self.program.add_variable(high=1.0, integer=True))
             seconds = multiplicity * problem.seconds(class_id, strategy)
-            choices[strategy, False] = strategies[-1]
-            if recomputed:
-                # Layers of a class share the strategy, and some of them are recomputed: so shares
-                # are variables of their own, and the strategy alone is in {0, 1}.
-                choices[strategy, False] = self.program.add_fraction()
-                choices[strategy, True] = self.program.add_fraction()
-                self.make_integral(choices[strategy, True], multiplicity)
-                parts = [(choices[strategy, a], 1.0) for a in (False, True)]
+            choices[strategy, default] = strategies[-1]
+            if others:
+                # Layers of a class share the strategy, and some of them are kept in another way: so
+                # shares are variables of their own, and the strategy alone is in {0, 1}.
+                choices[strategy, default] = self.program.add_fraction()
+                for keeping in others:
+                    choices[strategy, keeping] = self.program.add_fraction()
+                    self.make_integral(choices[strategy, keeping], multiplicity)
+                parts = [(choices[strategy, keeping], 1.0) for keeping in (default, *others)]
                 self.program.add_constraint([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
-                self.seconds.append((choices[strategy, True], 2 * seconds))
-            self.seconds.append((choices[strategy, False], seconds))
+            for keeping in (*others, default):
+                self.seconds.append((choices[strategy, keeping], keeping.runs * seconds))
         self.program.add_constraint([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
 
     def sent(self, problem: Problem) -> Iterator[tuple[int, float]]:
         """Seconds of sends within operators, for all of each variable that sends."""
         for class_id, choices in enumerate(self.x):
-            for (strategy, recomputed), variable in choices.items():
+            for (strategy, keeping), variable in choices.items():
                 each = problem.ring_paid(class_id, strategy)
                 if each:
-                    yield variable, problem.multiplicity(class_id) * each * (1 + recomputed)
+                    yield variable, problem.multiplicity(class_id) * each * keeping.runs
 
     def make_integral(self, share: int, multiplicity: int) -> None:
         """A share of a small group stands for whole members: share = count / multiplicity."""
@@ -116,22 +119,22 @@ class StrategyVariables:
             self.program.add_constraint([(share, 1.0), (count, -1.0 / multiplicity)], 0.0, 0.0)
 
     def source_terms(
-        self, group: TensorGroup, recomputed: bool | None = None
+        self, group: TensorGroup, kept: KeepingsThat = any_keeping
     ) -> dict[Placements, list[int]]:
         """By placements, the variables whose strategies produce a group's tensors in them."""
         terms: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[group.class_id].items():
-            if recomputed is None or a == recomputed:
+        for (strategy, keeping), variable in self.x[group.class_id].items():
+            if kept(keeping):
                 terms[self.problem.produced_placements(group, strategy)].append(variable)
         return terms
 
     def target_terms(
-        self, consumer_class: ConsumerClass, recomputed: bool | None = None
+        self, consumer_class: ConsumerClass, kept: KeepingsThat = any_keeping
     ) -> dict[Placements, list[int]]:
         """By placements, the variables whose strategies require a group's tensors in them."""
         terms: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[consumer_class.class_id or 0].items():
-            if recomputed is None or a == recomputed:
+        for (strategy, keeping), variable in self.x[consumer_class.class_id or 0].items():
+            if kept(keeping):
                 terms[self.problem.required_placements(consumer_class, strategy)].append(variable)
         return terms
 
@@ -166,19 +169,27 @@ class GroupVariables:
 
     Attributes:
         number: number of the group.
-        saved: saved[f, s], by placements.
+        kept: kept[f, k, s], by keeping and placements of stored copies.
         loop_resident: loop_resident[f, s], by placements.
         used: used[f, p, m], by pass and step.
-        for_recompute: flow[f, p, d, m] of every recomputed consumer d.
-        restored_for_recompute: restored[f, d, s] of every recomputed consumer d.
+        for_rerun: flow[f, p, d, m] of every consumer d that reruns.
+        restored_for_rerun: restored[f, d, s] of every consumer d that reruns.
     """
 
     number: int
-    saved: dict[Placements, int] = dataclasses.field(default_factory=dict)
+    kept: dict[Keeping, dict[Placements, int]] = dataclasses.field(default_factory=dict)
     loop_resident: dict[Placements, int] = dataclasses.field(default_factory=dict)
     used: dict[Pass, UsedSteps] = dataclasses.field(default_factory=dict)
-    for_recompute: Sequence[UsedSteps] = ()
-    restored_for_recompute: Sequence[ByPlacements] = ()
+    for_rerun: Sequence[UsedSteps] = ()
+    restored_for_rerun: Sequence[ByPlacements] = ()
+
+    def stored(self) -> dict[Placements, list[int]]:
+        """The stored copies of all keepings, by placements."""
+        copies: dict[Placements, list[int]] = defaultdict(list)
+        for of_keeping in self.kept.values():
+            for placements, variable in of_keeping.items():
+                copies[placements].append(variable)
+        return copies
 
 
 class ReshardConstraints:
@@ -275,36 +286,29 @@ class _GroupConstraints:
             used, _ = self._route([start] * len(sinks), sinks, num_repeats)
             self.variables.used["after_forward"] = used
             return
-        recompute_consumers = [
-            c for c in passes.in_forward if self.choices.recompute and c.class_id is not None
-        ]
-        recomputed = [self._sinks(c, recomputed=True) for c in recompute_consumers]
-        later = [*after_forward, *recomputed]
+        may_run = any(keeping.reruns for keeping in self.choices.keepings)
+        rerun = [c for c in passes.in_forward if may_run and c.class_id is not None]
+        later = [*after_forward, *(self._sinks(c, _reruns) for c in rerun)]
         sinks = [self._sinks(consumer) for consumer in passes.in_forward] + accumulated
         starts = [start] * len(sinks)
         if passes.resident_from == "before_loop":
             # The resident copy serves both passes: nothing is saved beside it.
             resident = {s: [v] for s, v in self.variables.loop_resident.items()}
             later_starts = [start] * len(after_forward)
-            later_starts += [self._available_share(resident) for _ in recompute_consumers]
+            later_starts += [self._available_share(resident) for _ in rerun]
         else:
             if passes.can_save(len(later)):
-                # A recomputed tensor is not saved (8). An input is never recomputed.
-                recomputed_too = None if self.group.is_input else False
-                sources = self.choices.source_terms(self.group, recomputed_too)
-                starts.append(self._available_share(sources))
-                # saved[f, s] is a sink of the pass: a copy that a reader needs anyway costs nothing
-                # more to save. Partial maxima and minima are not saved.
-                for placements in self._reachable():
-                    if min(placements) >= SUM:
-                        self.variables.saved[placements] = self._add_copy()
-                sinks.append(_as_terms(self.variables.saved))
+                for keeping in self._stored():
+                    # What is kept in another way has no copy of this one (8).
+                    sources = self.choices.source_terms(self.group, keeping.__eq__)
+                    starts.append(self._available_share(sources))
+                    sinks.append(_as_terms(self._add_copies(keeping)))
             later_starts = [self._restored() for _ in later]
         self.variables.used["in_forward"], _ = self._route(starts, sinks, num_repeats)
         used, flows = self._route(later_starts, later, num_repeats)
         self.variables.used["after_forward"] = used
-        self.variables.for_recompute = flows[len(after_forward) :]
-        self.variables.restored_for_recompute = later_starts[len(after_forward) :]
+        self.variables.for_rerun = flows[len(after_forward) :]
+        self.variables.restored_for_rerun = later_starts[len(after_forward) :]
 
     # ------------------------------------------------------------------ the graph of placements
 
@@ -446,7 +450,7 @@ class _GroupConstraints:
             self.program.add_constraint([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
 
     def _sinks(
-        self, consumer_class: ConsumerClass, recomputed: bool | None = None
+        self, consumer_class: ConsumerClass, kept: KeepingsThat = any_keeping
     ) -> dict[Placements, Terms]:
         """The share that a consumer requires in each placement.
 
@@ -455,7 +459,7 @@ class _GroupConstraints:
             sum over s of returned[f, s] = 1
         """
         if consumer_class.class_id is not None:
-            targets = self.choices.target_terms(consumer_class, recomputed)
+            targets = self.choices.target_terms(consumer_class, kept)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
         # None of them is the best in advance: a reduce-scatter costs half of an all-reduce.
         every = all_placements(self.group.sizes, self.problem.mesh)
@@ -463,7 +467,31 @@ class _GroupConstraints:
         self.program.add_constraint([(v, 1.0) for v in returned.values()], 1.0, 1.0)
         return _as_terms(returned)
 
-    # ------------------------------------------------------------------ saved and resident copies
+    # ------------------------------------------------------------------ stored and resident copies
+
+    def _stored(self) -> list[Keeping]:
+        """The keepings that may store a copy of the group; of inputs, which exist, the default."""
+        class_id = self.group.class_id
+        return [
+            keeping
+            for keeping in self.choices.keepings
+            if not keeping.reruns and self.problem.may_keep(class_id, keeping)
+        ]
+
+    def _add_copies(self, keeping: Keeping) -> dict[Placements, int]:
+        """kept[f, k, s] is a sink of the pass: a copy that a reader needs anyway is sent once.
+
+        Partial maxima and minima are not stored.
+        """
+        copies = self.variables.kept[keeping] = dict[Placements, int]()
+        for placements in self._reachable():
+            if min(placements) >= SUM:
+                copies[placements] = self._add_copy()
+                each = self.problem.keeping_seconds(self.group, keeping, placements)
+                if each:
+                    seconds = self.group.multiplicity * each
+                    self.choices.seconds.append((copies[placements], seconds))
+        return copies
 
     def _add_copy(self) -> int:
         """A share of the group in [0, 1]; under a memory limit it stands for whole tensors."""
@@ -486,15 +514,21 @@ class _GroupConstraints:
     def _restored(self) -> dict[Placements, Terms]:
         """Where one consumer after the forward pass takes a tensor from:
 
-        restored[f, d, s] <= saved[f, s] + the share that is recomputed in s, or is an input in s
+        restored[f, d, s] <= sum over k of kept[f, k, s]
+                             + the share that is rebuilt in s, or is an input in s
         """
-        sources = self.choices.source_terms(self.group, None if self.group.is_input else True)
+        kept = any_keeping if self.group.is_input else _reruns
+        sources = self.choices.source_terms(self.group, kept)
         restored: dict[Placements, int] = {}
-        for placements, saved in self.variables.saved.items():
+        for placements, copies in self.variables.stored().items():
             restored[placements] = variable = self.program.add_fraction()
-            others = [(v, -1.0) for v in sources.get(placements, ())]
-            self.program.add_constraint([(variable, 1.0), (saved, -1.0), *others], -np.inf, 0.0)
+            others = [(v, -1.0) for v in (*copies, *sources.get(placements, ()))]
+            self.program.add_constraint([(variable, 1.0), *others], -np.inf, 0.0)
         return _as_terms(restored)
+
+
+def _reruns(keeping: Keeping) -> bool:
+    return keeping.reruns
 
 
 def _as_terms(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:

@@ -149,7 +149,7 @@ def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
 
 
 def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
-    """Drop the recomputation of ``jax.checkpoint`` by common-subexpression elimination."""
+    """Drop the second runs of ``jax.checkpoint`` by common-subexpression elimination."""
     # JAX traces a checkpointed function once more into the backward pass: the same primitives on
     # the same operands, which only the number of their region tells from the first ones.
     first: dict[object, list[FlatVar]] = {}
@@ -321,7 +321,7 @@ class LoopBoundary:
         if isinstance(x, SplatConstant):
             return SplatConstant(x.shape[1:], x.dtype, x.value)
         # A pair: iteration i of the backward pass reads the tensor of iteration i of the forward
-        # pass itself, so that the search may recompute it; its stack is dead then.
+        # pass itself, so that the search decides how it is kept; its stack is dead then.
         if x.rows is not None and x.rows[0] == self.loop.mirrors:
             return x.rows[1]
         if id(x) not in self._rows:

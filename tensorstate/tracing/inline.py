@@ -3,8 +3,8 @@
 The body of a ``lax.scan`` or a ``lax.while_loop`` is in the program once, between equations that
 take a carry or a row in, and give a carry or a stack out.
 
-A scan that is unrolled has the tensors of each iteration, which can be saved or recomputed each for
-itself, and split into microbatches, like those of layers written one by one.
+A scan that is unrolled has the tensors of each iteration, which can be kept each in its own way,
+and split into microbatches, like those of layers written one by one.
 ``tensorstate.tracing.node_classes`` finds that the iterations are identical, so the search decides
 for them once. Residuals that the forward scan stacks and the backward scan unstacks are not stacked
 then: iterations read them directly. Scans over whole steps, with a backward pass in their body, are
@@ -229,7 +229,7 @@ class _Inliner:
         self, eqn, inner: jax_internals.Inner, inputs: list[FlatAtom], place: Scope
     ) -> Sequence[FlatAtom]:
         """Append the called program in place of the call."""
-        if inner.recomputed:
+        if inner.is_remat:
             self._regions += 1
             place = dataclasses.replace(place, remat_region=self._regions)
         place = place.inside(inner.name)
@@ -407,7 +407,7 @@ class _Inliner:
         if isinstance(x, SplatConstant):
             return SplatConstant(shape, x.dtype, x.value)
         # A residual of layer i, which the forward scan has stacked: read as it was computed, so it
-        # can be saved in its own placements or recomputed. The stack itself is dead code then.
+        # can be kept in its own way and placements. The stack itself is dead code then.
         if x.unstacked is not None and axis == 0:
             return x.unstacked[i]
         known = self._slices.get((place.loops, id(x), i, axis))

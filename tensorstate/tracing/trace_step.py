@@ -64,17 +64,17 @@ def trace(
             its new value.
         unknown: the treatment of a primitive that has no rule, written or inferred: "replicate"
             runs it on full arrays on every device (see ``Graph.replicated``), "refuse" raises.
-        checkpoints: the treatment of ``jax.checkpoint``: "keep" its recomputation in the backward
-            pass, or "drop" it, so that only the search decides which operators are recomputed.
+        checkpoints: the treatment of ``jax.checkpoint``: "keep" what it reruns in the backward
+            pass, or "drop" it, so that only the search decides how tensors are kept.
         constraints: the treatment of shardings that the step asks for, by
             ``with_sharding_constraint``, ``reshard`` or ``out_sharding=``: "keep" them as pins of
             the value and of its gradient, or "drop" them, so that the search decides.
         loops: the treatment of ``lax.scan`` and ``lax.while_loop``: "keep" them, so that a body is
             traced and decided once; "pair" them too, so that the scan of the backward pass reads
-            the tensors of the forward scan's body, which the search may save or recompute; or
-            "unroll" scans, so that every iteration can be recomputed for itself. An integer pairs
-            and splits them, each into so many runs of iterations that are decided as one: where a
-            memory limit falls between two plans of all layers, some runs are recomputed. Stacked
+            the tensors of the forward scan's body, which the search may keep in its own way; or
+            "unroll" scans, so that every iteration has its own. An integer pairs and splits them,
+            each into so many runs of iterations that are decided as one: where a memory limit falls
+            between two plans of all layers, some runs are kept in another way. Stacked
             parameters and gradients are copied once then. Scans over whole steps, with a backward
             pass in their body, and all scans with ``checkpoints="drop"`` are unrolled.
         pad_to: maps sizes of dimensions of arguments to larger ones, to which they are padded with
@@ -343,8 +343,8 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
 
     Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
     inside of a loss), run in the forward pass. Of the others, those that it transposed or
-    recomputes run in the backward pass, and the remaining ones in the optimizer. All operators of a
-    function without gradients run in the forward pass. A loop runs in one phase as a whole.
+    lets rerun are of the backward pass, and the remaining ones of the optimizer. All operators
+    of a function without gradients run in the forward pass. A loop runs in one phase as a whole.
     """
     # jax.grad traces f under jvp(f), and its transposition under transpose(jvp(f)).
     phase_of: list[Phase | None] = [

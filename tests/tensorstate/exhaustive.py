@@ -17,14 +17,16 @@ import numpy as np
 from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
 from tensorstate.cost.reshard_plan import (
     Decisions,
-    find_recomputed_nodes,
+    find_kept,
     reshard_passes,
     reshard_plans,
 )
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import Strategy, TensorGroup
+from tests.tensorstate.solvers import recomputing
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
@@ -73,8 +75,8 @@ class Every:
         for recomputed in _recomputed_sets(problem) if recompute else [frozenset()]:
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
                 for loop_resident in resident_choices:
-                    decisions = Decisions((), recomputed, saved, loop_resident)
-                    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+                    decisions = Decisions((), recomputing(recomputed), saved, loop_resident)
+                    recomputed_nodes = find_kept(problem, decisions).rerun
                     needed_after_forward = (
                         frozenset(saved.items()),
                         frozenset(loop_resident.items()),
@@ -194,11 +196,12 @@ def _costs(
     problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
 ) -> np.ndarray:
     try:
-        reshards = list(reshard_plans(problem, decisions, recomputed_nodes, number))
+        kept = Kept(recomputing(recomputed_nodes))
+        reshards = list(reshard_plans(problem, decisions, kept, number))
     except PlanError:  # it cannot be saved in these placements
         return np.full(2 + len(problem.liveness.program_points), math.inf)
     seconds = sum(t.multiplicity * t.seconds for t in reshards)
-    there = bytes_by_point(problem, number, decisions.strategies, reshards, recomputed_nodes).sum(0)
+    there = bytes_by_point(problem, number, decisions.strategies, reshards, kept).sum(0)
     return np.array([seconds, input_bytes(problem, reshards), *there])
 
 

@@ -45,6 +45,7 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.io.files import write_text
+from jaxcoll.kinds import names_in
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import REGISTRY, ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import chosen_by_auto
@@ -66,7 +67,7 @@ TABLE_IV: Mapping[str, Callable[[], Topology]] = {
     "dgx-h100": lambda: topologies.dgx_h100(2),
 }
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = tuple(names_in("lax"))
 
 NETWORKS: Mapping[str, Callable[[], Topology]] = {
     **TABLE_IV,

@@ -24,14 +24,18 @@ from tensorstate.cost.cost import (
     seconds_by_collective,
 )
 from tensorstate.cost.memory import EXACT, bytes_by_point, least_bytes_by_point
-from tensorstate.cost.reshard_plan import Decisions, find_recomputed_nodes, reshard_plans
+from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, SUM, MeshShape
+from tensorstate.keeping.recomputed import RECOMPUTED
+from tensorstate.keeping.saved import SAVED
+from tensorstate.keeping.table import Kept, allowed
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem, RingSend
 from tensorstate.solver.formulation import Formulation
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.solvers import recomputing
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import LINES, gate, graph, problems, six_layers
 
@@ -125,11 +129,13 @@ def test_tanh_is_saved_whether_the_backward_pass_reads_its_value_or_its_slope():
         traced = trace(step, ([kernel] * 2, x))
         problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
         in_forward = (
-            g for g in range(len(traced.node_classes)) if recomputed and problem.can_recompute(g)
+            g
+            for g in range(len(traced.node_classes))
+            if recomputed and problem.may_keep(g, RECOMPUTED)
         )
         nodes = frozenset(e for g in in_forward for e in traced.node_classes[g])
         strategies = tuple((REPLICATED,) for _ in traced.node_classes)
-        return estimate_cost(problem, Decisions(strategies, nodes)).memory
+        return estimate_cost(problem, Decisions(strategies, recomputing(nodes))).memory
 
     for recomputed in (False, True):
         value, slope = (memory(saved, recomputed) for saved in ("value", "slope"))
@@ -142,24 +148,18 @@ def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
     problem, found = problem_of("gpt", "data", 1), 0
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     for number, group in enumerate(problem.tensor_groups):
-        bound = problem.live_ranges(number).saved_for_recompute
+        bound = problem.live_ranges(number).kept[SAVED]["for rerun"]
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
         recomputed = frozenset(
-            e for e in consumers if problem.can_recompute(problem.graph.nodes[e].class_id)
+            e for e in consumers if problem.may_keep(problem.graph.nodes[e].class_id, RECOMPUTED)
         )
         if group.is_input or not bound.any() or not recomputed:
             continue
         saved = dict.fromkeys(group.tensors, (REPLICATED,))
-        for recomputed_nodes, takes in ((recomputed, 1), (frozenset(), 0)):
-            reshards = list(
-                reshard_plans(
-                    problem,
-                    Decisions(strategies, recomputed_nodes, saved),
-                    recomputed_nodes,
-                    number,
-                )
-            )
-            there = bytes_by_point(problem, number, strategies, reshards, recomputed_nodes)[0]
+        for kept, takes in ((Kept(recomputing(recomputed)), 1), (Kept(), 0)):
+            decisions = Decisions(strategies, kept.named, saved)
+            reshards = list(reshard_plans(problem, decisions, kept, number))
+            there = bytes_by_point(problem, number, strategies, reshards, kept)[0]
             assert (there[bound > 0] >= takes * group.nbytes).all()
             assert takes or not (there * (problem.live_ranges(number).fused_input == 0)).any()
         found += 1
@@ -175,8 +175,8 @@ def test_no_decisions_take_fewer_bytes_than_the_least(data):
     strategies = tuple(data.draw(st.sampled_from(each.all)) for each in problem.strategies)
     nodes = [e for e, node in enumerate(problem.graph.nodes) if node.phase == "forward"]
     recomputed = frozenset(data.draw(st.lists(st.sampled_from(nodes)))) if nodes else frozenset()
-    decisions = Decisions(strategies, recomputed)
-    running = find_recomputed_nodes(problem, decisions)
+    decisions = Decisions(strategies, recomputing(recomputed))
+    running = find_kept(problem, decisions)
     for number, group in enumerate(problem.tensor_groups):
         try:
             reshards = [*reshard_plans(problem, decisions, running, number)]
@@ -184,7 +184,8 @@ def test_no_decisions_take_fewer_bytes_than_the_least(data):
             continue
         there = bytes_by_point(problem, number, strategies, reshards, running).sum(0)
         of_class = problem.strategies[group.class_id].all
-        least = least_bytes_by_point(problem, number, of_class, bool(recomputed))
+        keepings = allowed(recompute=bool(recomputed))
+        least = least_bytes_by_point(problem, number, of_class, keepings)
         assert (there >= least - EXACT).all()
 
 
@@ -194,19 +195,19 @@ def test_what_runs_again_has_its_operands_when_it_does():
     plan = solve_baseline(problem, "fsdp").decisions
     for number, group in enumerate(problem.tensor_groups):
         live_ranges = problem.live_ranges(number)
-        is_earlier = (live_ranges.resharded_for_recompute > 0) & (
+        is_earlier = (live_ranges.resharded_for_rerun > 0) & (
             live_ranges.resharded_after_forward == 0
         )
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
         recomputed = frozenset(
-            e for e in consumers if problem.can_recompute(problem.graph.nodes[e].class_id)
+            e for e in consumers if problem.may_keep(problem.graph.nodes[e].class_id, RECOMPUTED)
         )
-        recomputed_nodes = (frozenset[int](), recomputed)
-        reshards = [[*reshard_plans(problem, plan, one, number)] for one in recomputed_nodes]
-        assert not any(reshard.for_recompute.steps for reshard in reshards[0])
-        if not is_earlier.any() or not all(reshard.for_recompute.steps for reshard in reshards[1]):
+        kept = (Kept(), Kept(recomputing(recomputed)))
+        reshards = [[*reshard_plans(problem, plan, one, number)] for one in kept]
+        assert not any(reshard.for_rerun.steps for reshard in reshards[0])
+        if not is_earlier.any() or not all(reshard.for_rerun.steps for reshard in reshards[1]):
             continue
-        pairs = zip(reshards, recomputed_nodes, strict=True)
+        pairs = zip(reshards, kept, strict=True)
         once, twice = (bytes_by_point(problem, number, plan.strategies, *pair)[3] for pair in pairs)
         assert (twice[is_earlier] > once[is_earlier]).all()
         assert (twice >= once).all()
@@ -318,14 +319,14 @@ def check_totals(problem: Problem, sharded: float = 1.0) -> None:
         )
         again = frozenset(draw.sample(nodes, draw.randint(0, len(nodes))))
         try:
-            cost = estimate_cost(problem, Decisions(strategies, again))
+            cost = estimate_cost(problem, Decisions(strategies, recomputing(again)))
         except PlanError:  # strategies that do not fit each other
             continue
         found += 1
         seconds = []
         for number, node in enumerate(problem.graph.nodes):
             once = problem.seconds(node.class_id, strategies[node.class_id])
-            seconds += [once] * (2 if number in cost.recomputed_nodes else 1)
+            seconds += [once] * (2 if number in cost.kept.rerun else 1)
         assert cost.compute == pytest.approx(math.fsum(seconds), rel=1e-12)
         count, nbytes = Counter(), Counter()
         for plan in cost.reshards:
@@ -417,14 +418,14 @@ def test_sends_within_nodes_are_counted_in_each_of_their_runs(monkeypatch):
     nodes = next(
         nodes
         for number, nodes in enumerate(problem.graph.node_classes)
-        if problem.can_recompute(number) and len(nodes) > 2
+        if problem.may_keep(number, RECOMPUTED) and len(nodes) > 2
     )
     number = problem.graph.nodes[nodes[0]].class_id
     sends = {number: (RingSend(0, 128, 3, "float32"),)}
     monkeypatch.setattr(problem, "ring_sends", lambda class_id, _of: sends.get(class_id, ()))
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
-    cost = estimate_cost(problem, Decisions(strategies, frozenset(nodes[:2])))
-    assert cost.recomputed_nodes == frozenset(nodes[:2])
+    cost = estimate_cost(problem, Decisions(strategies, recomputing(nodes[:2])))
+    assert cost.kept.rerun == frozenset(nodes[:2])
     runs = len(nodes) + 2
     assert cost.count_by_collective == {("permute", 0): 3 * runs}
     assert cost.bytes_by_collective == {("permute", 0): 3 * runs * 128}

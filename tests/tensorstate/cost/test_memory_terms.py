@@ -13,13 +13,15 @@ import pytest
 
 from tensorstate.cost import memory
 from tensorstate.cost.memory import EXACT, bytes_by_point, is_gradient
-from tensorstate.cost.reshard_plan import Decisions, find_recomputed_nodes, reshard_plans
+from tensorstate.cost.reshard_plan import Decisions, find_kept, reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.cost.test_cost import ring_problem, tiny_problem
+from tests.tensorstate.solvers import recomputing
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import LINES, MESHES, six_layers
 
@@ -30,7 +32,7 @@ def test_a_ring_holds_two_blocks_of_all_that_goes_round(monkeypatch, dtype, item
     problem, decisions = ring_problem(dtype)
 
     def temporaries() -> np.ndarray:
-        numbers, none = range(len(problem.tensor_groups)), frozenset[int]()
+        numbers, none = range(len(problem.tensor_groups)), Kept()
         plans = [[*reshard_plans(problem, decisions, none, number)] for number in numbers]
         found = [
             bytes_by_point(problem, number, decisions.strategies, plans[number], none)
@@ -65,8 +67,10 @@ def test_tensors_of_a_group_take_their_parts_of_its_memory():
         strategies = tuple(draw.choice(each.all) for each in problem.strategies)
         again = frozenset(draw.sample(forward, draw.randint(0, len(forward))))
         copies = [(REPLICATED, REPLICATED), (0, REPLICATED), (REPLICATED, 0), (0, 1)]
-        decisions = Decisions(strategies, again, {t: draw.choice(copies) for t in group.tensors})
-        running = find_recomputed_nodes(problem, decisions)
+        decisions = Decisions(
+            strategies, recomputing(again), {t: draw.choice(copies) for t in group.tensors}
+        )
+        running = find_kept(problem, decisions)
         try:
             plans = [*reshard_plans(problem, decisions, running, number)]
         except PlanError:  # strategies that do not fit each other
@@ -109,7 +113,7 @@ def test_cpu_devices_copy_the_operands_of_gradients_of_kernels():
         return jax.grad(loss)(kernel)
 
     traced = trace(step, (s(2, 2, 3, 3), s(4, 2, 8, 8)))
-    network, none = AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), frozenset[int]()
+    network, none = AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), Kept()
     strategies = tuple((REPLICATED,) for _ in traced.node_classes)
     found = []
     for name in ("CPU", "H100"):
@@ -127,7 +131,7 @@ def test_cpu_devices_copy_the_operands_of_gradients_of_kernels():
 
 def test_a_gathered_kernel_takes_its_bytes_twice_as_it_is_received_and_then_once(monkeypatch):
     """Sharded in memory and gathered for a forward and a backward pass, in one go or in two."""
-    problem, none = tiny_problem("twice"), frozenset[int]()
+    problem, none = tiny_problem("twice"), Kept()
     kernel = problem.graph.inputs[0]
     number = next(n for n, g in enumerate(problem.tensor_groups) if kernel in g.tensors)
     group, live = problem.tensor_groups[number], problem.live_ranges(number)

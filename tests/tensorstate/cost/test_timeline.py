@@ -24,10 +24,12 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.step_tasks import StepTasks
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.keeping.table import Kept
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import NodeStrategies, Strategy
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.solvers import recomputing
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import problems
 
@@ -249,7 +251,7 @@ def test_the_time_of_a_step_is_between_the_largest_and_the_sum(data):
     strategies = tuple(data.draw(without_partials(s)) for s in problem.strategies)
     nodes = [n.index for n in problem.graph.nodes if n.phase == "forward"]
     again = data.draw(st.sets(st.sampled_from(nodes)) if nodes else st.just(set()))
-    check_bounds(problem, estimate_cost(problem, Decisions(strategies, frozenset(again))))
+    check_bounds(problem, estimate_cost(problem, Decisions(strategies, recomputing(again))))
     alone = dataclasses.replace(problem.hardware, overlaps=False)
     serial = estimate_cost(problem.on(problem.network, alone), Decisions(strategies))
     assert serial.timeline().seconds == pytest.approx(serial.serial_seconds, rel=1e-9)
@@ -353,7 +355,7 @@ def test_buckets_leave_something_to_hide_under():
 
 def tasks_of(problem: Problem, baseline: str) -> timeline._Step:
     plan = solve_baseline(problem, baseline)
-    return timeline._Step(StepTasks(problem, plan.decisions, plan.cost.reshards, frozenset()))
+    return timeline._Step(StepTasks(problem, plan.decisions, plan.cost.reshards, Kept()))
 
 
 @pytest.mark.parametrize(("side", "tried"), [(64, 1), (256, 2), (4096, 0)])

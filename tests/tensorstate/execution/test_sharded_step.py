@@ -30,6 +30,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted, on_devices
+from tests.tensorstate.solvers import recomputing
 
 LINE = {"data": 8}
 PLANE = {"data": 2, "model": 4}
@@ -64,7 +65,9 @@ def drawn(problem: Problem, seed: int) -> Decisions:
     ]
     forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
     recomputed = frozenset(node for node in forward if draw.random() < 0.3)
-    return Decisions(tuple(draw.choice(strategies) for strategies in whole), recomputed)
+    return Decisions(
+        tuple(draw.choice(strategies) for strategies in whole), recomputing(recomputed)
+    )
 
 
 def check(name: str, applied: ShardedStep, steps: int = 1) -> jax.stages.Compiled:
@@ -223,7 +226,7 @@ def test_recomputed_tensors_are_not_saved():
     forward = {e.index for e in problem.graph.nodes if e.phase == "forward"}
     temporary, results = [], []
     for recomputed in (frozenset(), _chains(problem, forward)):
-        decisions = Decisions(strategies, recomputed)
+        decisions = Decisions(strategies, recomputing(recomputed))
         applied = apply(
             problem,
             decisions,
@@ -254,7 +257,7 @@ def test_annotations_say_what_they_leave_open():
     assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
 
     forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
-    recomputed = Decisions(plain.strategies, forward)
+    recomputed = Decisions(plain.strategies, recomputing(forward))
     applied = apply(
         problem, recomputed, estimate_cost(problem, recomputed), devices(LINE), lax_collectives
     )

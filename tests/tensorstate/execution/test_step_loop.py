@@ -20,6 +20,7 @@ from tensorstate.execution import sharded_step
 from tensorstate.execution.sharded_step import apply
 from tensorstate.export.constrained_step import constrained_step, explicit_step
 from tensorstate.ir.graph import LOOP_BOUNDARY
+from tensorstate.keeping.recomputed import RECOMPUTED
 from tensorstate.problem.microbatching import split_microbatches
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import compare_with_hlo
@@ -358,8 +359,8 @@ def test_fewer_than_two_runs_are_refused(loops):
 def recomputing(plan: ts.Plan) -> Decisions:
     """The decisions of a plan, and all recomputed that can be."""
     problem = plan.problem
-    nodes = {node.index for node in plan.graph.nodes if problem.can_recompute(node.class_id)}
-    return Decisions(plan.decisions.strategies, frozenset(nodes))
+    nodes = [n.index for n in plan.graph.nodes if problem.may_keep(n.class_id, RECOMPUTED)]
+    return Decisions(plan.decisions.strategies, dict.fromkeys(nodes, RECOMPUTED))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.keeping.recomputed import RECOMPUTED
+from tensorstate.keeping.saved import SAVED
+from tensorstate.keeping.table import Kept
 from tensorstate.problem.liveness import EXPENSIVE, Liveness
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
@@ -116,7 +119,7 @@ def test_a_value_for_the_backward_pass_is_live_until_it_is_read():
     ranges = found.live_ranges([tensor], in_forward=True, needed_after_forward=True, consumers=[])
     points = found.program_points
     expected = (points > found.at[tanh.index]) & (points <= max(after))
-    np.testing.assert_array_equal(ranges.saved, expected)
+    np.testing.assert_array_equal(ranges.kept[SAVED]["copy"], expected)
     assert ranges.fused_consumer is None
     assert (ranges.last_forward_use, ranges.last_backward_use) == (None, None)
 
@@ -170,7 +173,7 @@ def check_allocated(graph: Graph, num_repeats: int) -> None:
     problem = Problem(graph, AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["H100"], num_repeats)
     decisions = Decisions(tuple((REPLICATED,) for _ in problem.strategies))
     cost = estimate_cost(problem, decisions)
-    by_group = bytes_by_group(problem, decisions, cost.reshards, frozenset())
+    by_group = bytes_by_group(problem, decisions, cost.reshards, Kept())
     found = np.sum([nbytes.sum(0) for _, _, nbytes in by_group], axis=0)
     expected = allocated(problem)
     np.testing.assert_array_equal(found, expected[problem.liveness.program_points])
@@ -228,14 +231,16 @@ def two_layers() -> Liveness:
 
 
 def check_ranges(
-    found: Liveness, tensor: int, is_needed: bool, in_forward: bool = True, **expected
+    found: Liveness, tensor: int, is_needed: bool, in_forward: bool = True, kept=None, **expected
 ) -> None:
-    """Ranges of a tensor by name: parts of (first, last), each live."""
+    """Ranges of a tensor by name, or by keeping and span: parts of (first, last), each live."""
     ranges = found.live_ranges([tensor], in_forward, is_needed, [])
-    for name, parts in expected.items():
+    counts = {name: getattr(ranges, name) for name in expected}
+    counts |= {of: ranges.kept[of[0]][of[1]] for of in kept or ()}
+    for name, parts in {**expected, **(kept or {})}.items():
         masks = [between(found, *part) for part in parts]
         live = np.any(masks, axis=0) if masks else np.zeros(len(found.program_points), bool)
-        np.testing.assert_array_equal(getattr(ranges, name), live, name)
+        np.testing.assert_array_equal(counts[name], live, str(name))
 
 
 def test_an_argument_is_resharded_at_its_first_read_and_received_there_alone():
@@ -253,8 +258,7 @@ def test_an_argument_is_resharded_at_its_first_read_and_received_there_alone():
         producing=[],
         receive_buffer_in_forward=[(before[0], before[0])],
         resharded_in_forward=[(before[0], before[-1])],
-        saved=[(before[0], after[-1])],
-        saved_copy=[(before[0], after[-1])],
+        kept={(SAVED, "copy"): [(before[0], after[-1])], (SAVED, "apart"): []},
         receive_buffer_after_forward=[(after[0], after[0])],
         resharded_after_forward=[(after[0], after[-1])],
     )
@@ -277,15 +281,18 @@ def test_a_result_is_resharded_where_it_is_made_and_where_it_is_read():
         receive_buffer_in_forward=[(made, made)],
         resharded_in_forward=[(made, made), (before[0], before[-1])],
         awaiting_forward_use=[(made + 1, before[-1])],
-        saved=[(made + 1, after[-1])],
-        saved_for_recompute=[],
-        recomputed=[(after[0], after[-1])],
+        kept={
+            (SAVED, "copy"): [(made + 1, after[-1])],
+            (SAVED, "for rerun"): [],
+            (RECOMPUTED, "made"): [(made + 1, before[-1]), (after[0], after[-1])],
+        },
     )
     check_ranges(found, tensor, False, resharded_in_forward=[(made, made)])
     # To run the second layer again its operand is recomputed first.
-    again = found.recompute_at[second.index]
+    again = found.rerun_at[second.index]
     early = [(again, after[0] - 1)] if again < after[0] else []
-    check_ranges(found, tensor, True, recomputed_early=early, resharded_for_recompute=early)
+    kept = {(RECOMPUTED, "early"): early}
+    check_ranges(found, tensor, True, kept=kept, resharded_for_rerun=early)
 
 
 def test_a_gradient_is_resharded_and_received_where_it_is_made():
@@ -315,14 +322,14 @@ def test_what_the_forward_pass_alone_reads_is_resharded_for_its_recomputations()
 
     found = liveness(step, s(4, 4), s(4), X)
     bias = found.graph.inputs[1]
-    again = sorted(found.recompute_at[o.index] for o in found.consumers(bias))
+    again = sorted(found.rerun_at[o.index] for o in found.consumers(bias))
     assert max(found.reads(bias)) < found.forward_end <= again[0] < again[-1] < found.end
     check_ranges(
         found,
         bias,
         True,
-        receive_buffer_for_recompute=[(again[0], again[0])],
-        resharded_for_recompute=[(again[0], again[-1])],
+        receive_buffer_for_rerun=[(again[0], again[0])],
+        resharded_for_rerun=[(again[0], again[-1])],
     )
 
 
@@ -331,14 +338,12 @@ def test_recomputations_have_a_copy_of_their_own_before_and_after_the_backward_p
     found, late = Liveness(six_layers()), 0
     for tensor in range(len(found.graph.tensors)):
         reads = [p for p in found.reads(tensor) if p >= found.forward_end]
-        again = [
-            found.recompute_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"
-        ]
+        again = [found.rerun_at[o.index] for o in found.consumers(tensor) if o.phase == "forward"]
         again = [p for p in again if p < found.end]
         if found.is_fused(tensor) or not again or not reads:
             continue
         copies = [(min(again), min(reads) - 1), (max(reads) + 1, max(again))]
-        check_ranges(found, tensor, True, resharded_for_recompute=copies)
+        check_ranges(found, tensor, True, resharded_for_rerun=copies)
         late += max(again) > max(reads)
     assert late
 
@@ -373,7 +378,7 @@ def test_nothing_is_recomputed_after_the_microbatch_loop():
     recomputed = 0
     for tensor in range(len(problem.graph.tensors)):
         ranges = found.live_ranges([tensor], True, True, [])
-        for name in ("resharded_for_recompute", "receive_buffer_for_recompute"):
+        for name in ("resharded_for_rerun", "receive_buffer_for_rerun"):
             counts = getattr(ranges, name)
             assert not counts[after].any()
             recomputed += counts.any()
@@ -435,7 +440,7 @@ def test_iterations_save_a_stack_of_which_those_backward_read_one_row_at_a_time(
             continue
         stack, row = between(found, first, last), between(found, min(after), max(after))
         ranges = found.live_ranges([tensor], True, True, [])
-        np.testing.assert_array_equal(ranges.saved, 6 * stack + row)
+        np.testing.assert_array_equal(ranges.kept[SAVED]["copy"], 6 * stack + row)
         saved += 1
     assert saved
 
@@ -447,11 +452,11 @@ def test_what_all_iterations_read_is_recomputed_before_and_kept_beyond_them():
     shift = next(o for o in found.graph.operators if o.primitive == "dot_general" and not o.loops)
     (tensor,) = {use.tensor for use in shift.results}
     assert max(found.reads(tensor)) < found.forward_end
-    assert found.recompute_at[shift.index] == first
+    assert found.rerun_at[shift.index] == first
     ranges = found.live_ranges([tensor], True, True, [])
-    again = [found.recompute_at[o.index] for o in found.consumers(tensor)]
+    again = [found.rerun_at[o.index] for o in found.consumers(tensor)]
     assert first < min(again)
-    np.testing.assert_array_equal(ranges.resharded_for_recompute, between(found, min(again), last))
+    np.testing.assert_array_equal(ranges.resharded_for_rerun, between(found, min(again), last))
 
 
 def test_what_is_read_after_the_loop_is_stored_and_resident():

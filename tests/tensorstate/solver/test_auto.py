@@ -27,6 +27,7 @@ from tensorstate.solver.linear_program import LinearProgram
 from tensorstate.solver.repair import Repaired
 from tests.tensorstate.solvers import (
     coordinate_descent,
+    options_of,
     solve_auto,
     solve_milp,
     solve_within_limit,
@@ -49,7 +50,7 @@ def candidates(problem):
 def limit(problem, candidates):
     """Bytes between those of the fastest plan and the least."""
     fastest = solve_milp(problem, candidates, gap=1e-7).cost.memory.peak
-    least, _ = minimize_memory(Question(problem, candidates, SearchOptions(recompute=True)))
+    least, _ = minimize_memory(Question(problem, candidates, options_of(recompute=True)))
     assert least is not None
     assert least.cost.memory.peak < fastest
     return (least.cost.memory.peak + fastest) / 2

@@ -13,7 +13,6 @@ import pytest
 
 from jaxcoll.numerics.program import NOTHING_KNOWN, Status
 from tensorstate import Auto, PlanError, search
-from tensorstate.cost.cost import SearchOptions
 from tensorstate.deadline import LEAST_LIMIT_S, OutOfTime, check, deadline_after
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
@@ -27,6 +26,7 @@ from tensorstate.solver.linear_program import LinearProgram
 from tensorstate.solver.named import best_among
 from tensorstate.solver.repair import repair
 from tensorstate.solver.reshard_constraints import ReshardConstraints
+from tests.tensorstate.solvers import options_of
 from tests.tensorstate.tiny import graph
 
 AXES = {"a": 2, "b": 2, "c": 2}
@@ -79,7 +79,7 @@ def network_of(mesh) -> AlphaBetaCosts:
 def question_of(name="tanh", mesh=MESHES[-1], **options) -> Question:
     problem = Problem(graph(name), network_of(mesh), HARDWARE["CPU"])
     candidates = [strategies.all for strategies in problem.strategies]
-    return Question(problem, candidates, SearchOptions(**options))
+    return Question(problem, candidates, options_of(**options))
 
 
 @functools.cache

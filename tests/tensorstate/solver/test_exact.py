@@ -279,5 +279,5 @@ def test_the_same_search_finds_the_same():
     candidates = [strategies.all for strategies in problem.strategies]
     first, second = (solve_milp(problem, candidates, recompute=True) for _ in range(2))
     assert first.decisions.strategies == second.decisions.strategies
-    assert first.decisions.recomputed == second.decisions.recomputed
+    assert first.decisions.kept == second.decisions.kept
     assert first.bound == second.bound

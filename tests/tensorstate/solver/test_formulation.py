@@ -16,6 +16,8 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.keeping.recomputed import RECOMPUTED
+from tensorstate.keeping.saved import SAVED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import reshard_steps
 from tensorstate.solver.formulation import Formulation, _assign_by_share
@@ -220,7 +222,7 @@ def test_the_least_memory_is_no_more_than_any(data):
             assert estimate_cost(problem, Decisions(strategies)).memory.peak >= least
 
 
-RECOMPUTED = [
+TO_RECOMPUTE = [
     ("norm", 1, 1),
     ("linear", 1, 2),
     ("twice", 0, 1),
@@ -234,7 +236,7 @@ RECOMPUTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "num_repeats"), RECOMPUTED)
+@pytest.mark.parametrize(("name", "mesh", "num_repeats"), TO_RECOMPUTE)
 def test_the_memory_of_the_program_is_that_of_its_decisions(name, mesh, num_repeats):
     """At its peak, and nowhere less; over all that may be recomputed, which is too much to list.
 
@@ -252,7 +254,7 @@ def test_the_memory_of_the_program_is_that_of_its_decisions(name, mesh, num_repe
     assert formulation.nbytes(solution.objective) == pytest.approx(cost.memory.peak, rel=1e-6)
     assert formulation.memory_constraints is not None
     nbytes = formulation.memory_constraints.bytes_at_points(solution.values)
-    by_group = bytes_by_group(problem, found, cost.reshards, cost.recomputed_nodes)
+    by_group = bytes_by_group(problem, found, cost.reshards, cost.kept)
     decided = np.sum([inputs + others.sum(0) for _, inputs, others in by_group], axis=0)
     assert (nbytes >= decided - 1e-3).all()
 
@@ -264,7 +266,7 @@ def replicated() -> Formulation:
     return formulation_of(problem, whole, memory_limit=1e6, recompute=True)
 
 
-def shares_for_recompute(formulation: Formulation, number: int, **variables) -> VariableShares:
+def shares_again(formulation: Formulation, number: int, **variables) -> VariableShares:
     """The shares of a tensor group, some of whose variables are others."""
     changed = dataclasses.replace(formulation.groups[number], **variables)
     return VariableShares(formulation.choices, changed)
@@ -280,8 +282,8 @@ def test_what_recomputed_consumers_share_counts_once_and_as_the_largest():
     formulation = replicated()
     program, (step, *_) = formulation.program, reshard_steps((0,), (8, 4), 128, LINES[0])
     flows = [{step: program.add_variable(low=part, high=part)} for part in (0.25, 0.75, 0.5)]
-    shares = shares_for_recompute(formulation, 0, for_recompute=flows)
-    assert least(program, shares.resharded("for_recompute")[step]) == pytest.approx(0.75)
+    shares = shares_again(formulation, 0, for_rerun=flows)
+    assert least(program, shares.resharded("for_rerun")[step]) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -293,11 +295,11 @@ def test_what_recomputed_consumers_restore_is_saved_unless_it_is_recomputed(is_r
         for number, group in enumerate(formulation.problem.tensor_groups)
         if len(choices[group.class_id]) > 1 and group.needed_after_forward
     )
-    for (_, recomputed), variable in choices[group.class_id].items():
-        program.set_high(variable, float(recomputed == is_recomputed))
+    for (_, keeping), variable in choices[group.class_id].items():
+        program.set_high(variable, float((keeping == RECOMPUTED) == is_recomputed))
     restored = [{(REPLICATED,): [(program.add_variable(low=1.0, high=1.0), 1.0)]}]
-    shares = shares_for_recompute(formulation, number, restored_for_recompute=restored)
-    read = shares.saved_for_recompute((REPLICATED,))
+    shares = shares_again(formulation, number, restored_for_rerun=restored)
+    (read,) = shares.copies_for_rerun(SAVED)[REPLICATED,]
     assert least(program, read) == pytest.approx(0.0 if is_recomputed else 1.0)
 
 
@@ -328,13 +330,14 @@ def test_nothing_is_recomputed_that_is_not_read_again(name):
     """By neither the backward pass nor recomputed operators: no plan of the program does so."""
     problem = Problem(graph(name), AlphaBetaCosts(LINES[0], (1e-6,), (1e9,)), HARDWARE["CPU"])
     whole, useless = [[(REPLICATED,)] for _ in problem.strategies], 0
-    for class_id in filter(problem.can_recompute, range(len(whole))):
+    may = (g for g in range(len(whole)) if problem.may_keep(g, RECOMPUTED))
+    for class_id in may:
         formulation = formulation_of(problem, whole, recompute=True)
         groups = [group for group in problem.tensor_groups if group.class_id == class_id]
         is_read = any(group.needed_after_forward for group in groups)
         for number, choices in enumerate(formulation.choices.x):
-            for (_, recomputed), variable in choices.items():
-                if recomputed != (number == class_id):
+            for (_, keeping), variable in choices.items():
+                if (keeping == RECOMPUTED) != (number == class_id):
                     formulation.program.set_high(variable, 0.0)
         solution = formulation.program.solve(gap=1e-9)
         assert solution.status == ("optimal" if is_read else "infeasible")

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from tensorstate.cost.cost import SearchOptions, estimate_cost
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
@@ -16,10 +16,10 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import coordinate_descent, exact
 from tensorstate.solver.base import Question
-from tensorstate.solver.exact import minimize_memory
+from tensorstate.solver.exact import Milp, minimize_memory
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.repair import MAX_AGAIN, repair
-from tests.tensorstate.solvers import solve_milp
+from tests.tensorstate.solvers import options_of, solve_milp
 from tests.tensorstate.tiny import MESHES, graph
 
 
@@ -29,7 +29,7 @@ def searched(request):
     network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
     problem = Problem(graph("slope"), network, HARDWARE["CPU"])
     candidates = [strategies.all for strategies in problem.strategies]
-    options = SearchOptions(recompute=request.param)
+    options = options_of(recompute=request.param)
     free = solve_milp(problem, candidates, gap=1e-7)
     least, nbytes = minimize_memory(Question(problem, candidates, options))
     assert least is not None
@@ -43,7 +43,7 @@ def test_repaired_plans_fit_and_are_nearly_the_best(searched, share):
     limit = least + share * (free.cost.memory.peak - least)
     options = dataclasses.replace(options, memory_limit=limit)
     found = repair(Question(problem, candidates, options), free).fitting
-    best = solve_milp(problem, candidates, gap=1e-7, **dataclasses.asdict(options))
+    best = Milp(gap=1e-7).solve(problem, candidates, options)
     assert found is not None
     assert found.cost.memory.peak <= limit
     assert best.objective * (1 - 1e-6) <= found.objective <= 1.1 * best.objective
@@ -59,7 +59,7 @@ def test_what_a_plan_takes_beyond_its_program_is_reserved():
     draw = random.Random(15)
     strategies = tuple(draw.choice(each.all) for each in problem.strategies)
     limit = 0.9 * estimate_cost(problem, Decisions(strategies)).memory.peak
-    options, reserved = SearchOptions(recompute=True, memory_limit=limit), np.zeros(1)
+    options, reserved = options_of(recompute=True, memory_limit=limit), np.zeros(1)
     excesses = []
     for attempt in range(MAX_AGAIN):
         program = Formulation(
@@ -73,9 +73,7 @@ def test_what_a_plan_takes_beyond_its_program_is_reserved():
         solution = program.program.solve()
         memory, plan = program.memory_constraints, program.result(solution, options)
         assert memory is not None
-        parts = bytes_by_group(
-            problem, plan.decisions, plan.cost.reshards, plan.cost.recomputed_nodes
-        )
+        parts = bytes_by_group(problem, plan.decisions, plan.cost.reshards, plan.cost.kept)
         nbytes = sum((inputs + others.sum(0) for _, inputs, others in parts), start=np.zeros(()))
         assert nbytes.max() == plan.cost.memory.peak > limit
         beyond = (nbytes - memory.bytes_at_points(solution.values)) / limit

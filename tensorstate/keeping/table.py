@@ -1,0 +1,57 @@
+"""All keepings, and which node is kept how."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
+from tensorstate.keeping.base import Keeping
+from tensorstate.keeping.recomputed import RECOMPUTED
+from tensorstate.keeping.saved import SAVED
+
+# How everything is kept about which nothing is decided: what needs no option comes first.
+DEFAULT = SAVED
+KEEPINGS = (DEFAULT, RECOMPUTED)
+
+
+def optional() -> tuple[Keeping, ...]:
+    """The keepings that a search must be allowed."""
+    return tuple(keeping for keeping in KEEPINGS if keeping != DEFAULT)
+
+
+def allowed(**options: object) -> tuple[Keeping, ...]:
+    """The keepings that some options allow, the default among them.
+
+    Raises:
+        PlanError: an option that is neither True nor False.
+    """
+    for name, value in options.items():
+        checks.flag(value, name, PlanError)
+    return (DEFAULT, *(keeping for keeping in optional() if options.get(keeping.option)))
+
+
+def counted(kept: Kept) -> str:
+    """How many nodes are kept in which way: "3 recomputed"."""
+    return ", ".join(f"{len(kept.nodes(keeping))} {keeping}" for keeping in optional())
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """How nodes are kept: those that are named, and all others by default."""
+
+    named: Mapping[int, Keeping] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, node: int) -> Keeping:
+        return self.named.get(node, DEFAULT)
+
+    @functools.cached_property
+    def rerun(self) -> frozenset[int]:
+        """The nodes that rerun after the forward pass."""
+        return frozenset(node for node, keeping in self.named.items() if keeping.reruns)
+
+    def nodes(self, keeping: Keeping) -> list[int]:
+        """The nodes that are named with a keeping, in order."""
+        return sorted(node for node, how in self.named.items() if how == keeping)
