@@ -37,6 +37,9 @@ Matrix = Any
 Basis = Any
 """A vertex: which variables and rows stand at which bounds; of the solver's own type."""
 
+# Seconds of a program that begins just before its deadline, so that it can run at all.
+LEAST_SECONDS = 0.1
+
 # Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
 
@@ -320,9 +323,10 @@ class Program:
         Raises:
             RuntimeError: the solver refuses the program.
         """
-        time_limit = min(time_limit, self.deadline - time.perf_counter())
-        if time_limit < 0:
+        left = self.deadline - time.perf_counter()
+        if left < 0:
             return NOTHING_KNOWN
+        time_limit = min(time_limit, max(left, LEAST_SECONDS))
         options: dict[str, float | str | bool] = {
             "threads": threads,
             "random_seed": 0,
@@ -394,9 +398,10 @@ class Program:
         Raises:
             RuntimeError: the solver refuses the program.
         """
-        time_limit = min(time_limit, self.deadline - time.perf_counter())
-        if time_limit < 0:
+        left = self.deadline - time.perf_counter()
+        if left < 0:
             return NOTHING_KNOWN
+        time_limit = min(time_limit, max(left, LEAST_SECONDS))
         options: dict[str, float | str | bool] = {
             "threads": threads,
             "random_seed": 0,

@@ -306,6 +306,15 @@ def test_whole_numbers_without_end_are_told_from_none(rows, high, wanted):
     assert program.minimize(time_limit=20.0).status == wanted
 
 
+def test_a_relaxation_without_end_does_not_make_whole_numbers_feasible():
+    """No y, z of at least 0 have 2 y + 3 z = 1; with fractions x falls for ever."""
+    program = Program()
+    program.add_variables(3, cost=1.0, low=np.array([-INF, 0.0, 0.0]), integer=True)
+    program.add_rows(np.array([[0, 2, 3], [-2, -1, -1]]), np.array([1, 3]), np.array([1, INF]))
+    assert program.minimize(relax=True).status == Status.UNBOUNDED
+    assert program.minimize(time_limit=20.0).status == Status.INFEASIBLE
+
+
 def knapsack(deadline: float = INF) -> Program:
     """Takes a search: 60 things in 20 bags."""
     random, program = np.random.default_rng(0), Program(deadline)
