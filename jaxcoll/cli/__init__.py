@@ -40,7 +40,7 @@ COMMANDS = {
     "simulate": ("jaxcoll.cli.schedules", "Time a schedule link by link."),
     "convert": ("jaxcoll.cli.schedules", "Write a network or schedule in another format."),
     "compare": ("jaxcoll.cli.exploring", "All synthesizers on my network, in percent of a bound."),
-    "bound": ("jaxcoll.cli.exploring", "The time that nothing can beat, and why."),
+    "bound": ("jaxcoll.cli.exploring", "The time that no schedule can beat, and why."),
     "find": ("jaxcoll.cli.exploring", "Networks of a size and degree with the best schedules."),
     "show": ("jaxcoll.cli.exploring", "A network or schedule as text, or drawn to a file."),
     "tune": ("jaxcoll.cli.tuning", "Measure collectives on these devices; read tables."),

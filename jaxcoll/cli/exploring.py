@@ -364,7 +364,7 @@ def _cell(row: jc.comparison.Compared) -> str:
 @click.option("--all", "show_all", is_flag=True, help="Every bound, not the largest alone.")
 @as_json
 def bound(network, collective, size, exact, show_all, as_json) -> int:
-    """The time that nothing can beat, and the ranks it comes from.
+    """The time that no schedule can beat, and the ranks it comes from.
 
     Switches that copy and add, as NVSwitches of H100 hosts do, are counted; then the bound of
     schedules, which use switches to forward only, follows.

@@ -68,7 +68,7 @@ class LinkModelName(click.ParamType):
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
-        from jaxcoll import ScheduleError
+        from jaxcoll.errors import ScheduleError
         from jaxcoll.simulation import link_model
 
         given = load_object(value, "MODEL") if ":" in str(value) else value

@@ -219,7 +219,7 @@ def draw_algbw(
     Args:
         nbytes: sizes of the buffer in bytes.
         algbw: bytes per second at each size, by name.
-        bound: bytes per second at each size that nothing can beat.
+        bound: bytes per second at each size that no schedule can beat.
 
     Raises:
         ScheduleError: a line with another number of values than there are sizes.

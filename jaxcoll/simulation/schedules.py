@@ -50,10 +50,9 @@ def simulate(
         model: how long messages take on links: "astra", "tacos", or a ``LinkModel``.
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
         execution: the machine's order of execution and its charges for rounds, steps and bytes, or
-            the backend whose shipped ones are meant; each link by itself when omitted. The times
-            of messages are those of its order (``jaxcoll.simulation.execution_order``; the link
-            model is of no account where ranks wait); ``exact_time`` and the bandwidths that follow
-            from it include the charge.
+            the backend whose shipped ones are meant; each link by itself when omitted. Where ranks
+            wait (``execution_order``), times are those of fair shares, whatever the link model.
+            ``exact_time`` and the bandwidths that follow from it include the charge.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, the model is unknown, its law fails or says

@@ -549,7 +549,7 @@ def test_a_call_runs_its_program(name):
         found,
         jax_internals.run_equation(eqn, operands),
     )
-    assert not inner.recomputed
+    assert not inner.is_remat
     assert inner.name == ("sin" if name == "jit" else "")
 
 
@@ -559,8 +559,8 @@ def test_calls_of_this_jax_are_known_by_name():
         (eqn,) = jaxpr_of(function, jnp.ones(3))[0].eqns
         assert jax_internals.call_of(eqn) is not None, eqn.primitive.name
     backward, _ = jaxpr_of(jax.grad(jax.checkpoint(lambda x: jnp.sin(x).sum())), jnp.ones(3))
-    found = [eqn for eqn in equations(backward) if eqn.primitive.name in jax_internals.RECOMPUTED]
-    assert [call and call.recomputed for call in map(jax_internals.call_of, found)] == [True]
+    found = [eqn for eqn in equations(backward) if eqn.primitive.name in jax_internals.CHECKPOINTS]
+    assert [call and call.is_remat for call in map(jax_internals.call_of, found)] == [True]
     assert jax_internals.call_of(jaxpr_of(jnp.sin, 1.0)[0].eqns[0]) is None
 
 

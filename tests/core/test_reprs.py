@@ -52,6 +52,7 @@ def values(tmp_path_factory) -> dict[str, object]:
         message,
         simulation.simulate_messages(line, [message] * 30),
         simulation.Framing(1024, 16),
+        simulation.TACOS,
         in_network.InNetwork((16,), (16, 17)),
         simulation.NetworkTree(0, tuple((0, v) for v in range(1, 40))),
         execute.Explanation(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import Collective, TuneError, topologies
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll import Collective, topologies
+from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice import measured_costs
 from jaxcoll.numerics.edge_colouring import max_degree
 from jaxcoll.simulation.execution_costs import ExecutionCosts, shipped_costs
@@ -118,9 +118,8 @@ def test_a_rank_waits_for_its_own_blocks_alone():
 
 def test_flows_of_a_link_share_it():
     # Two ranks send to the third through a switch: its port takes both at once.
-    star = jc.Topology(
-        3, [0, 1, 2, 3, 3, 3], [3, 3, 3, 0, 1, 2], [0.0] * 6, [1.0] * 6, num_vertices=4
-    )
+    src, dst = np.asarray([0, 1, 2, 3, 3, 3]), np.asarray([3, 3, 3, 0, 1, 2])
+    star = jc.Topology(3, src, dst, np.zeros(6), np.ones(6), num_vertices=4)
     schedule = jc.synthesize(star, "gather", "direct", root=0)
     run = jc.simulate(schedule, 3.0, execution=dataclasses.replace(FREE, order=STEPS))
     assert (
@@ -193,7 +192,7 @@ def test_between_processes_permutes_follow_one_another():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_costs_are_kept_with_their_order(order):
-    costs = ExecutionCosts("cpu", 1, 1, 1, 1, order=order, half_duplex=True, machine="m")
+    costs = ExecutionCosts("cpu", 1, 1, 1, 1, order=ORDERS[order], half_duplex=True, machine="m")
     assert measured_costs.loads(measured_costs.dumps({"m, 2 ranks": costs})) == {
         "m, 2 ranks": costs
     }
@@ -208,6 +207,6 @@ def test_files_from_before_orders_are_read():
 
 def test_refusals():
     with pytest.raises(TuneError, match=r"order of execution.*links"):
-        ExecutionCosts("cpu", 0, 0, 0, 0, order="chaos")
+        ExecutionCosts("cpu", 0, 0, 0, 0, order="chaos")  # type: ignore[arg-type]
     with pytest.raises(TuneError, match="half_duplex"):
-        ExecutionCosts("cpu", 0, 0, 0, 0, half_duplex=2)
+        ExecutionCosts("cpu", 0, 0, 0, 0, half_duplex=2)  # type: ignore[arg-type]

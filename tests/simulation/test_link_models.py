@@ -12,10 +12,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll import Message, ScheduleError, simulate, simulate_messages, topologies
-from jaxcoll.errors import CollectiveError, FormatError
+from jaxcoll import simulate, topologies
+from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, interpreted, kernel
-from jaxcoll.simulation import ASTRA, MODELS, TACOS, LinkModel, link_model
+from jaxcoll.simulation import (
+    ASTRA,
+    MODELS,
+    TACOS,
+    LinkModel,
+    Message,
+    link_model,
+    simulate_messages,
+)
 from jaxcoll.simulation.timeline import Clock
 from jaxcoll.synth import Portfolio
 from tests.simulation.replay import replay
@@ -368,14 +376,19 @@ def test_a_page_names_its_model():
 
 def test_trees_in_the_network_by_a_law():
     star = topologies.switch(4).with_in_network(True, True)
-    tree = jc.NetworkTree.shortest(star, 4)
+    tree = jc.simulation.NetworkTree.shortest(star, 4)
     with interpreted():
         times = {
-            name: jc.simulate_in_network(star, "all_reduce", [tree], 1e6, pieces=3, model=name).time
+            name: jc.simulation.simulate_in_network(
+                star, "all_reduce", [tree], 1e6, pieces=3, model=name
+            ).time
             for name in ("tacos", RESTATED["tacos"], CONGESTED)
         }
     assert times["tacos"] == times[RESTATED["tacos"]]
-    assert times[CONGESTED] > jc.simulate_in_network(star, "all_reduce", [tree], 1e6, pieces=3).time
+    assert (
+        times[CONGESTED]
+        > jc.simulation.simulate_in_network(star, "all_reduce", [tree], 1e6, pieces=3).time
+    )
 
 
 def test_a_law_has_finer_ticks_and_a_longer_run_where_there_is_room():

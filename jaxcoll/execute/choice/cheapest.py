@@ -29,6 +29,7 @@ from jaxcoll.kinds import kind_of, names_in
 from jaxcoll.mesh import axis_groups
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import without_numba
+from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import (
@@ -257,7 +258,7 @@ def _scheduled(
     return Candidate(name, made, seconds, charge, int(rounds_of_steps(made).sum()))
 
 
-def _on_links(schedule: Schedule, nbytes: int, costs: ExecutionCosts) -> float:
+def _on_links(schedule: Schedule, nbytes: Number, costs: ExecutionCosts) -> float:
     """Seconds on the links, in the order in which the machine runs the program of a schedule."""
     with without_numba(is_small(schedule.collective)):
         if (
@@ -274,9 +275,9 @@ def _on_links(schedule: Schedule, nbytes: int, costs: ExecutionCosts) -> float:
         )
 
 
-def _flows_of_loop(schedule: Schedule, nbytes: int) -> Flows:
+def _flows_of_loop(schedule: Schedule, nbytes: Number) -> Flows:
     """The permutes of a loop on CPU, with what pads them."""
-    edges, row = schedule.edges, nbytes / int(schedule.collective.chunks_per_buffer[0])
+    edges, row = schedule.edges, float(nbytes) / int(schedule.collective.chunks_per_buffer[0])
     route = {
         (int(edges.src[e]), int(edges.dst[e])): edges.path_link[
             edges.path_ptr[e] : edges.path_ptr[e + 1]
