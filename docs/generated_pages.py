@@ -11,10 +11,8 @@ import click
 
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.cli import COMMANDS, application
-from jaxcoll.kinds import KINDS, NAMES
+from jaxcoll.kinds import KINDS
 from jaxcoll.synth import REGISTRY
-
-DUALS = {kind.name: kind.dual_name for kind in KINDS.values()}
 
 # Modules whose ``__all__`` is public, with a line for the list of them.
 MODULES = {
@@ -107,12 +105,9 @@ def _synthesizer_list() -> str:
 
 
 def _kinds(name: str) -> str:
-    """The collectives of a synthesizer: those it solves, and those that follow by reversal."""
-    solved = set(getattr(SYNTHESIZERS[name](), "kinds", ()))
-    offered = solved | {DUALS[kind] for kind in solved}
-    if "all_gather" in offered:
-        offered.add("all_reduce")
-    return ", ".join(kind for kind in NAMES if kind in offered) or "those of its candidates"
+    """The collectives of a synthesizer: those it solves, and those that follow."""
+    made = SYNTHESIZERS[name]()
+    return ", ".join(kind.name for kind in KINDS.values() if made.makes(kind))
 
 
 def _synthesizer(name: str) -> str:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     )
     from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
-    from jaxcoll.links.in_network import InNetwork
+    from jaxcoll.links.capable_switches import InNetwork
     from jaxcoll.mesh import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
     from jaxcoll.schedule import Provenance, Schedule, concatenate
@@ -141,7 +141,7 @@ _NAMES = {
         "use_topology",
     ),
     "grid": ("Grid", "Placement"),
-    "links.in_network": ("InNetwork",),
+    "links.capable_switches": ("InNetwork",),
     "mesh": ("axis_groups", "axis_schedule", "reorder"),
     "paths": ("Edges", "shortest_routes"),
     "schedule": ("Provenance", "Schedule", "concatenate"),
